@@ -1,0 +1,59 @@
+# dlx-node: `make demo` and `make test` are all a new user needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+CONSTRAINTS := requirements/constraints.txt
+NPM    := npm --prefix contracts
+
+.PHONY: demo test check format contracts contracts-check contracts-test bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/dlx-node demo $(ARGS)
+
+test: $(VENV)/.dev contracts/node_modules/.installed
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+check: $(VENV)/.dev contracts-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Rebuild the committed artifacts (ABI and bytecode); users never need Node.js.
+contracts: contracts/node_modules/.installed
+	$(NPM) run --silent compile
+
+contracts-check: contracts/node_modules/.installed
+	$(NPM) run --silent check
+
+contracts-test: contracts/node_modules/.installed
+	$(NPM) run --silent test
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) contracts/node_modules contracts/out contracts/cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("dlx-node needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# torch is installed first and by its pin, so that a machine with a CPU wheel at hand takes that one.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0"
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@
+
+contracts/node_modules/.installed: contracts/package.json contracts/package-lock.json
+	$(NPM) ci --no-audit --no-fund --silent
+	@touch $@

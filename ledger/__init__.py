@@ -1,0 +1,1 @@
+"""The ledger: typed signatures, events, the run as the contract sees it, the chain client and the embedded chain."""

@@ -1,0 +1,43 @@
+"""The embedded chain: one EVM chain in one process and one directory, for runs that need no public chain.
+
+    store.py    SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
+    evm.py      the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
+    pool.py     which transactions may wait, and which go into the next block
+    node.py     the chain itself: accepts transactions, mines, knows the head
+    rpc.py      the Ethereum JSON-RPC methods
+    server.py   loopback HTTP in front of them, start and shutdown
+
+Everything that py-evm needs is imported when `serve` is called, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+
+class ChainError(RuntimeError):
+    """The chain cannot be opened; the message is one line that says why and what to do."""
+
+
+def serve(
+    directory: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    chain_id: int = 31337,
+    block_time: float = 1.0,
+    empty_block_time: float = 3.0,
+    on_ready: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Serves the chain kept in `directory` (created if absent) over HTTP JSON-RPC; blocks until stopped.
+
+    A waiting transaction is mined `block_time` seconds after the last block at the latest, an empty block
+    `empty_block_time` seconds after it. `on_ready` gets the URL once requests are answered (port 0: any free port).
+    Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
+    Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
+    """
+    from ledger.chain.server import run
+
+    run(directory, host, port, chain_id, block_time, empty_block_time, on_ready, stop or threading.Event())

@@ -1,0 +1,299 @@
+"""The Ethereum JSON-RPC methods, as far as web3.py and this project's client use them."""
+
+from __future__ import annotations
+
+import inspect
+import sqlite3
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ledger.chain.evm import GAS_LIMIT, Call, Malformed, next_base_fee
+from ledger.chain.node import TIP, Node
+from ledger.chain.pool import Refused
+from ledger.chain.store import TooMany
+from ledger.chain.wire import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    LIMIT_EXCEEDED,
+    METHOD_NOT_FOUND,
+    SERVER_ERROR,
+    RpcError,
+    execution_error,
+    header_json,
+    log_json,
+    mined_json,
+    parse_bytes,
+    parse_quantity,
+    parse_values,
+    receipt_json,
+    to_hex,
+    waiting_json,
+)
+
+MAX_LOGS = 10_000
+MAX_LOG_BYTES = 8 * 2**20  # of log data in one answer; one block's gas buys less, so a one-block query always fits
+_MAX_HISTORY = 1_024  # blocks in eth_feeHistory
+
+
+class Rpc:
+    """Answers requests; thread-safe."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._mined_block = lru_cache(maxsize=64)(self._block_with_hashes)
+        self._methods: dict[str, Callable[..., Any]] = {
+            "web3_clientVersion": lambda: f"dlx-chain/{_version()}",
+            "net_version": lambda: str(node.chain_id),
+            "eth_chainId": lambda: hex(node.chain_id),
+            "eth_syncing": lambda: False,
+            "eth_blockNumber": lambda: hex(node.head.block_number),
+            "eth_gasPrice": lambda: hex(next_base_fee(node.head) + TIP),
+            "eth_maxPriorityFeePerGas": lambda: hex(TIP),
+            "eth_feeHistory": self._fee_history,
+            "eth_getBlockByNumber": self._block_by_number,
+            "eth_getBlockByHash": self._block_by_hash,
+            "eth_getBalance": self._balance,
+            "eth_getTransactionCount": self._transaction_count,
+            "eth_getCode": self._code,
+            "eth_getStorageAt": self._storage,
+            "eth_call": self._call,
+            "eth_estimateGas": self._estimate,
+            "eth_sendRawTransaction": self._send,
+            "eth_getTransactionByHash": self._transaction,
+            "eth_getTransactionReceipt": self._receipt,
+            "eth_getLogs": self._logs,
+            "dlx_faucet": self._faucet,
+        }
+        self._signatures = {name: inspect.signature(method) for name, method in self._methods.items()}
+
+    def answer(self, request: Any) -> dict[str, Any]:
+        """The response object to one request object (a batch's members come one by one)."""
+        identity = request.get("id") if isinstance(request, dict) else None
+        response: dict[str, Any] = {"jsonrpc": "2.0", "id": identity}
+        try:
+            response["result"] = self._dispatch(request)
+        except RpcError as error:
+            response["error"] = {"code": error.code, "message": error.message}
+            if error.data is not None:
+                response["error"]["data"] = error.data
+        return response
+
+    def _dispatch(self, request: Any) -> Any:
+        if not isinstance(request, dict) or not isinstance(request.get("method"), str):
+            raise RpcError(INVALID_REQUEST, "invalid request: an object with a method and params is needed")
+        if request["method"] not in self._methods:
+            raise RpcError(METHOD_NOT_FOUND, f"the method {request['method'][:64]} does not exist/is not available")
+        params = request.get("params") or []
+        if not isinstance(params, list):
+            raise RpcError(INVALID_PARAMS, "params must be a list")
+        try:
+            self._signatures[request["method"]].bind(*params)
+        except TypeError as error:
+            raise RpcError(INVALID_PARAMS, f"wrong number of params: {error}") from None
+        try:
+            return self._methods[request["method"]](*params)
+        except sqlite3.Error as error:
+            raise RpcError(INTERNAL_ERROR, f"the chain's store failed: {error}") from None
+
+    # Blocks.
+
+    def _block_by_number(self, tag: Any, full: Any = False) -> dict[str, Any] | None:
+        if tag == "pending":
+            return self._pending_block()
+        number = self._number(tag)
+        return None if number > self._node.head.block_number else self._block(number, bool(full))
+
+    def _block_by_hash(self, block_hash: Any, full: Any = False) -> dict[str, Any] | None:
+        number = self._node.store.number_of(parse_bytes(block_hash, 32))
+        return None if number is None or number > self._node.head.block_number else self._block(number, bool(full))
+
+    def _block(self, number: int, full: bool) -> dict[str, Any]:
+        block = self._mined_block(number)
+        if full:
+            transactions = self._node.store.transactions(number)
+            return {**block, "transactions": [mined_json(m) for m in transactions]}
+        return block
+
+    def _block_with_hashes(self, number: int) -> dict[str, Any]:
+        header: Any = self._node.header(number)
+        hashes = [to_hex(h) for h in self._node.store.transaction_hashes(number)]
+        return {**header_json(header), "hash": to_hex(header.hash), "transactions": hashes}
+
+    def _pending_block(self) -> dict[str, Any]:
+        header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
+        unknown = {"hash": None, "nonce": None, "logsBloom": None, "miner": None}
+        return {**header_json(header), **unknown, "transactions": [to_hex(h) for h in self._node.waiting_hashes()]}
+
+    def _fee_history(self, count: Any, newest: Any, percentiles: Any = None) -> dict[str, Any]:
+        wanted = min(parse_quantity(count), _MAX_HISTORY)
+        last = min(self._number(newest), self._node.head.block_number)
+        headers = [self._header_at(n) for n in range(max(0, last - wanted + 1), last + 1)] if wanted else []
+        if not headers:
+            return {"oldestBlock": "0x0", "baseFeePerGas": [], "gasUsedRatio": []}
+        fees = [h.base_fee_per_gas for h in headers] + [next_base_fee(headers[-1])]
+        result = {
+            "oldestBlock": hex(headers[0].block_number),
+            "baseFeePerGas": [hex(fee) for fee in fees],
+            "gasUsedRatio": [h.gas_used / h.gas_limit for h in headers],
+        }
+        if percentiles:
+            if not isinstance(percentiles, list) or not all(isinstance(p, int | float) for p in percentiles):
+                raise RpcError(INVALID_PARAMS, "invalid argument 2: a list of percentiles is needed")
+            result["reward"] = [self._rewards(h, percentiles[:100]) for h in headers]
+        return result
+
+    def _rewards(self, header: Any, percentiles: list[float]) -> list[str]:
+        mined = self._node.store.transactions(header.block_number) if header.gas_used else []
+        tips = sorted((m.price - header.base_fee_per_gas, m.gas_used) for m in mined)
+        rewards = []
+        for percentile in percentiles:
+            reward, seen = TIP if not tips else tips[-1][0], 0
+            for tip, gas in tips:
+                seen += gas
+                if seen >= header.gas_used * percentile / 100:
+                    reward = tip
+                    break
+            rewards.append(hex(reward))
+        return rewards
+
+    # State.
+
+    def _balance(self, address: Any, tag: Any = "latest") -> str:
+        return hex(self._node.evm.account(self._header_at(tag).state_root, parse_bytes(address, 20))[1])
+
+    def _transaction_count(self, address: Any, tag: Any = "latest") -> str:
+        if tag == "pending":
+            return hex(self._node.next_nonce(parse_bytes(address, 20)))
+        return hex(self._node.evm.account(self._header_at(tag).state_root, parse_bytes(address, 20))[0])
+
+    def _code(self, address: Any, tag: Any = "latest") -> str:
+        return to_hex(self._node.evm.code(self._header_at(tag).state_root, parse_bytes(address, 20)))
+
+    def _storage(self, address: Any, slot: Any, tag: Any = "latest") -> str:
+        value = self._node.evm.storage(
+            self._header_at(tag).state_root, parse_bytes(address, 20), parse_quantity(slot, 256)
+        )
+        return to_hex(value.to_bytes(32, "big"))
+
+    def _call(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
+        header, call = self._parse_call(message, tag, overrides)
+        outcome = self._node.evm.call(header, call)
+        if outcome.error is not None:
+            raise execution_error(outcome)
+        return to_hex(outcome.output)
+
+    def _estimate(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
+        header, call = self._parse_call(message, tag, overrides)
+        estimate = self._node.evm.estimate(header, call)
+        if not isinstance(estimate, int):
+            raise execution_error(estimate)
+        return hex(estimate)
+
+    def _parse_call(self, message: Any, tag: Any, overrides: Any) -> tuple[Any, Call]:
+        if not isinstance(message, dict):
+            raise RpcError(INVALID_PARAMS, "invalid argument 0: a transaction object is needed")
+        if overrides:
+            raise RpcError(INVALID_PARAMS, "state overrides are not supported")
+        if tag == "pending":
+            header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
+        else:
+            header = self._header_at(tag)
+        sender = parse_bytes(message.get("from") or to_hex(bytes(20)), 20)
+        call = Call(
+            sender=sender,
+            to=parse_bytes(message["to"], 20) if message.get("to") else b"",
+            data=parse_bytes(message.get("input") or message.get("data") or "0x"),
+            value=parse_quantity(message.get("value") or "0x0", 256),
+            gas=min(parse_quantity(message["gas"]), GAS_LIMIT) if message.get("gas") else GAS_LIMIT,
+            nonce=self._node.evm.account(header.state_root, sender)[0],
+        )
+        return header, call
+
+    # Transactions and logs.
+
+    def _send(self, raw: Any) -> str:
+        try:
+            return to_hex(self._node.submit(parse_bytes(raw)))
+        except (Malformed, Refused) as error:
+            raise RpcError(SERVER_ERROR, str(error)) from None
+
+    def _faucet(self, address: Any) -> str | None:
+        try:
+            granted = self._node.faucet(parse_bytes(address, 20))
+        except Refused as error:
+            raise RpcError(SERVER_ERROR, str(error)) from None
+        return None if granted is None else to_hex(granted)
+
+    def _transaction(self, transaction_hash: Any) -> dict[str, Any] | None:
+        wanted = parse_bytes(transaction_hash, 32)
+        if (waiting := self._node.waiting(wanted)) is not None:
+            return waiting_json(waiting)
+        mined = self._node.store.transaction(wanted)
+        return None if mined is None else mined_json(mined)
+
+    def _receipt(self, transaction_hash: Any) -> dict[str, Any] | None:
+        mined = self._node.store.transaction(parse_bytes(transaction_hash, 32))
+        if mined is None or mined.block > self._node.head.block_number:
+            return None
+        return receipt_json(mined, self._node.store.receipt_logs(mined))
+
+    def _logs(self, query: Any) -> list[dict[str, Any]]:
+        if not isinstance(query, dict):
+            raise RpcError(INVALID_PARAMS, "invalid argument 0: a filter object is needed")
+        head = self._node.head.block_number
+        if query.get("blockHash") is not None:
+            number = self._node.store.number_of(parse_bytes(query["blockHash"], 32))
+            if number is None or number > head:
+                raise RpcError(SERVER_ERROR, "unknown block")
+            first = last = number
+        else:
+            first, last = (self._number(query.get(key) or "latest") for key in ("fromBlock", "toBlock"))
+            if first > last:
+                raise RpcError(INVALID_PARAMS, "invalid block range params: fromBlock is above toBlock")
+        addresses = parse_values(query.get("address"), 20)
+        topics = query.get("topics") or []
+        if not isinstance(topics, list) or len(topics) > 4:
+            raise RpcError(INVALID_PARAMS, "invalid topics: a list of at most 4 is needed")
+        wanted = [parse_values(topic, 32) for topic in topics]
+        try:
+            logs = self._node.store.logs(first, min(last, head), addresses, wanted, MAX_LOGS, MAX_LOG_BYTES)
+        except TooMany:
+            raise RpcError(
+                LIMIT_EXCEEDED,
+                f"too many results: query returned more than {MAX_LOGS} results or {MAX_LOG_BYTES >> 20} MiB, "
+                "ask for fewer blocks",
+            ) from None
+        return [log_json(log) for log in logs]
+
+    # Block tags.
+
+    def _number(self, tag: Any) -> int:
+        """The number a tag stands for; no block is ever taken back, so `safe` and `finalized` are the latest."""
+        if isinstance(tag, str) and tag in ("latest", "safe", "finalized", "pending"):
+            return self._node.head.block_number
+        if tag == "earliest":
+            return 0
+        return tag if isinstance(tag, int) and tag >= 0 else parse_quantity(tag)
+
+    def _header_at(self, tag: Any) -> Any:
+        if isinstance(tag, dict):  # EIP-1898
+            if "blockHash" in tag:
+                number = self._node.store.number_of(parse_bytes(tag["blockHash"], 32))
+            else:
+                number = self._number(tag.get("blockNumber"))
+        else:
+            number = self._number("latest" if tag is None else tag)
+        header = None if number is None or number > self._node.head.block_number else self._node.header(number)
+        if header is None:
+            raise RpcError(SERVER_ERROR, "header not found")
+        return header
+
+
+def _version() -> str:
+    try:
+        return version("dlx-node")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "source"

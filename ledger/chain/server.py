@@ -1,0 +1,201 @@
+"""HTTP in front of the chain: JSON-RPC over POST with keep-alive, one thread per connection; start and shutdown."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ledger.chain import ChainError
+from ledger.chain.node import Node
+from ledger.chain.rpc import Rpc
+from ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
+
+MAX_REQUEST = 4 * 2**20  # bytes
+MAX_RESPONSE = 64 * 2**20  # bytes of a batch
+MAX_BATCH = 1_000
+MAX_CONNECTIONS = 128
+_IDLE_TIMEOUT = 300.0  # seconds
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    directory: Path,
+    host: str,
+    port: int,
+    chain_id: int,
+    block_time: float,
+    empty_block_time: float,
+    on_ready: Callable[[str], None] | None,
+    stop: threading.Event,
+) -> None:
+    """See `ledger.chain.serve`."""
+    node = Node(directory, chain_id, block_time, empty_block_time)
+    try:
+        server = _listen(host, port, Rpc(node))
+    except BaseException:
+        node.close()
+        raise
+    miner = threading.Thread(target=node.mine_forever, args=(stop,), name="miner")
+    listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="rpc")
+    try:
+        miner.start()
+        listener.start()
+        with _signals(stop):
+            if on_ready is not None:
+                on_ready(f"http://{host}:{server.server_address[1]}")
+            stop.wait()
+    finally:  # from here a second signal has its usual effect; a torn end loses nothing
+        stop.set()
+        server.shutdown()
+        server.close_connections()
+        node.wake()
+        listener.join()
+        miner.join()
+        node.close()
+
+
+def _listen(host: str, port: int, rpc: Rpc) -> _Server:
+    try:
+        return _Server((host, port), rpc)
+    except OSError as error:
+        raise ChainError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from None
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a client that keeps its connection open must not delay the end
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], rpc: Rpc) -> None:
+        self.rpc = rpc
+        self._open: set[socket.socket] = set()
+        self._open_lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._open_lock:
+            refused = len(self._open) >= MAX_CONNECTIONS
+            if not refused:
+                self._open.add(request)
+        if refused:
+            log.warning("refused a connection: %d are open", MAX_CONNECTIONS)
+            super().shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._open_lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        self.server_close()
+        with self._open_lock:
+            for connection in self._open:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("connection ended", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_TIMEOUT
+    disable_nagle_algorithm = True
+    wbufsize = -1  # headers and body leave in one segment
+    server: _Server
+
+    def do_POST(self) -> None:
+        # Browsers send Origin with every POST: a page the user visits must not reach the chain behind their back.
+        if self.headers.get("Origin") is not None:
+            return self._refuse(403, "requests from web pages are not served")
+        try:
+            size = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            return self._refuse(411, "Content-Length is needed")
+        if not 0 <= size <= MAX_REQUEST:
+            return self._refuse(413, f"a request may have at most {MAX_REQUEST} bytes")
+        body = self.rfile.read(size)
+        if len(body) == size:
+            self._reply(200, "application/json", _respond(self.server.rpc, body))
+
+    def do_GET(self) -> None:
+        self._refuse(405, "this is a JSON-RPC server: send POST requests")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
+
+    def version_string(self) -> str:
+        return "dlx-chain"
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.close_connection = True
+        self._reply(status, "text/plain", f"{message}\n".encode())
+
+    def _reply(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+
+def _respond(rpc: Rpc, body: bytes) -> bytes:
+    try:
+        request = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return _error(None, -32700, "parse error: the request is not JSON")
+    if not isinstance(request, list):
+        return _answer(rpc, request)
+    if not request or len(request) > MAX_BATCH:
+        return _error(None, INVALID_REQUEST, f"a batch has 1 to {MAX_BATCH} requests")
+    answers, size = [], 0
+    for member in request:
+        if size > MAX_RESPONSE:
+            identity = member.get("id") if isinstance(member, dict) else None
+            answers.append(_error(identity, LIMIT_EXCEEDED, "the batch's response is too large: send fewer requests"))
+            continue
+        answers.append(_answer(rpc, member))
+        size += len(answers[-1])
+    return b"[" + b",".join(answers) + b"]"
+
+
+def _answer(rpc: Rpc, request: Any) -> bytes:
+    try:
+        return msgspec.json.encode(rpc.answer(request))
+    except Exception as error:  # one broken method must answer, and leave the connection and the chain alive
+        log.exception("cannot answer")
+        identity = request.get("id") if isinstance(request, dict) else None
+        return _error(identity, INTERNAL_ERROR, f"internal error: {type(error).__name__}")
+
+
+def _error(identity: Any, code: int, message: str) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": message}})

@@ -1,0 +1,326 @@
+"""The ledger's client: what a node reads from the contracts and sends to them. Synchronous; call it from threads."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.abi import checksum
+from ledger.bindings import Interface
+from ledger.errors import LedgerError, Reverted, RpcError
+from ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
+from ledger.feed import ChainUpdate, EventFeed, Head
+from ledger.keys import public_point, sign
+from ledger.logs import fetch_logs
+from ledger.nodes import NodeTable
+from ledger.rpc import Rpc
+from ledger.sender import Sender, Unconfirmed
+from ledger.typed import (
+    ANY_STAGE,
+    Domain,
+    RunConfig,
+    Seal,
+    SignedContribution,
+    encode_records,
+    join_signatures,
+    registration_digest,
+    run_id,
+)
+
+# Gas limits are fixed: an estimate costs a request, is wrong on some chains and hides a revert until it is sent.
+# Each is well above the worst case measured under Prague rules, where calldata costs most (EIP-7623).
+_GAS = {
+    "register": 700_000,
+    "setAddresses": 500_000,
+    "deregister": 120_000,
+    "joinRun": 800_000,
+    "moveDown": 800_000,
+    "leaveRun": 150_000,
+    "accuse": 150_000,
+    "answer": 100_000,
+    "evict": 150_000,
+    "publishCheckpoint": 200_000,
+}
+_GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
+_GAS_SEAL, _GAS_PER_RECORD, _GAS_PER_SIGNATURE = 800_000, 50_000, 15_000
+_GAS_DEPLOY = 6_000_000
+_POLL_PATIENCE = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A mined transaction of ours."""
+
+    tx: bytes
+    block: int
+    block_hash: bytes
+    gas_used: int
+    logs: tuple[RawLog, ...]
+
+
+class LedgerClient:
+    """One ledger on one chain, and (with a key) one account's writes to it.
+
+    Writes wait for their receipt up to `timeout` seconds and raise Reverted where the contract refuses,
+    LedgerUnavailable where the chain node is silent, Unconfirmed where no block takes the transaction in time (it is
+    kept, and goes out later), LedgerError otherwise.
+    """
+
+    def __init__(
+        self, rpc_url: str, ledger: str, key: bytes | None = None, outbox: Path | None = None, timeout: float = 60.0
+    ) -> None:
+        self.rpc = Rpc(rpc_url)
+        self._polling = Rpc(rpc_url, patience=_POLL_PATIENCE)
+        self.ledger = ledger
+        self._key, self._outbox, self._timeout = key, outbox, timeout
+        self._ledger_abi, self._registry_abi = Interface("TrainingLedger"), Interface("NodeRegistry")
+        self._connecting = threading.Lock()
+        self._connected: tuple[Domain, str, Sender | None] | None = None
+
+    def connect(self, chain_id: int | None = None) -> None:
+        """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.
+
+        Raises LedgerError, LedgerUnavailable.
+        """
+        with self._connecting:
+            if self._connected is None:
+                self._connected = self._check_chain()
+            found = self._connected[0].chain_id
+            if chain_id is not None and found != chain_id:
+                raise LedgerError(f"the chain node at {self.rpc.name} is on chain {found}, not {chain_id}")
+
+    @property
+    def domain(self) -> Domain:
+        """What seals and contributions are signed for."""
+        return self._state[0]
+
+    @property
+    def chain_id(self) -> int:
+        return self.domain.chain_id
+
+    @property
+    def registry(self) -> str:
+        """The NodeRegistry that the ledger trusts."""
+        return self._state[1]
+
+    @property
+    def account(self) -> str:
+        """The account that writes. Raises LedgerError where there is no key."""
+        return self._sender.account
+
+    # Reads.
+
+    def head(self) -> Head:
+        header = self.rpc.head()
+        return Head(header.number, header.hash, header.time)
+
+    def balance(self, account: str) -> int:
+        """Wei."""
+        return self.rpc.number("eth_getBalance", account, "latest")
+
+    def code(self, address: str) -> bytes:
+        """The runtime code at an address."""
+        return self.rpc.data("eth_getCode", address, "latest")
+
+    def read(self, function: str, *args: Any) -> tuple[Any, ...]:
+        """The answer of one of the ledger's views."""
+        return self._call(self.ledger, self._ledger_abi, function, *args)
+
+    def read_registry(self, function: str, *args: Any) -> tuple[Any, ...]:
+        """The answer of one of the registry's views."""
+        return self._call(self.registry, self._registry_abi, function, *args)
+
+    def runs(self, start: int = 0) -> tuple[RunCreated, ...]:
+        """The runs created from block `start` on."""
+        topics = ["0x" + event_topic(RunCreated).hex()]
+        events = self._events({"address": self.ledger, "topics": topics}, start)
+        return tuple(event for event in events if isinstance(event, RunCreated))
+
+    def nodes(self, start: int = 0) -> NodeTable:
+        """The nodes registered from block `start` on."""
+        table = NodeTable()
+        for event in self._events({"address": self.registry}, start):
+            table.apply(event)
+        return table
+
+    def feed(self, run: bytes | None = None, confirmations: int = 0, start: int = 0) -> EventFeed:
+        """A new feed of the registry's and one run's (or all runs') events, for `poll`."""
+        return EventFeed(self.ledger, self.registry, run, confirmations, start)
+
+    def poll(self, feed: EventFeed) -> ChainUpdate:
+        """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated."""
+        return feed.poll(self._polling)
+
+    # Writes.
+
+    def register(self, node_key: bytes, multiaddrs: Sequence[str]) -> Receipt:
+        """Binds the node key's peer id to the account and publishes its addresses (replacing both)."""
+        (nonce,) = self.read_registry("nonces", self.account)
+        signature = sign(registration_digest(self.chain_id, self.registry, self.account, nonce), node_key)
+        return self._registry_write("register", *public_point(node_key), signature, list(multiaddrs))
+
+    def set_addresses(self, multiaddrs: Sequence[str]) -> Receipt:
+        return self._registry_write("setAddresses", list(multiaddrs))
+
+    def deregister(self) -> Receipt:
+        return self._registry_write("deregister")
+
+    def create_run(self, config: RunConfig, genesis: Sequence[bytes]) -> bytes:
+        """The id of the run; `genesis` has the hash of V[s,0] for each stage."""
+        self._write("createRun", config, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
+        return run_id(self.chain_id, self.ledger, self.account, config.manifest)
+
+    def join_run(self, run: bytes, stage: int = ANY_STAGE) -> tuple[int, int]:
+        """The (replica, stage) that the ledger gave to the account."""
+        receipt = self._write("joinRun", run, stage)
+        for log in receipt.logs:
+            event = decode_log(log, 0)
+            if isinstance(event, Joined):
+                return event.replica, event.stage
+        raise LedgerError("joinRun was mined without giving a slot")
+
+    def move_down(self, run: bytes) -> Receipt:
+        return self._write("moveDown", run)
+
+    def leave_run(self, run: bytes) -> Receipt:
+        return self._write("leaveRun", run)
+
+    def accuse(self, run: bytes, account: str) -> Receipt:
+        return self._write("accuse", run, account)
+
+    def answer(self, run: bytes) -> Receipt:
+        return self._write("answer", run)
+
+    def evict(self, run: bytes, account: str) -> Receipt:
+        return self._write("evict", run, account)
+
+    def seal(self, seal: Seal, records: Sequence[SignedContribution], signatures: dict[str, bytes]) -> Receipt:
+        """Closes (round, stage); `signatures` from account to its signature over `seal.digest(domain)`."""
+        fields = (*astuple(seal)[:-1], seal.packed_multipliers())
+        gas = _GAS_SEAL + _GAS_PER_RECORD * len(records) + _GAS_PER_SIGNATURE * len(signatures)
+        return self._write("seal", fields, encode_records(records), join_signatures(signatures), gas=gas)
+
+    def publish_checkpoint(self, run: bytes, round: int, weights: bytes, uri: str) -> Receipt:
+        return self._write("publishCheckpoint", run, round, weights, uri)
+
+    def _check_chain(self) -> tuple[Domain, str, Sender | None]:
+        chain_id = self.rpc.number("eth_chainId")
+        if not self._ledger_abi.same_code(self.code(self.ledger)):
+            raise LedgerError(f"{self.ledger} on chain {chain_id} is not this version's TrainingLedger")
+        (registry,) = self._call(self.ledger, self._ledger_abi, "registry")
+        if not self._registry_abi.same_code(self.code(registry)):
+            raise LedgerError(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
+        # One sender for as long as the client lives: two would give the same nonce twice.
+        sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
+        return Domain(chain_id, self.ledger), registry, sender
+
+    @property
+    def _state(self) -> tuple[Domain, str, Sender | None]:
+        if self._connected is None:
+            self.connect()
+        assert self._connected is not None
+        return self._connected
+
+    @property
+    def _sender(self) -> Sender:
+        sender = self._state[2]
+        if sender is None:
+            raise LedgerError("no account key: this client only reads")
+        return sender
+
+    def _call(self, to: str, abi: Interface, function: str, *args: Any) -> tuple[Any, ...]:
+        call = {"to": to, "data": "0x" + abi.call_data(function, *args).hex()}
+        try:
+            answer = self.rpc.data("eth_call", call, "latest")
+            return abi.answer(function, answer)
+        except RpcError as error:
+            raise _refusal(abi, error) from None
+        except ValueError as error:
+            raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {error}") from None
+
+    def _events(self, one: dict[str, Any], start: int) -> list[Event]:
+        pages = fetch_logs(self.rpc, [one], start, self.rpc.head().number)
+        found = (decode_log(log, time) for _, logs in pages for log, time in logs)
+        return [event for event in found if event is not None]
+
+    def _registry_write(self, function: str, *args: Any) -> Receipt:
+        return self._transact(self.registry, self._registry_abi, function, args, _GAS[function])
+
+    def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
+        return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
+
+    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas: int) -> Receipt:
+        data = abi.call_data(function, *args)
+        call = {"from": self.account, "to": to, "data": "0x" + data.hex(), "gas": hex(gas)}
+        if not self._sender.waiting(to, data):
+            self._dry_run(abi, call, "pending")  # with the next block's time
+        receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
+        result = _receipt(receipt)
+        if int(receipt["status"], 16) != 1:
+            if result.gas_used >= gas:
+                raise Reverted("out of gas")
+            self._dry_run(abi, call, receipt["blockNumber"])  # mostly still reverts in the state that the block left
+            raise Reverted("in its block, but neither before nor after it")
+        return result
+
+    def _dry_run(self, abi: Interface, call: dict[str, str], block: str) -> None:
+        """Raises Reverted, before gas is spent, where the contract would refuse."""
+        try:
+            self.rpc.call("eth_call", call, block)
+        except RpcError as error:
+            raise _refusal(abi, error) from None
+
+
+def deploy(rpc_url: str, key: bytes, timeout: float = 60.0) -> tuple[str, str]:
+    """Creates both contracts with the account's funds; their addresses (registry, ledger)."""
+    rpc = Rpc(rpc_url)
+    sender = Sender(rpc, rpc.number("eth_chainId"), key, None)
+
+    def create(name: str, *args: Any) -> str:
+        receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)
+        if int(receipt["status"], 16) != 1:
+            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {_GAS_DEPLOY}")
+        return checksum(bytes.fromhex(receipt["contractAddress"][2:]))
+
+    registry = create("NodeRegistry")
+    return registry, create("TrainingLedger", registry)
+
+
+def fund(rpc_url: str, account: str, timeout: float = 30.0) -> None:
+    """Asks the embedded chain's faucet for the account's first funds and waits for them.
+
+    Raises LedgerError where the chain has no faucet.
+    """
+    rpc = Rpc(rpc_url)
+    try:
+        granted = rpc.call("dlx_faucet", account)
+    except RpcError as error:
+        raise LedgerError(f"{rpc.name} gives no funds ({error.message}): send some to {account}") from None
+    deadline = time.monotonic() + timeout
+    while granted is not None and rpc.call("eth_getTransactionReceipt", granted) is None:
+        if time.monotonic() > deadline:
+            raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
+        time.sleep(0.1)
+
+
+def _refusal(abi: Interface, error: RpcError) -> LedgerError:
+    """What an error answer to eth_call means: nodes put the revert's data in different places."""
+    data = error.data.get("data") if isinstance(error.data, dict) else error.data
+    if isinstance(data, str) and data.startswith("0x"):
+        try:
+            return abi.error(bytes.fromhex(data[2:]))
+        except ValueError:
+            pass
+    return abi.error(b"") if "revert" in error.message.lower() else error
+
+
+def _receipt(receipt: dict[str, Any]) -> Receipt:
+    return Receipt(
+        tx=bytes.fromhex(receipt["transactionHash"][2:]),
+        block=int(receipt["blockNumber"], 16),
+        block_hash=bytes.fromhex(receipt["blockHash"][2:]),
+        gas_used=int(receipt["gasUsed"], 16),
+        logs=tuple(parse_log(log) for log in receipt["logs"]),
+    )

@@ -1,0 +1,34 @@
+"""What can go wrong between us and the ledger."""
+
+from typing import Any
+
+
+class LedgerError(Exception):
+    """The ledger did not do what was asked; the message says why in one line."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The chain node gave no answer in time. Nothing is wrong with what was asked: try again later."""
+
+
+class RpcError(LedgerError):
+    """The chain node's own error answer."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{message} (code {code})")
+        self.code, self.message, self.data = code, message, data
+
+
+class Reverted(LedgerError):
+    """A contract refused: the custom error's name and arguments."""
+
+    def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
+        super().__init__(name, args)
+        self.name, self.arguments = name, args
+
+    def __str__(self) -> str:
+        return f"the contract refused: {self.name}({', '.join(_show(a) for a in self.arguments)})"
+
+
+def _show(value: Any) -> str:
+    return "0x" + value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,124 @@
+"""Every event of the contracts in one SQLite file, for long histories: read once, then only what is new."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ledger.abi import account_bytes
+from ledger.errors import LedgerError
+from ledger.events import Event, RawLog, RunCreated, decode_log, event_topic
+from ledger.logs import Reorganised, Timed, fetch_logs
+from ledger.rpc import Header, Rpc
+
+_FORMAT = 1
+_SCHEMA = """
+    CREATE TABLE origin (chain_id INTEGER, ledger BLOB, registry BLOB);
+    CREATE TABLE blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, time INTEGER NOT NULL);
+    CREATE TABLE logs (
+        block INTEGER NOT NULL REFERENCES blocks ON DELETE CASCADE, log_index INTEGER NOT NULL, address BLOB NOT NULL,
+        kind BLOB, subject BLOB, topics BLOB NOT NULL, data BLOB NOT NULL, tx BLOB NOT NULL,
+        PRIMARY KEY (block, log_index)
+    );
+    CREATE INDEX logs_by_subject ON logs (subject, block, log_index);
+    CREATE INDEX logs_by_kind ON logs (kind, block, log_index);
+"""
+
+
+class EventIndex:
+    """The events of one ledger and its registry, as far as `sync` has read them. For one thread."""
+
+    def __init__(self, path: Path, chain_id: int, ledger: str, registry: str, start: int = 0) -> None:
+        """Opens the file or makes it; `start` is the block to read from. Raises LedgerError for another ledger's."""
+        self._contracts, self._start = [ledger, registry], start
+        origin = (chain_id, account_bytes(ledger), account_bytes(registry))
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;")
+            if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_FORMAT}; COMMIT;")
+                self._db.execute("INSERT INTO origin VALUES (?, ?, ?)", origin)
+            found = self._db.execute("SELECT * FROM origin").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{path} is no event index ({error}): remove it and it is read again") from None
+        if found != origin:
+            raise LedgerError(f"{path} belongs to another ledger or chain: remove it or name another file")
+
+    def sync(self, rpc: Rpc, confirmations: int = 0, progress: Callable[[int, int], None] | None = None) -> int:
+        """Reads up to the head less the confirmations and returns the last block read (-1 for none).
+
+        `progress` gets (block, last block) after each page. Drops what a reorg has undone.
+        """
+        end = rpc.head().number - confirmations
+        for _ in range(5):
+            start = self._common_block(rpc) + 1
+            try:
+                for last, logs in fetch_logs(rpc, [{"address": self._contracts}], start, end):
+                    self._store(rpc.header(last), logs)
+                    if progress is not None:
+                        progress(last, end)
+                return self._tidy()
+            except Reorganised:
+                continue
+        raise LedgerError("the chain changes faster than it can be read")
+
+    def events(self, run: bytes | None = None) -> Iterator[Event]:
+        """The events of one run, or all (the registry's too), in chain order."""
+        yield from self._decoded("WHERE subject = ?" if run is not None else "", () if run is None else (run,))
+
+    def runs(self) -> tuple[RunCreated, ...]:
+        """Every run created."""
+        return tuple(
+            e for e in self._decoded("WHERE kind = ?", (event_topic(RunCreated),)) if isinstance(e, RunCreated)
+        )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _decoded(self, where: str, values: tuple[bytes, ...]) -> Iterator[Event]:
+        rows = self._db.execute(
+            "SELECT block, hash, time, log_index, topics, data, tx FROM logs JOIN blocks ON number = block "
+            f"{where} ORDER BY block, log_index",
+            values,
+        )
+        for block, block_hash, time, log_index, topics, data, tx in rows:
+            parts = tuple(topics[i : i + 32] for i in range(0, len(topics), 32))
+            event = decode_log(RawLog("", parts, data, block, block_hash, log_index, tx), time)
+            if event is not None:
+                yield event
+
+    def _tidy(self) -> int:
+        """The last block read, after forgetting earlier ones without logs."""
+        (last,) = self._db.execute("SELECT coalesce(max(number), -1) FROM blocks").fetchone()
+        self._db.execute("DELETE FROM blocks WHERE number < ? AND number NOT IN (SELECT block FROM logs)", (last,))
+        return last
+
+    def _common_block(self, rpc: Rpc) -> int:
+        """The last block that the index and the chain share; everything later is dropped from the index."""
+        common = self._start - 1
+        for number, known in self._db.execute("SELECT number, hash FROM blocks ORDER BY number DESC"):
+            header = rpc.header(number)
+            if header is not None and header.hash == known:
+                common = number
+                break
+        self._db.execute("DELETE FROM blocks WHERE number > ?", (common,))
+        return common
+
+    def _store(self, last: Header | None, logs: list[Timed]) -> None:
+        if last is None or any(log.block == last.number and log.block_hash != last.hash for log, _ in logs):
+            raise Reorganised("the newest block changed while it was read")
+        blocks = {log.block: (log.block, log.block_hash, time) for log, time in logs}
+        blocks[last.number] = (last.number, last.hash, last.time)
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)", blocks.values())
+            self._db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (_row(log) for log, _ in logs))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+
+def _row(log: RawLog) -> tuple[int | bytes | None, ...]:
+    kind, subject = (*log.topics[:2], None, None)[:2]
+    topics = b"".join(log.topics)
+    return log.block, log.log_index, account_bytes(log.address), kind, subject, topics, log.data, log.tx

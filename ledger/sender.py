@@ -1,0 +1,245 @@
+"""One account's transactions: signed here, numbered here, on disk before they are sent and until they are mined.
+
+A transaction that was accepted can still vanish (a restarted node, a full pool), and one that seems refused may have
+arrived. So the raw bytes stay in the outbox and are sent again until their nonce is used; sending the same bytes twice
+is harmless. A call that is already waiting is not signed a second time.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import rlp
+from eth_hash.auto import keccak
+
+from ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from ledger.keys import account_of, sign
+from ledger.rpc import Rpc
+
+_POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
+_PATIENCE, _TURN = 2.0, 60.0  # seconds for one look, and for another thread's send to end
+_RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
+_HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
+
+
+class Unconfirmed(LedgerError):
+    """The transaction was not mined in time; it stays in the outbox and is sent again with the next one."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A signed transaction; hex strings with 0x, fees in wei per gas. `hashes`: every version of it, newest last."""
+
+    nonce: int
+    to: str | None
+    data: str
+    gas: int
+    max_fee: int
+    tip: int
+    raw: str
+    hashes: tuple[str, ...]
+
+
+class Sender:
+    """The only sender of one account on one chain. Thread-safe."""
+
+    def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None) -> None:
+        """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
+        self.account = account_of(key)
+        self._rpc, self._chain_id, self._key = rpc, chain_id, key
+        self._lock = threading.Lock()
+        self._next: int | None = None
+        self._folder = None if outbox is None else outbox / f"{chain_id}-{self.account}"
+        self._pending: dict[int, Pending] = {}
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._pending = {p.nonce: p for p in map(_load, sorted(self._folder.glob("*.json")))}
+        with contextlib.suppress(LedgerUnavailable), self._turn():
+            self._resubmit()
+
+    def send(self, to: str | None, data: bytes, gas: int) -> Pending:
+        """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block.
+
+        Raises LedgerUnavailable when the node is silent: the transaction is kept and goes out later. Raises
+        LedgerError where the node refuses it (no funds, say).
+        """
+        text = "0x" + data.hex()
+        with self._turn():
+            self._prune()
+            if (same := self._same(to, text)) is not None:
+                return same
+            for _ in range(5):
+                nonce = self._free_nonce() if self._next is None else self._next
+                max_fee, tip = self._fees()
+                pending = self._sign(Pending(nonce, to, text, gas, max_fee, tip, "", ()))
+                self._keep(pending)
+                self._next = nonce + 1
+                refusal = self._submit(pending)
+                if refusal is None:
+                    return pending
+                self._drop(pending.nonce)
+                self._next = None  # somebody else may send from this account: ask the chain again
+                if "nonce" not in refusal and "replacement" not in refusal:
+                    raise LedgerError(f"the chain node refused the transaction: {refusal}")
+            raise LedgerError(f"no nonce of {self.account} is free: is the account used elsewhere as well?")
+
+    def waiting(self, to: str | None, data: bytes) -> bool:
+        """Whether this very call is in the outbox."""
+        with self._turn():
+            self._prune()
+            return self._same(to, "0x" + data.hex()) is not None
+
+    def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
+        """The receipt. Raises Unconfirmed after `timeout` seconds, LedgerError if its nonce went to another."""
+        deadline = time.monotonic() + timeout
+        resend, stuck, pause = time.monotonic() + _RESEND, time.monotonic() + _STUCK, _POLL
+        while True:
+            try:
+                pending = self._newest(pending)
+                receipt = self._receipt(pending)
+                if receipt is None and time.monotonic() >= resend:
+                    resend = time.monotonic() + _RESEND
+                    receipt = self._chase(pending, stuck=time.monotonic() >= stuck)
+                if receipt is not None:
+                    with self._turn():
+                        self._drop(pending.nonce)
+                    return receipt
+            except LedgerUnavailable:
+                pass  # the deadline decides
+            if time.monotonic() >= deadline:
+                raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
+            time.sleep(pause)
+            pause = min(1.3 * pause, _SLOWEST)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_TURN):
+            raise LedgerUnavailable(f"earlier transactions of {self.account} still wait for the chain node")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _chase(self, pending: Pending, stuck: bool) -> dict[str, Any] | None:
+        """Sends again what the chain may have lost; the receipt if the nonce turns out to be used."""
+        with self._turn():
+            if self._count("latest") > pending.nonce:
+                receipt = self._receipt(pending)
+                if receipt is None:
+                    self._drop(pending.nonce)
+                    raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
+                return receipt
+            if stuck:
+                self._offer_more(pending)
+            self._resubmit()
+            if stuck and self._count("pending") < min(self._pending, default=0):
+                self._pending, lost = {}, list(self._pending)
+                for nonce in lost:
+                    self._drop(nonce)
+                self._next = None
+                raise LedgerError(f"the chain took earlier transactions of {self.account} back: try again")
+        return None
+
+    def _offer_more(self, pending: Pending) -> None:
+        """Signs a version with a higher fee where the present one no longer pays the base fee."""
+        max_fee, tip = self._fees()
+        if self._rpc.head().base_fee > pending.max_fee:
+            more = replace(pending, max_fee=max(max_fee, pending.max_fee * 9 // 8), tip=max(tip, pending.tip * 9 // 8))
+            self._keep(self._sign(more))
+
+    def _resubmit(self) -> None:
+        """Submits again what waits, in case the chain lost it."""
+        self._prune()
+        for nonce in sorted(self._pending):
+            self._submit(self._pending[nonce])
+
+    def _prune(self) -> None:
+        """Forgets the transactions whose nonces are used."""
+        if self._pending:
+            used = self._count("latest")
+            for nonce in [n for n in self._pending if n < used]:
+                self._drop(nonce)
+
+    def _free_nonce(self) -> int:
+        nonce = self._count("pending")
+        while nonce in self._pending:
+            nonce += 1
+        for unreachable in [n for n in self._pending if n > nonce]:
+            self._drop(unreachable)  # behind a gap that nobody fills: the chain was reset
+        return nonce
+
+    def _same(self, to: str | None, data: str) -> Pending | None:
+        return next((p for p in self._pending.values() if (p.to, p.data) == (to, data)), None)
+
+    def _newest(self, pending: Pending) -> Pending:
+        with self._turn():
+            newest = self._pending.get(pending.nonce, pending)
+        return newest if (newest.to, newest.data) == (pending.to, pending.data) else pending
+
+    def _submit(self, pending: Pending) -> str | None:
+        """None if the node has the transaction now, else why it refused."""
+        try:
+            self._rpc.call("eth_sendRawTransaction", pending.raw)
+        except RpcError as error:
+            message = error.message.lower()
+            if any(words in message for words in _HELD):
+                return None
+            if "nonce too low" in message and self._receipt(pending) is not None:
+                return None  # an earlier try arrived and is mined
+            return message
+        return None
+
+    def _receipt(self, pending: Pending) -> dict[str, Any] | None:
+        for known in reversed(pending.hashes):
+            receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
+            if receipt is not None:
+                return receipt
+        return None
+
+    def _count(self, tag: str) -> int:
+        return self._rpc.number("eth_getTransactionCount", self.account, tag)
+
+    def _fees(self) -> tuple[int, int]:
+        tip = self._rpc.number("eth_maxPriorityFeePerGas")
+        return 2 * self._rpc.head().base_fee + tip, tip
+
+    def _sign(self, pending: Pending) -> Pending:
+        """Adds a signed EIP-1559 transaction with these fields."""
+        to, data = (bytes.fromhex(text[2:]) for text in (pending.to or "0x", pending.data))
+        fees = pending.tip, pending.max_fee, pending.gas
+        fields = [self._chain_id, pending.nonce, *fees, to, 0, data, []]  # value and access list: none
+        signature = sign(keccak(b"\x02" + rlp.encode(fields)), self._key)
+        r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
+        raw = b"\x02" + rlp.encode([*fields, signature[64] - 27, r, s])
+        return replace(pending, raw="0x" + raw.hex(), hashes=(*pending.hashes, "0x" + keccak(raw).hex()))
+
+    def _keep(self, pending: Pending) -> None:
+        self._pending[pending.nonce] = pending
+        if self._folder is None:
+            return
+        path = self._folder / f"{pending.nonce:012d}.json"
+        temporary = path.with_suffix(".new")
+        with open(temporary, "w") as file:
+            json.dump(asdict(pending), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    def _drop(self, nonce: int) -> None:
+        self._pending.pop(nonce, None)
+        if self._folder is not None:
+            (self._folder / f"{nonce:012d}.json").unlink(missing_ok=True)
+
+
+def _load(path: Path) -> Pending:
+    try:
+        fields = json.loads(path.read_text())
+        return Pending(**{**fields, "hashes": tuple(fields["hashes"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise LedgerError(f"{path} is damaged ({error}): remove it") from None

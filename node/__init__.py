@@ -1,0 +1,8 @@
+"""The node process and its faces: command line, configuration, round protocol, audit, HTTP."""
+
+
+def version() -> str:
+    """The installed version of dlx-node."""
+    from importlib.metadata import version as installed  # slow to import, seldom needed
+
+    return installed("dlx-node")

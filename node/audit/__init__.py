@@ -1,0 +1,43 @@
+"""The audit: what the ledger and the public blobs prove about a run, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.audit.blobs import Folder, Source
+from node.audit.report import Check, Report
+
+if TYPE_CHECKING:
+    from ledger.client import LedgerClient
+
+__all__ = ["Check", "Folder", "Report", "Source", "audit"]
+
+
+def audit(
+    client: LedgerClient,
+    run: bytes,
+    sources: Sequence[Source],
+    work: Path,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Levels 1 and 2 of the design over the whole history of a run; trusts neither the RPC node nor a blob.
+
+    Working copies of blobs go to the empty folder `work`: never more than two versions of each stage and one round's
+    payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
+    """
+    from node.audit.chain import audit_chain
+    from node.audit.outer import audit_outer
+
+    report = Report(run)
+    view = audit_chain(report, client, progress)
+    if view is not None:
+        audit_outer(report, view, sources, work, progress)
+    report.cannot_establish(
+        "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
+    )
+    report.cannot_establish("that the data is clean: payloads, not data shards, were looked at")
+    report.cannot_establish("that two accounts are two people")
+    report.cannot_establish("that other chain nodes show the same chain: compare the head's hash with theirs")
+    return report

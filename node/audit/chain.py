@@ -1,0 +1,196 @@
+"""Level 1: is the record complete, in order, signed by those who were members at the time, by the expected bytecode?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ledger.abi import TypedError
+from ledger.bindings import Interface
+from ledger.client import LedgerClient
+from ledger.errors import Reverted
+from ledger.events import Event, Evicted, RoundOpened, RunCreated, Sealed, decode_log
+from ledger.keys import SignatureError
+from ledger.logs import fetch_logs
+from ledger.typed import Domain, run_id
+from ledger.verify import Problem, verify_seal
+from ledger.view import RunView, ViewError
+from node.audit.report import Report
+from node.errors import Failure
+
+LEVEL = 1
+
+# What a recount can find wrong, by the line of the report it belongs to; all else is about contributions.
+_SEAL = {"order", "previous weights", "previous momentum", "digest", "empty seal"}
+_QUORUM = {"quorum", "seal signatures"}
+
+
+def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], None]) -> RunView | None:
+    """Add the checks of level 1; returns the run as its events give it, None where they cannot be relied on at all.
+
+    The client need not be connected: what `connect` refuses is a finding here. Raises Failure where the ledger knows
+    no such run, LedgerUnavailable where the chain node is silent.
+    """
+    run = report.run
+    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    report.facts |= {"chain id": domain.chain_id, "ledger": domain.ledger}
+    registry = _bytecode(report, client)
+    if registry is None:
+        return None
+    report.facts["registry"] = registry
+    # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
+    due = _due(client, run)
+    head = client.head()
+    report.facts["head"] = f"block {head.block}, {head.hash.hex()}"
+    view = _Recount(report, client, domain, progress).run(head.block)
+    if not view.created:
+        report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
+        return None
+    _completeness(report, view, due)
+    return view
+
+
+def _bytecode(report: Report, client: LedgerClient) -> str | None:
+    """The registry's address, if both contracts are ours."""
+    code = client.code(client.ledger)
+    if not Interface("TrainingLedger").same_code(code):
+        found = f"{len(code)} bytes of foreign code" if code else "no code"
+        report.add(LEVEL, "bytecode", "FAIL", f"{found} at {client.ledger}, not this version's TrainingLedger")
+        report.cannot_establish("everything else: the ledger is not the contract that this audit knows")
+        return None
+    report.add(LEVEL, "bytecode", "PASS", f"TrainingLedger at {client.ledger}")
+    (registry,) = client.read("registry")
+    if not Interface("NodeRegistry").same_code(client.code(registry)):
+        report.add(LEVEL, "bytecode", "FAIL", f"foreign code at {registry}, not this version's NodeRegistry")
+        report.cannot_establish("everything else: the registry is not the contract that this audit knows")
+        return None
+    report.add(LEVEL, "bytecode", "PASS", f"NodeRegistry at {registry}")
+    return registry
+
+
+def _due(client: LedgerClient, run: bytes) -> list[int]:
+    """The contract's own count of sealed rounds for each stage."""
+    try:
+        (config,) = client.read("runConfig", run)
+        stages = config[2]
+        return [client.read("nextRound", run, stage)[0] for stage in range(stages)]
+    except Reverted as error:
+        raise Failure(f"ledger {client.ledger} knows no run 0x{run.hex()} ({error}): see `dlx-node run list`") from None
+
+
+class _Recount:
+    """Applies the run's events one by one and recounts every seal from what went before it."""
+
+    def __init__(self, report: Report, client: LedgerClient, domain: Domain, progress: Callable[[str], None]) -> None:
+        self._report = report
+        self._client = client
+        self._domain = domain
+        self._progress = progress
+        self._view = RunView(report.run)
+
+    def run(self, head: int) -> RunView:
+        count = 0
+        try:
+            for event in self._events(head):
+                self._take(event)
+                count += 1
+        except (ViewError, SignatureError, TypedError) as error:
+            # What follows rests on a record with a hole in it: nothing sure can be said about it.
+            self._report.add(LEVEL, "events", "FAIL", f"after {count} events: {error}")
+            self._report.cannot_establish(f"what happened on the ledger after its first {count} events of this run")
+        else:
+            self._report.add(LEVEL, "events", "PASS", f"{count} events, each possible where it stands")
+        return self._view
+
+    def _events(self, head: int) -> Iterator[Event]:
+        only = {"address": self._client.ledger, "topics": [None, "0x" + self._report.run.hex()]}
+        for last, logs in fetch_logs(self._client.rpc, [only], 0, head):
+            self._progress(f"events: block {last} of {head}")
+            for log, time in logs:
+                if log.address != self._client.ledger:
+                    raise TypedError(f"block {log.block} has a log of {log.address}, which is not the ledger")
+                event = decode_log(log, time)
+                if event is None:
+                    raise TypedError(f"block {log.block}, log {log.log_index} is no event of the ledger")
+                yield event
+
+    def _take(self, event: Event) -> None:
+        view = self._view
+        match event:
+            case RunCreated():
+                self._created(event)
+            case Sealed():
+                if not view.created:
+                    raise ViewError("a seal before the run was created")
+                self._seal(event)
+            case RoundOpened():
+                self._opened(event)
+            case Evicted() if not view.may_evict(event.account, event.at.time, event.at.block):
+                raise ViewError(f"{event.account} was evicted without an accusation that waited long enough")
+        view.apply(event)
+
+    def _created(self, event: RunCreated) -> None:
+        expected = run_id(self._domain.chain_id, self._domain.ledger, event.creator, event.config.manifest)
+        if expected == event.run:
+            detail = f"from chain id, ledger, creator {event.creator} and manifest"
+            self._report.add(LEVEL, "run id", "PASS", detail, hash=event.run)
+        else:
+            detail = f"creator {event.creator} and the manifest give {expected.hex()}"
+            self._report.add(LEVEL, "run id", "FAIL", detail, hash=event.run)
+
+    def _opened(self, event: RoundOpened) -> None:
+        view = self._view
+        behind = [stage for stage in range(view.config.stages) if view.next_round(stage) < event.round]
+        if behind:
+            raise ViewError(f"round {event.round} opened before stage {behind[0]} sealed round {event.round - 1}")
+        if event.round == 0 and len(view.complete_replicas()) < view.config.min_replicas:
+            raise ViewError(f"round 0 opened with {len(view.complete_replicas())} complete replicas")
+        if event.opened_at != event.at.time:
+            raise ViewError(f"round {event.round} states another opening time than its block's")
+
+    def _seal(self, event: Sealed) -> None:
+        self._progress(f"seals: round {event.round + 1} of {self._view.config.rounds}, stage {event.stage}")
+        problems = verify_seal(self._view, event, self._domain)
+        by_line: dict[str, list[Problem]] = {"seal": [], "quorum": [], "contributions": []}
+        for problem in problems:
+            line = "seal" if problem.check in _SEAL else "quorum" if problem.check in _QUORUM else "contributions"
+            by_line[line].append(problem)
+        for line, wrong in by_line.items():
+            for problem in wrong:
+                detail = f"{problem.check}: {problem.detail}"
+                self._report.add(
+                    LEVEL, line, "FAIL", detail, round=event.round, stage=event.stage, hash=problem.hash or event.digest
+                )
+            if not wrong:
+                self._report.add(LEVEL, line, "PASS", round=event.round, stage=event.stage, hash=event.digest)
+        self._stored(event)
+
+    def _stored(self, event: Sealed) -> None:
+        """The contract keeps one digest per seal: the event must be the one that the contract accepted."""
+        (stored,) = self._client.read("sealDigest", event.run, event.round, event.stage)
+        computed = event.seal.digest(self._domain)
+        verdict, detail = ("PASS", "") if stored == computed else ("FAIL", f"the contract stores {stored.hex()}")
+        self._report.add(
+            LEVEL,
+            "stored digest",
+            verdict,  # type: ignore[arg-type]
+            detail,
+            round=event.round,
+            stage=event.stage,
+            hash=computed,
+        )
+
+
+def _completeness(report: Report, view: RunView, due: list[int]) -> None:
+    config = view.config
+    for stage in range(config.stages):
+        seen, expected = view.next_round(stage), due[stage] if stage < len(due) else 0
+        if seen < expected:
+            detail = f"the contract has sealed {expected} rounds, the events show {seen}"
+            report.add(LEVEL, "record", "FAIL", detail, round=seen, stage=stage)
+        else:
+            report.add(LEVEL, "record", "PASS", f"{seen} of {config.rounds} rounds sealed", stage=stage)
+    sealed = min(view.next_round(stage) for stage in range(config.stages))
+    report.facts["rounds"] = f"{sealed} of {config.rounds} sealed by all {config.stages} stages"
+    report.facts["state"] = "complete" if view.finished else "not started" if view.open_round is None else "open"
+    if not view.finished:
+        report.cannot_establish(f"how the run ends: {sealed} of its {config.rounds} rounds are sealed so far")

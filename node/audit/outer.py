@@ -1,0 +1,226 @@
+"""Level 2: do the sealed payloads give every sealed weights hash, from genesis to now?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ledger.events import Sealed
+from ledger.typed import UNIT
+from ledger.view import RunView
+from node.audit.blobs import BlobMissing, Blobs, BlobWrong, Source
+from node.audit.replay import PayloadError, Replay, State
+from node.audit.report import Report, Verdict
+from node.runs import config_of
+from training import selftest
+from training.codecs import CodecError
+from training.manifest import MAX_BYTES, Manifest, ManifestError, parse
+from training.outer import OuterError
+from training.weights import WeightsError
+
+LEVEL = 2
+Progress = Callable[[str], None]
+
+
+def audit_outer(report: Report, view: RunView, sources: Sequence[Source], work: Path, progress: Progress) -> None:
+    """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder."""
+
+    def wrong_copy(digest: bytes, where: str, own: bool) -> None:
+        if own:
+            report.add(LEVEL, "own blobs", "FAIL", f"{where} does not match its name", hash=digest)
+        else:
+            report.note(f"wrong bytes for {digest.hex()} from {where}: not used")
+
+    try:
+        selftest.run()
+    except selftest.SelfTestError as error:
+        report.add(LEVEL, "arithmetic", "SKIP", f"this machine does not compute as the run demands: {error}")
+        report.cannot_establish("the outer replay (level 2): this machine's arithmetic is not the canonical one")
+        return
+    blobs = Blobs(sources, work, wrong_copy)
+    manifest = _manifest(report, view, blobs)
+    if manifest is not None:
+        _Audit(report, Replay(manifest, view, blobs), progress).run()
+
+
+def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
+    digest = view.config.manifest
+    try:
+        manifest = parse(blobs.get(digest, MAX_BYTES).read_bytes())
+    except BlobMissing as error:
+        report.add(LEVEL, "manifest", "WARN", f"the manifest is gone: {error}", hash=digest)
+        report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
+        report.cannot_establish("everything that rests on blobs: the manifest is gone")
+        return None
+    except (BlobWrong, ManifestError) as error:
+        report.add(LEVEL, "manifest", "FAIL", str(error), hash=digest)
+        report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
+        return None
+    differing = _differing(manifest, view)
+    if differing:
+        report.add(LEVEL, "manifest", "FAIL", f"the ledger says otherwise: {'; '.join(differing)}", hash=digest)
+        return None
+    report.add(LEVEL, "manifest", "PASS", manifest.name, hash=digest)
+    return manifest
+
+
+def _differing(manifest: Manifest, view: RunView) -> list[str]:
+    """Where the ledger's own copy of the run's numbers differs from the manifest that it names."""
+    stated, registered = asdict(config_of(manifest)), asdict(view.config)
+    differing = [f"{key} is {stated[key]}, there {registered[key]}" for key in stated if stated[key] != registered[key]]
+    if [blob.sha256 for blob in manifest.genesis] != [digest.hex() for digest in view.genesis]:
+        differing.append("another genesis")
+    return differing
+
+
+class _Audit:
+    """Walks all stages round by round; a stage without a state waits for a stored version to go on from."""
+
+    def __init__(self, report: Report, replay: Replay, progress: Progress) -> None:
+        self._report = report
+        self._replay = replay
+        self._view = replay.view
+        self._progress = progress
+        self._states: dict[int, State | None] = {}
+
+    def run(self) -> None:
+        stages = range(self._view.config.stages)
+        for stage in stages:
+            self._states[stage] = self._genesis(stage)
+        # A round without all of the rounds before it has no known plan: level 1 has said what is missing.
+        rounds = min(min(map(self._view.next_round, stages)) + 1, self._view.config.rounds)
+        for round in range(rounds):
+            for stage in stages:
+                if (stage, round) in self._view.sealed:
+                    self._progress(f"replay: round {round + 1} of {rounds}, stage {stage}")
+                    self._round(stage, round)
+
+    def _genesis(self, stage: int) -> State | None:
+        digest = self._view.genesis[stage]
+        try:
+            state = self._replay.version(stage, 0)
+            self._replay.check_version(state)
+        except BlobMissing as error:
+            self._add("genesis", "WARN", stage, None, digest, f"the genesis is gone: {error}")
+            return None
+        except (BlobWrong, WeightsError) as error:
+            self._add("genesis", "FAIL", stage, None, digest, str(error))
+            return None
+        self._add("genesis", "PASS", stage, None, digest)
+        return state
+
+    def _round(self, stage: int, round: int) -> None:
+        sealed = self._view.sealed[stage, round]
+        self._terms(sealed)
+        self._statements(sealed)
+        state = self._states[stage] or self._restart(stage, round)
+        usable = self._payloads(sealed, decode=state is None)
+        if state is None or not usable:
+            reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
+            self._add("replay", "SKIP", stage, round, sealed.seal.next_weights, reason)
+            self._report.cannot_establish(
+                f"what the payloads of round {round} make of stage {stage} (its hash was sealed, not recomputed)"
+            )
+            if state is not None:
+                self._replay.forget(state)
+            self._states[stage] = None
+        else:
+            self._states[stage] = self._step(state, sealed)
+        self._replay.forget_payloads(stage, round)
+
+    def _terms(self, sealed: Sealed) -> None:
+        """This manifest fixes the plan and weighs contributions by tokens alone: a seal cannot say otherwise."""
+        seal, fixed = sealed.seal, self._replay.manifest.plan
+        wrong = []
+        if (seal.plan_level, seal.plan_rank, seal.plan_inner_steps) != (fixed.level, fixed.rank, fixed.inner_steps):
+            wrong.append(f"seals {seal.plan}, the manifest fixes {fixed}")
+        if any(multiplier != UNIT for multiplier in seal.multipliers):
+            wrong.append(f"seals the multipliers {seal.multipliers}, all must be {UNIT}")
+        verdict: Verdict = "FAIL" if wrong else "PASS"
+        self._add("terms", verdict, sealed.stage, sealed.round, sealed.digest, "; ".join(wrong))
+
+    def _statements(self, sealed: Sealed) -> None:
+        """Did each counted contribution start from the right version, under the right plan?"""
+        base = self._replay.base(sealed.stage, sealed.round)
+        plan = self._replay.plan(sealed.stage, sealed.round)
+        for record in sealed.contributions:
+            counted = record.contribution
+            wrong = []
+            if counted.base_weights != base:
+                wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
+            if counted.plan != plan.hash() or counted.inner_steps != plan.inner_steps:
+                wrong.append(f"states another plan than {plan}, or another number of steps")
+            verdict: Verdict = "FAIL" if wrong else "PASS"
+            where = f"contribution of {counted.account}"
+            detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])
+            self._report.add(
+                LEVEL, "base and plan", verdict, detail, round=sealed.round, stage=sealed.stage, hash=counted.hash()
+            )
+
+    def _payloads(self, sealed: Sealed, decode: bool) -> bool:
+        """Fetch every counted payload; whether all can be used. `decode` where no replay will."""
+        usable = True
+        for record in sealed.contributions:
+            counted = record.contribution
+            try:
+                path = self._replay.payload(counted)
+                if decode:
+                    self._replay.check_payload(counted, path)
+            except BlobMissing:
+                usable = False
+                detail = f"the payload of {counted.account} is gone: no source has it"
+                self._add("payload", "WARN", sealed.stage, sealed.round, counted.payload, detail)
+            except BlobWrong as error:
+                usable = False
+                detail = f"the payload of {counted.account}: {error.reason}"
+                self._add("payload", "FAIL", sealed.stage, sealed.round, counted.payload, detail)
+            except PayloadError as error:
+                usable = False
+                self._add("payload", "FAIL", sealed.stage, sealed.round, counted.payload, str(error))
+            else:
+                self._add("payload", "PASS", sealed.stage, sealed.round, counted.payload)
+        return usable
+
+    def _step(self, state: State, sealed: Sealed) -> State | None:
+        stage, round, seal = sealed.stage, sealed.round, sealed.seal
+        try:
+            made = self._replay.step(state)
+        except (PayloadError, OuterError, WeightsError, CodecError) as error:
+            self._add("replay", "FAIL", stage, round, seal.next_weights, f"cannot be computed: {error}")
+            self._replay.forget(state)
+            return self._restart(stage, round + 1)
+        after = self._replay.advance(state, made)
+        wrong = []
+        if made.weights != seal.next_weights:
+            wrong.append(f"the payloads give weights {made.weights.hex()}, sealed is {seal.next_weights.hex()}")
+        if made.momentum != seal.next_momentum:
+            wrong.append(f"the payloads give momentum {made.momentum.hex()}, sealed is {seal.next_momentum.hex()}")
+        if not wrong:
+            self._add("replay", "PASS", stage, round, seal.next_weights)
+            return after
+        self._add("replay", "FAIL", stage, round, seal.next_weights, "; ".join(wrong))
+        # The rest is judged from what was sealed, where that is stored: one wrong seal must not hide the next.
+        self._replay.forget(after)
+        return self._restart(stage, round + 1)
+
+    def _restart(self, stage: int, version: int) -> State | None:
+        """The stored version to go on from, if there is one; at the very end nothing is left to go on to."""
+        if version == 0 or (stage, version) not in self._view.sealed:
+            return None
+        digest = self._view.weights(stage, version)
+        try:
+            state = self._replay.version(stage, version)
+            self._replay.check_version(state)
+        except BlobMissing:
+            return None
+        except (BlobWrong, WeightsError) as error:
+            self._add("stored version", "WARN", stage, None, digest, f"version {version} cannot be used: {error}")
+            return None
+        self._add("stored version", "PASS", stage, None, digest, f"the replay goes on from version {version}")
+        return state
+
+    def _add(
+        self, check: str, verdict: Verdict, stage: int, round: int | None, digest: bytes, detail: str = ""
+    ) -> None:
+        self._report.add(LEVEL, check, verdict, detail, round=round, stage=stage, hash=digest)

@@ -1,0 +1,38 @@
+"""Which places a command looks for blobs in, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ledger.client import LedgerClient
+from ledger.typed import Domain
+from node.audit.blobs import Folder, Source
+from node.audit.peers import Peers
+from node.datadir import DataDir
+from node.errors import UsageFailure
+
+
+@contextmanager
+def open_sources(
+    client: LedgerClient,
+    run: bytes,
+    own: Sequence[Path],
+    datadir: DataDir,
+    bootstrap: Sequence[str],
+    say: Callable[[str], None],
+) -> Iterator[list[Source]]:
+    """The user's own folders, then those that nodes in the data folder wrote, then the run's peers.
+
+    Nodes of one folder (`blobs`, and a demo's `nodes/*/blobs`) are peers that need no network: a wrong blob there is
+    as little a finding as wrong bytes from afar. Raises UsageFailure for an own folder that is none.
+    """
+    for path in own:
+        if not path.is_dir():
+            raise UsageFailure(f"--blobs {path}: no such folder")
+    nodes = [path for path in (datadir.blobs, *sorted(datadir.root.glob("nodes/*/blobs"))) if path.is_dir()]
+    folders = [*(Folder(path, own=True) for path in own), *(Folder(path, own=False) for path in nodes)]
+    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    with Peers(domain, run, lambda: client.nodes().nodes, bootstrap, say) as peers:
+        yield [*folders, peers]

@@ -1,0 +1,113 @@
+"""`dlx-node audit`: check a run's whole history from the chain and the public blobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.cli import options
+
+if TYPE_CHECKING:
+    from ledger.client import LedgerClient
+    from node.audit import Report
+    from node.config import Settings
+    from node.datadir import DataDir
+
+BlobsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--blobs", metavar="DIR", help="A blob folder of your own; can be given more than once."),
+]
+
+
+def command(
+    run: options.RunOption = None,
+    blobs: BlobsOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
+
+    Blobs come from --blobs folders, the data folder, and the run's peers, in this order. Exit code 1 only on FAIL.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
+    )
+    report = _audit(folder, settings, run, blobs or [])
+    if json:
+        options.print_json(report.json())
+    else:
+        sys.stdout.write(report.text() + "\n")
+    raise typer.Exit(1 if report.verdict == "FAIL" else 0)
+
+
+def _audit(folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
+    from contextlib import ExitStack
+
+    from ledger.client import LedgerClient
+    from ledger.errors import LedgerError, LedgerUnavailable
+    from node.errors import Failure
+    from node.ledgers import open_ledger
+
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(open_ledger(settings, folder))
+        except LedgerUnavailable:
+            raise
+        except LedgerError as refused:
+            # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
+            try:
+                return _report(LedgerClient(settings.rpc_url, settings.ledger), folder, settings, run, blobs)
+            except (Failure, LedgerError):
+                raise refused from None
+        return _report(client, folder, settings, run, blobs)
+
+
+def _report(client: LedgerClient, folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
+    import tempfile
+
+    from node import runs
+    from node.audit import audit
+    from node.audit.sources import open_sources
+
+    whole = run is not None and len(run.removeprefix("0x")) == 64  # needs no word of a ledger that may be foreign
+    chosen = bytes.fromhex(run.removeprefix("0x")) if run and whole else runs.resolve(client, run)
+    with (
+        Progress() as progress,
+        open_sources(client, chosen, blobs, folder, settings.bootstrap, progress.say) as sources,
+        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
+    ):
+        return audit(client, chosen, sources, Path(work), progress.show)
+
+
+class Progress:
+    """One line on a terminal's stderr that keeps changing; a log gets only what `say` says."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def show(self, line: str) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[2K{line[:100]}")
+            sys.stderr.flush()
+
+    def say(self, line: str) -> None:
+        self._clear()
+        sys.stderr.write(f"dlx-node: {line}\n")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")

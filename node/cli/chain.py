@@ -1,0 +1,48 @@
+"""`dlx-node chain`: the embedded EVM chain as a JSON-RPC server, with the contracts deployed on it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from typing import Annotated
+
+import typer
+
+from node import config
+from node.cli import options
+from node.errors import UsageFailure
+
+
+def command(
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8545,
+    chain_id: options.ChainIdOption = None,
+    insecure_listen: Annotated[
+        bool, typer.Option("--insecure-listen", help="Allow a --host that other machines reach: it has a faucet.")
+    ] = False,
+    json: options.JsonOption = False,
+) -> None:
+    """Serve the chain kept in the folder until stopped; deploy the contracts at its first start.
+
+    Where it answers and what is deployed goes to chain/contracts.json, which later commands in this folder read.
+    """
+    if not config.is_loopback(host) and not insecure_listen:
+        raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
+    from ledger.chain import serve
+    from node.ledgers import deploy_embedded
+
+    folder, settings = options.folder(datadir, network, chain_id=chain_id)
+    folder.create()
+    folder.chain.mkdir(mode=0o700, exist_ok=True)
+
+    def ready(url: str) -> None:
+        found = deploy_embedded(folder, url, settings.chain_id)
+        if json:
+            sys.stdout.write(jsonlib.dumps(found) + "\n")
+        else:
+            options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
+        sys.stdout.flush()
+
+    serve(folder.chain, host=host, port=port, chain_id=settings.chain_id, on_ready=ready)

@@ -1,0 +1,69 @@
+"""`dlx-node history`: how a run converged, from chain events alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.cli import options
+
+if TYPE_CHECKING:
+    from node.history import History
+
+
+def command(
+    run: options.RunOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV per round.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw loss against rounds and tokens to a PNG file.")
+    ] = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Print rounds, losses, tokens, weights hashes and seal transactions of a run."""
+    if csv and json:
+        raise typer.BadParameter("--csv and --json exclude each other")
+    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    from node import history, runs
+    from node.ledgers import open_index, open_ledger
+
+    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
+        found = history.history(runs.view_of(index, runs.resolve(index, run)))
+    if plot:
+        history.plot(found, plot)
+        options.note(f"drew {plot}")
+    if json:
+        options.print_json(found)
+    elif csv:
+        sys.stdout.write(history.to_csv(found))
+    elif not plot:
+        _print(found)
+
+
+def _print(found: History) -> None:
+    from node.history import utc
+
+    done = found.sealed_rounds
+    sys.stdout.write(f"run {found.run}\nby {found.creator}, {done} of {found.rounds_planned} rounds sealed\n\n")
+    rows = [
+        [
+            row.round,
+            utc(row.time),
+            "" if row.loss is None else f"{row.loss:.4f}",
+            f"{row.total_tokens:,}",
+            "/".join(str(stage.contributions) for stage in row.stages),
+            "/".join(str(stage.signers) for stage in row.stages),
+            " ".join(stage.weights[:8] for stage in row.stages),
+            " ".join(stage.transaction[:10] for stage in row.stages),
+        ]
+        for row in found.rounds
+    ]
+    columns = ["ROUND", "SEALED AT", "LOSS", "TOKENS SO FAR", "COUNTED", "SIGNED", "WEIGHTS PER STAGE", "TRANSACTIONS"]
+    options.print_table(columns, rows)

@@ -1,0 +1,41 @@
+"""`dlx-node peers`: whom the local node is connected to."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from node.cli import options
+from node.cli.endpoint import read
+from node.status import PeerView
+
+
+class _Peers(msgspec.Struct, frozen=True):
+    peers: list[PeerView]
+
+
+def command(
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """List the peers, how fast they answer and whether they agreed on chain, ledger and run."""
+    folder, _ = options.folder(datadir, network)
+    found = read(folder, "/v1/peers", _Peers)
+    if json:
+        options.print_json(found)
+    elif not found.peers:
+        sys.stdout.write("no peers\n")
+    else:
+        rows = [
+            [
+                peer.peer_id,
+                "yes" if peer.agreed else "no",
+                f"{peer.connected_seconds:.0f} s",
+                "" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms",
+                " ".join(peer.addresses),
+            ]
+            for peer in found.peers
+        ]
+        options.print_table(["PEER", "AGREED", "CONNECTED", "ROUND TRIP", "ADDRESSES"], rows)

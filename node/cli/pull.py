@@ -1,0 +1,64 @@
+"""`dlx-node pull`: fetch a version of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.cli import options
+from node.cli.audit import BlobsOption, Progress
+
+
+def command(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
+    run: options.RunOption = None,
+    round: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The version after so many sealed rounds; 0 is the genesis.", show_default="the newest sealed"
+        ),
+    ] = None,
+    blobs: BlobsOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Fetch each stage's weights by the hash on the ledger and merge them for `AutoModelForCausalLM.from_pretrained`.
+
+    Weights that nobody keeps any more are recomputed from the payloads. provenance.json says where all comes from.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
+    )
+    from ledger.view import RunView
+    from node import runs
+    from node.audit.sources import open_sources
+    from node.ledgers import open_ledger
+    from node.pull import pull
+
+    with open_ledger(settings, folder) as client, Progress() as progress:
+        chosen = runs.resolve(client, run)
+        view = RunView(chosen)
+        for event in client.poll(client.feed(chosen)).events:
+            view.apply(event)
+
+        def wrong(digest: bytes, where: str) -> None:
+            progress.say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
+
+        with open_sources(client, chosen, blobs or [], folder, settings.bootstrap, progress.say) as sources:
+            found = pull(client.domain, view, round, out.absolute(), sources, wrong, progress.show)
+    if json:
+        options.print_json(found | {"folder": str(out.absolute())})
+        return
+    loss = "no loss yet" if found["loss"] is None else f"loss {found['loss']:.4f} nats per token"
+    sys.stdout.write(f"{out}: run {found['run'][:18]}, after {found['round']} of {found['rounds']} rounds, {loss}\n")
+    for stage in found["stages"]:
+        sealed = "genesis" if stage["transaction"] is None else f"sealed by {stage['transaction']}"
+        sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']} {sealed}\n")

@@ -1,0 +1,130 @@
+"""`dlx-node run create | list | show`: training runs on the ledger."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.cli import options
+
+app = typer.Typer(help="Create, list and show training runs.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    manifest: Annotated[Path, typer.Option(metavar="FILE", help="TOML file that describes the run.")],
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    password_file: options.PasswordFileOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Freeze data and initial weights into blobs, complete the manifest and register the run.
+
+    The folder's node serves the blobs; asking again for the same run changes nothing.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
+    )
+    from node import runs
+    from node.identity import load_account
+    from node.ledgers import open_ledger
+
+    account = load_account(folder, settings)
+    with open_ledger(settings, folder, account.secret) as client:
+        record = runs.create_run(manifest, folder, client, options.note)
+    if json:
+        options.print_json(record)
+        return
+    options.print_fields(
+        [
+            ("run", record.run),
+            ("ledger", "had the run before" if record.existed else "run registered"),
+            ("name", record.name),
+            ("creator", record.creator),
+            ("manifest", record.manifest),
+            ("data manifest", record.data_manifest),
+            *((f"genesis of stage {stage}", name) for stage, name in enumerate(record.genesis)),
+            ("blobs", record.blobs),
+        ]
+    )
+
+
+@app.command("list")
+def list_(
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """List the ledger's runs, oldest first."""
+    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    from node import runs
+    from node.ledgers import open_index, open_ledger
+
+    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
+        found = runs.list_runs(index, folder.blobs)
+    if json:
+        options.print_json({"runs": found})
+    elif not found:
+        sys.stdout.write("no runs\n")
+    else:
+        rows = [
+            [run.run, run.name, f"{run.sealed_rounds}/{run.rounds}", run.stages, run.members, run.state, run.creator]
+            for run in found
+        ]
+        options.print_table(["RUN", "NAME", "ROUNDS", "STAGES", "MEMBERS", "STATE", "CREATOR"], rows)
+
+
+@app.command()
+def show(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id in hex, or a prefix of 6 digits or more.", show_default="the ledger's only run"),
+    ] = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Show a run's terms, its members and how far it is."""
+    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    from node import runs
+    from node.ledgers import open_index, open_ledger
+
+    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
+        found = runs.show_run(index, runs.resolve(index, run), folder.blobs)
+    if json:
+        options.print_json(found)
+        return
+    summary = found.summary
+    fields = [
+        ("run", summary.run),
+        ("name", summary.name or "unknown (the manifest is not in this folder)"),
+        ("creator", summary.creator),
+        ("manifest", summary.manifest),
+        ("state", summary.state),
+        ("rounds", f"{summary.sealed_rounds} of {summary.rounds} sealed"),
+        ("stages", summary.stages),
+        ("replicas", f"{found.min_replicas} to {found.max_replicas}, {found.complete_replicas} complete now"),
+        ("quorum", f"{found.quorum} of a stage's active members, rounded up"),
+        ("timeouts", f"round {found.round_timeout} s, eviction {found.eviction_time} s"),
+        ("tokens per step", found.tokens_per_step),
+    ]
+    options.print_fields(fields)
+    rows = [
+        [member.replica, member.stage, member.account, member.last_round_counted, "yes" if member.accused else ""]
+        for member in found.members
+    ]
+    if rows:
+        sys.stdout.write("\n")
+        options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "ACCUSED"], rows)

@@ -1,0 +1,55 @@
+"""`dlx-node start`: join a run and train until stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from node.cli import options
+from node.errors import UsageFailure
+
+
+def command(
+    run: options.RunOption = None,
+    stage: Annotated[
+        str, typer.Option(help="Pipeline stage to ask for: a number, or auto (the ledger decides).")
+    ] = "auto",
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    listen: options.ListenOption = None,
+    announce: options.AnnounceOption = None,
+    bootstrap: options.BootstrapOption = None,
+    http_host: options.HttpHostOption = None,
+    http_port: options.HttpPortOption = None,
+    log_format: options.LogFormatOption = None,
+    password_file: options.PasswordFileOption = None,
+) -> None:
+    """Join a run: register the node if needed, take a slot, find peers, train until stopped.
+
+    First Ctrl-C: finish the step and leave cleanly. Second: exit now.
+    """
+    wanted = None if stage == "auto" else int(stage) if stage.isdecimal() else -1
+    if wanted is not None and not 0 <= wanted < 64:
+        raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
+    from node import identity, logs, runs
+    from node.ledgers import open_ledger
+    from node.network import Startup, run_node
+
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, listen=listen, announce=announce,
+        bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
+        password_file=password_file,
+    )  # fmt: skip
+    node_key = identity.load_node_key(folder)
+    folder.create()
+    folder.check_secrets()
+    with folder.lock():
+        logs.setup(settings.log_format, folder.logs)
+        account = identity.load_account(folder, settings)
+        with open_ledger(settings, folder, account.secret) as client:
+            chosen = runs.resolve(client, run)
+            run_node(Startup(chosen, wanted, settings, folder, node_key, account), client)

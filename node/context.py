@@ -1,0 +1,44 @@
+"""What a session gets from the node around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.client import LedgerClient
+from ledger.events import Sealed
+from ledger.typed import Plan
+from node.metrics import Metrics
+from p2p.exchange import BlobExchange
+from p2p.gossip import Gossip
+from p2p.pipe import PipeService
+from p2p.store import BlobStore
+from training.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class RunContext:
+    run: bytes
+    manifest: Manifest
+    manifest_hash: bytes
+    account: str
+    account_key: bytes
+    client: LedgerClient
+    store: BlobStore
+    exchange: BlobExchange
+    gossip: Gossip
+    pipe_service: PipeService
+    metrics: Metrics
+    directory: Path  # of this run's state
+    blobs_directory: Path
+    contributions_topic: str
+    seals_topic: str
+    peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
+    reject: Callable[[str, str], None]  # counts something refused: (reason, source)
+    on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
+    bytes_sent: Callable[[], int]
+
+    @property
+    def ledger_plan(self) -> Plan:
+        """The manifest's plan as statements carry it."""
+        plan = self.manifest.plan
+        return Plan(plan.level, plan.rank, plan.inner_steps)

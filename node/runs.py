@@ -1,0 +1,256 @@
+"""Training runs: created from a draft, found on the ledger, and what is known about each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ledger.client import LedgerClient
+from ledger.index import EventIndex
+from ledger.typed import RunConfig, run_id
+from ledger.view import RunView
+from node.datadir import DataDir
+from node.errors import Failure, UsageFailure
+from p2p.frames import FRAME_LIMIT
+from training import atomic
+from training.manifest import (
+    MAX_BYTES,
+    BlobRef,
+    Draft,
+    Manifest,
+    ManifestError,
+    activation_bytes,
+    canonical_bytes,
+    complete,
+    draft_from_toml,
+    manifest_hash,
+    parse,
+)
+
+BYTE_VALUES = 256  # the vocabulary of byte-level data
+_SHORTEST_PREFIX = 6  # hex digits
+_FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A created run; hashes in hex."""
+
+    run: str  # 0x hex
+    name: str
+    creator: str
+    manifest: str  # sha256, the name of its blob
+    data_manifest: str
+    genesis: tuple[str, ...]  # the name of each stage's first weights
+    blobs: str  # the folder that has them all
+    existed: bool  # the same run had been created before
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    run: str  # 0x hex
+    name: str | None  # None where the manifest is not in the blob folder
+    creator: str
+    manifest: str
+    rounds: int
+    sealed_rounds: int  # by every stage
+    stages: int
+    members: int
+    state: Literal["waiting for members", "training", "finished"]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    account: str
+    replica: int
+    stage: int
+    last_round_counted: int | None
+    accused: bool
+
+
+class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
+    summary: RunSummary
+    min_replicas: int
+    max_replicas: int
+    complete_replicas: int
+    quorum: str  # "2/3"
+    round_timeout: int  # seconds
+    eviction_time: int  # seconds
+    tokens_per_step: int
+    genesis: tuple[str, ...]
+    members: tuple[Member, ...]
+
+
+def create_run(
+    draft_path: Path, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None] = lambda line: None
+) -> RunRecord:
+    """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
+
+    A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
+    naming the key for a bad draft, DataError for bad sources, LedgerError.
+    """
+    draft = draft_from_toml(draft_path)
+    check_pipes(draft)
+    if int(draft.model.config["vocab_size"]) < BYTE_VALUES:
+        raise ManifestError(f"model.config.vocab_size: byte-level data needs {BYTE_VALUES}")
+    manifest = _frozen(draft, datadir, client, progress)
+    digest = atomic.write_blob(datadir.blobs, [canonical_bytes(manifest)])
+    run = run_id(client.chain_id, client.ledger, client.account, digest)
+    existed = any(created.run == run for created in client.runs())
+    if not existed:
+        progress("registering the run on the ledger")
+        client.create_run(config_of(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
+    return RunRecord(
+        run="0x" + run.hex(),
+        name=manifest.name,
+        creator=client.account,
+        manifest=digest.hex(),
+        data_manifest=manifest.data.manifest.sha256,
+        genesis=tuple(blob.sha256 for blob in manifest.genesis),
+        blobs=str(datadir.blobs),
+        existed=existed,
+    )
+
+
+def check_pipes(manifest: Manifest | Draft) -> None:
+    """Raises Failure for a run whose activations no pipe carries."""
+    size = activation_bytes(manifest)
+    if size + _FRAME_OVERHEAD > FRAME_LIMIT:
+        raise Failure(
+            f"data.micro_batches: one micro-batch's activations take {size} bytes, but a pipe carries frames of "
+            f"{FRAME_LIMIT}: use more micro-batches"
+        )
+
+
+def config_of(manifest: Manifest) -> RunConfig:
+    """What the ledger holds of a manifest: a run whose RunConfig differs from its manifest's is not to be trusted."""
+    return RunConfig(
+        manifest=manifest_hash(manifest),
+        rounds=manifest.rounds,
+        stages=len(manifest.stages),
+        min_replicas=manifest.min_replicas,
+        max_replicas=manifest.max_replicas,
+        quorum_numerator=manifest.quorum.numerator,
+        quorum_denominator=manifest.quorum.denominator,
+        round_timeout=manifest.timing.round_timeout,
+        eviction_time=manifest.timing.eviction_time,
+        tokens_per_step=manifest.tokens_per_step,
+    )
+
+
+def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
+    """The 32-byte run id for what a user typed: hex with or without 0x, an unambiguous prefix, or nothing at all
+    where the ledger has one run. Raises UsageFailure, or Failure where the ledger has no such run."""
+    text = None if given is None else given.lower().removeprefix("0x")
+    if text is not None and (not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64):
+        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
+    runs = [created.run for created in ledger.runs()]
+    found = [run for run in runs if run.hex().startswith(text or "")]
+    if len(found) == 1:
+        return found[0]
+    if not runs:
+        raise Failure("the ledger has no run yet: make one with `dlx-node run create`")
+    if text is None:
+        raise UsageFailure(f"the ledger has {len(runs)} runs: name one of those that `dlx-node run list` shows")
+    if not found:
+        raise Failure(f"the ledger knows no run {given}: `dlx-node run list` shows those it has")
+    raise UsageFailure(f"{given!r} could be any of {len(found)} runs: give more digits")
+
+
+def view_of(index: EventIndex, run: bytes) -> RunView:
+    """A run of the ledger as its events say. Raises ViewError for events that the contract cannot have emitted."""
+    view = RunView(run)
+    for event in index.events(run):
+        view.apply(event)
+    return view
+
+
+def list_runs(index: EventIndex, blobs: Path) -> list[RunSummary]:
+    """Every run of the ledger, oldest first; names from the manifests that the blob folder has."""
+    return [_summary(view_of(index, created.run), blobs) for created in index.runs()]
+
+
+def show_run(index: EventIndex, run: bytes, blobs: Path) -> RunDetails:
+    """A run's terms and members."""
+    view = view_of(index, run)
+    config = view.config
+    members = sorted((slot, account) for account, slot in view.members().items())
+    return RunDetails(
+        summary=_summary(view, blobs),
+        min_replicas=config.min_replicas,
+        max_replicas=config.max_replicas,
+        complete_replicas=len(view.complete_replicas()),
+        quorum=f"{config.quorum_numerator}/{config.quorum_denominator}",
+        round_timeout=config.round_timeout,
+        eviction_time=config.eviction_time,
+        tokens_per_step=config.tokens_per_step,
+        genesis=tuple(digest.hex() for digest in view.genesis),
+        members=tuple(
+            Member(
+                account=account,
+                replica=replica,
+                stage=stage,
+                last_round_counted=view.last_round_counted(account),
+                accused=account in view.accusations,
+            )
+            for (replica, stage), account in members
+        ),
+    )
+
+
+def read_manifest(view: RunView, blobs: Path) -> Manifest | None:
+    """The run's manifest where the folder has its blob, intact; it has the hash that the ledger holds."""
+    try:
+        return parse(atomic.read_blob(blobs / view.config.manifest.hex(), MAX_BYTES))
+    except (atomic.BlobError, ManifestError):
+        return None
+
+
+def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None]) -> Manifest:
+    """The manifest with data and genesis as blobs. Kept, so that its random salt is drawn once for a run."""
+    from training import data
+
+    progress("freezing the data into shards")
+    data_manifest = data.prepare(draft.sources, datadir.blobs, draft.data.heldout)
+    terms = msgspec.structs.replace(draft, data=msgspec.structs.replace(draft.data, source=[data_manifest.sha256]))
+    creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
+    folder = datadir.state / "created"
+    kept = folder / f"{hashlib.sha256(msgspec.json.encode(creation)).hexdigest()}.json"
+    if kept.exists():
+        manifest = parse(kept.read_bytes())
+        if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
+            return manifest
+    manifest = complete(draft, _genesis(draft, datadir.blobs, progress), data_manifest)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    atomic.write_bytes(kept, canonical_bytes(manifest))
+    return manifest
+
+
+def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:
+    from training import stages, weights  # torch and transformers: seconds to import
+
+    genesis = []
+    for stage in range(len(draft.stages)):
+        progress(f"drawing the first weights of stage {stage}")
+        # The only place where weights come from a seed; draft and manifest agree on all that it reads.
+        name = weights.write_blob(stages.initialise(draft, stage), blobs).hex()  # type: ignore[arg-type]
+        genesis.append(BlobRef(sha256=name, size=(blobs / name).stat().st_size))
+    return genesis
+
+
+def _summary(view: RunView, blobs: Path) -> RunSummary:
+    config = view.config
+    manifest = read_manifest(view, blobs)
+    sealed = min(view.next_round(stage) for stage in range(config.stages))
+    return RunSummary(
+        run="0x" + view.run.hex(),
+        name=manifest.name if manifest else None,
+        creator=view.creator,
+        manifest=config.manifest.hex(),
+        rounds=config.rounds,
+        sealed_rounds=sealed,
+        stages=config.stages,
+        members=len(view.members()),
+        state="finished" if view.finished else "waiting for members" if view.open_round is None else "training",
+    )

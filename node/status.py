@@ -1,0 +1,55 @@
+"""What a running node says about itself: the bodies of /v1/status and /v1/peers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    rpc_url: str  # as config.shown_url gives it: no credentials
+    reachable: bool
+    block: int | None  # newest block seen
+    age_seconds: float | None  # since that block was made
+
+
+class SealStatus(msgspec.Struct, frozen=True, kw_only=True):
+    round: int
+    transaction: str  # 0x hex
+    weights: str  # hash of the new version, hex
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Am I connected, do I hold a slot, was I counted in the last round, what am I waiting for."""
+
+    version: str
+    account: str
+    peer_id: str
+    addresses: tuple[str, ...]
+    run: str  # 0x hex
+    stage: int | None  # None: no slot held
+    replica: int | None
+    round: int | None
+    step: int  # inner steps done of this round's `steps`
+    steps: int
+    phase: str
+    waiting_for: str | None
+    peers: int
+    ledger: LedgerStatus
+    last_counted_round: int | None
+    counted_in_last_round: bool | None  # None: no round was sealed while this node held a slot
+    loss: float | None  # nats per token, of the newest inner step
+    tokens_per_second: float | None
+    bytes_sent: int
+    bytes_received: int
+    last_seal: SealStatus | None
+    not_ready: tuple[str, ...]  # empty when ready
+    rejected: dict[str, int]  # reason -> messages refused
+    started_at: float  # Unix time
+
+
+class PeerView(msgspec.Struct, frozen=True, kw_only=True):
+    peer_id: str
+    addresses: tuple[str, ...]
+    connected_seconds: float
+    rtt_ms: float | None
+    agreed: bool  # said hello with the same chain, ledger and run

@@ -1,0 +1,132 @@
+"""What the network process and the training process say to each other, length-prefixed msgpack over a socket pair.
+
+Both ends are ours; blobs pass by hash, tensors of the pipe by value.
+"""
+
+import struct
+from typing import Annotated
+
+import msgspec
+from msgspec import Struct
+
+from p2p.frames import PipeTensor
+from training.manifest import Plan
+from training.records import RoundInputs, Trained
+
+MAX_FRAME = 256 << 20
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Open(Struct, frozen=True, tag="open"):
+    """First message: which slot to train, and where its files are."""
+
+    manifest: Hash
+    stage: int
+    replica: int
+    directory: str
+    blobs: str
+
+
+class Train(Struct, frozen=True, tag="train"):
+    inputs: RoundInputs
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Give up the round under way at the next step or wait."""
+
+    reason: str
+
+
+class SealedPayload(Struct, frozen=True):
+    payload: Hash
+    tokens: int
+    multiplier: int
+    plan: Plan
+
+
+class Outer(Struct, frozen=True, tag="outer"):
+    """One canonical outer step; `request` comes back with the answer."""
+
+    request: int
+    weights: Hash
+    momentum: Hash
+    payloads: tuple[SealedPayload, ...]
+
+
+class Check(Struct, frozen=True, tag="check"):
+    """Does this payload decode to finite tensors of the stage's shapes?"""
+
+    request: int
+    payload: Hash
+    plan: Plan
+
+
+class Tensor(Struct, frozen=True, tag="tensor"):
+    """A pipe frame for, or from, the neighbour at `link` ("previous" or "next")."""
+
+    link: str
+    frame: PipeTensor
+
+
+class Fresh(Struct, frozen=True, tag="fresh"):
+    """A new pipe leads to the neighbour at `link`: frames of an attempt over the old one are void."""
+
+    link: str
+
+
+class Loaded(Struct, frozen=True, tag="loaded"):
+    """torch and the rest are imported: a slot would open quickly now."""
+
+
+class Opened(Struct, frozen=True, tag="opened"):
+    """The slot's saved state: the last round trained here, and the largest payload of each stage in bytes."""
+
+    trained: Trained | None
+    max_payload_size: tuple[int, ...]
+
+
+class Step(Struct, frozen=True, tag="step"):
+    round: int
+    step: int
+    loss: float
+
+
+class Finished(Struct, frozen=True, tag="finished"):
+    """The round is trained and saved."""
+
+    trained: Trained
+
+
+class Abandoned(Struct, frozen=True, tag="abandoned"):
+    round: int
+    reason: str
+
+
+class Answer(Struct, frozen=True, tag="answer"):
+    """To an Outer (weights, momentum) or a Check (error None: it is fine)."""
+
+    request: int
+    error: str | None = None
+    weights: bytes = b""
+    momentum: bytes = b""
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The training process cannot go on."""
+
+    reason: str
+
+
+ToTrainer = Open | Train | Stop | Outer | Check | Tensor | Fresh
+FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Tensor
+
+LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+to_trainer = msgspec.msgpack.Decoder(ToTrainer)
+from_trainer = msgspec.msgpack.Decoder(FromTrainer)
+
+
+def pack(message: ToTrainer | FromTrainer) -> bytes:
+    """A length-prefixed frame."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body

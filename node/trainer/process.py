@@ -1,0 +1,238 @@
+"""The training process: reads requests from the socket, trains in one thread, does outer steps and checks in another.
+
+Run as `python -m node.trainer.process FD`. It ends when the network process closes the socket.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from node.trainer import messages as m
+from p2p.frames import FRAME_LIMIT, PipeTensor
+
+RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
+MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
+
+
+def main(descriptor: int) -> None:
+    """Serves one network process until it hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
+    with socket.socket(fileno=descriptor) as channel:
+        Server(channel).run()
+    os._exit(0)  # a training thread may still wait for a neighbour
+
+
+class Server:
+    """Dispatches messages; owns the slot and its two threads."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._links = {name: SocketLink(name, self.send) for name in ("previous", "next")}
+        self._stop = threading.Event()
+        self._work: queue.SimpleQueue[m.Outer | m.Check] = queue.SimpleQueue()
+        self._rounds: queue.SimpleQueue[m.Train] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Reads until the other side closes."""
+        threading.Thread(target=self._guard, args=(self._load,), daemon=True).start()
+        reader = self._channel.makefile("rb", buffering=1 << 18)
+        with contextlib.suppress(ConnectionError):  # a reset, where it went away with messages of ours unread
+            while len(header := reader.read(m.LENGTH.size)) == m.LENGTH.size:
+                (size,) = m.LENGTH.unpack(header)
+                body = reader.read(size)
+                if len(body) < size:
+                    return
+                self._dispatch(m.to_trainer.decode(body))
+
+    def send(self, message: m.FromTrainer) -> None:
+        with self._sending:
+            self._channel.sendall(m.pack(message))
+
+    def _dispatch(self, message: m.ToTrainer) -> None:
+        match message:
+            case m.Tensor():
+                self._links[message.link].push(message.frame)
+            case m.Fresh():
+                self._links[message.link].forget()
+            case m.Open():
+                threading.Thread(target=self._guard, args=(self._open, message), daemon=True).start()
+            case m.Train():
+                self._stop.clear()
+                self._rounds.put(message)
+            case m.Stop():
+                self._stop.set()
+                for link in self._links.values():
+                    link.close(message.reason)
+            case m.Outer() | m.Check():
+                self._work.put(message)
+
+    def _guard(self, target, *args) -> None:  # type: ignore[no-untyped-def]
+        """Any surprise in a thread is told, not lost."""
+        try:
+            target(*args)
+        except ConnectionError:
+            pass  # the network process is gone: the reader sees it too, and ends us
+        except Exception as error:
+            self.send(m.Failed(f"{type(error).__name__}: {error}"))
+            raise
+
+    def _load(self) -> None:
+        """Seconds of imports, while the node looks for peers."""
+        import training.slot
+        import training.stages
+
+        training.stages.preload()
+        self.send(m.Loaded())
+
+    def _open(self, message: m.Open) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
+        from training import selftest
+        from training.codecs import codec
+        from training.data import Dataset
+        from training.manifest import parse
+        from training.slot import Slot
+        from training.stages import stage_shapes
+
+        selftest.run()
+        blobs = Path(message.blobs)
+        manifest = parse((blobs / message.manifest.hex()).read_bytes())
+        dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+        self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
+        self._shapes = stage_shapes(manifest, message.stage)
+        slot = Slot.open(manifest, message.stage, message.replica, Path(message.directory), blobs, dataset)
+        bounds = tuple(
+            codec(manifest.codec.name).max_size(stage_shapes(manifest, stage), manifest.plan)
+            for stage in range(len(manifest.stages))
+        )
+        self.send(m.Opened(slot.last, bounds))
+        threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
+        self._guard(self._train_rounds, slot)
+
+    def _train_rounds(self, slot) -> None:  # type: ignore[no-untyped-def]
+        from training.pipeline import PipeBroken
+
+        while True:
+            order = self._rounds.get()
+            for link in self._links.values():
+                link.begin(order.inputs.round)
+            if self._stop.is_set():
+                self.send(m.Abandoned(order.inputs.round, "stopped before it began"))
+                continue
+            last = len(self._manifest.stages) - 1
+            try:
+                trained = slot.train(
+                    order.inputs,
+                    self._links["previous"] if self._stage > 0 else None,
+                    self._links["next"] if self._stage < last else None,
+                    self._stop.is_set,
+                    lambda step, loss, round=order.inputs.round: self.send(m.Step(round, step, loss or 0.0)),
+                )
+            except PipeBroken as error:
+                self.send(m.Abandoned(order.inputs.round, str(error)))
+            else:
+                self.send(m.Finished(trained))
+
+    def _answer_requests(self) -> None:
+        while True:
+            request = self._work.get()
+            try:
+                self.send(self._outer(request) if isinstance(request, m.Outer) else self._check(request))
+            except Exception as error:
+                self.send(m.Answer(request.request, f"{type(error).__name__}: {error}"))
+
+    def _outer(self, request: m.Outer) -> m.Answer:
+        from training.outer import SealedPayload, apply_round
+
+        payloads = [
+            SealedPayload(
+                self._blobs / sealed.payload.hex(),
+                sealed.tokens,
+                sealed.multiplier,
+                sealed.plan,
+            )
+            for sealed in request.payloads
+        ]
+        momentum = self._blobs / request.momentum.hex() if any(request.momentum) else None
+        version = apply_round(
+            self._manifest, self._stage, self._blobs / request.weights.hex(), momentum, payloads, self._blobs
+        )
+        return m.Answer(request.request, None, version.weights, version.momentum)
+
+    def _check(self, request: m.Check) -> m.Answer:
+        from training.outer import read_payload
+
+        read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
+        return m.Answer(request.request)
+
+
+class SocketLink:
+    """training.pipeline.Link over the socket: frames of the current round, matched by kind, step and micro-batch."""
+
+    def __init__(self, name: str, send) -> None:  # type: ignore[no-untyped-def]
+        self._name = name
+        self._send = send
+        self._round = 0
+        self._frames: dict[tuple[int, str, int, int], bytes] = {}
+        self._changed = threading.Condition()
+        self._broken: str | None = None
+
+    def begin(self, round: int) -> None:
+        """Frames of this round are wanted now; older ones are dropped."""
+        with self._changed:
+            self._round, self._broken = round, None
+            self._frames = {key: data for key, data in self._frames.items() if key[0] >= round}
+
+    def forget(self) -> None:
+        """Drop what came over an older pipe."""
+        with self._changed:
+            self._frames.clear()
+
+    def close(self, reason: str) -> None:
+        with self._changed:
+            self._broken = reason
+            self._frames.clear()
+            self._changed.notify_all()
+
+    def push(self, frame: PipeTensor) -> None:
+        with self._changed:
+            if sum(map(len, self._frames.values())) + len(frame.data) > MAX_WAITING or len(self._frames) > 10_000:
+                self._broken = f"the {self._name} stage sent more than was asked for"
+                self._changed.notify_all()
+            elif frame.round >= self._round:
+                self._frames[frame.round, frame.kind, frame.step, frame.micro] = frame.data
+                self._changed.notify_all()
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        self._check()
+        self._send(m.Tensor(self._name, PipeTensor(self._round, kind, step, micro, bytes(data))))
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        key = (self._round, kind, step, micro)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._frames or self._broken is not None, RECV_SECONDS)
+            if key in self._frames:
+                return self._frames.pop(key)
+            self._check()
+        raise _broken(f"the {self._name} stage sent no {kind} of step {step} for {RECV_SECONDS:.0f} s")
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise _broken(self._broken)
+
+
+def _broken(reason: str) -> Exception:
+    from training.pipeline import PipeBroken
+
+    return PipeBroken(reason)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,324 @@
+"""Blobs between peers: ranges of at most 1 MiB, from several peers at once, checked before use."""
+
+import hashlib
+import logging
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+from libp2p.abc import INetStream
+
+from p2p import wire
+from p2p.host import Host
+from p2p.store import CHUNK, BlobStore, Partial
+from p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
+
+BLOB = "/dlx/blob/1"
+SERVED_STREAMS = 32
+SERVED_PER_PEER = 8
+IDLE = 30.0  # s that a client may leave a stream unused
+CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
+ASK_DEADLINE = 10.0
+PATIENCE = 0.5  # s for the other answers once there is one
+PROVIDERS = 4  # at once
+EMPTY = hashlib.sha256().digest()
+STREAMS = 2  # per provider: one waits for the network while the other's chunk goes to disk
+
+log = logging.getLogger(__name__)
+
+
+class BlobError(Exception):
+    """A blob could not be fetched."""
+
+
+class BlobNotFound(BlobError):
+    """Nobody who was asked has it."""
+
+
+class BlobTimeout(BlobError):
+    """The deadline passed before it was here."""
+
+
+@dataclass
+class _Download:
+    max_size: int
+    providers: set[str] | None  # None: whoever is connected
+    waiting: int = 0
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    over: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None
+    bad: set[str] = field(default_factory=set)
+    failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # chunk, peer, hash of what it sent
+
+
+class BlobExchange:
+    """Make it before the host runs. Serves what the store holds, fetches what it lacks.
+
+    `on_bad_peer(peer id, hash)` is told of peers that served wrong bytes; they are also disconnected for a while.
+    """
+
+    def __init__(
+        self, host: Host, store: BlobStore, on_bad_peer: Callable[[str, bytes], None] = lambda peer, hash_: None
+    ) -> None:
+        self._host = host
+        self._store = store
+        self._on_bad_peer = on_bad_peer
+        self._downloads: dict[bytes, _Download] = {}
+        self._serving: dict[str, int] = defaultdict(int)
+        host.serve(BLOB, self._serve)
+        host.add_service(self._run)
+
+    async def fetch(
+        self, hash_: bytes, max_size: int, providers: Sequence[str] | None = None, deadline_s: float = 600.0
+    ) -> Path:
+        """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
+
+        Goes on where an earlier fetch stopped; calls for the same hash share one download.
+        Raises BlobNotFound, BlobTimeout, OSError (disk).
+        """
+        path = self._store.path(hash_)
+        if await trio.to_thread.run_sync(self._store.has, hash_):
+            return path
+        download = self._downloads.get(hash_)
+        if download is None:
+            download = self._downloads[hash_] = _Download(max_size, None if providers is None else set(providers))
+            self._nursery.start_soon(self._download, hash_, download)
+        elif providers is None:
+            download.providers = None
+        elif download.providers is not None:
+            download.providers |= set(providers)
+        download.waiting += 1
+        try:
+            with trio.move_on_after(deadline_s):
+                await download.over.wait()
+        finally:
+            download.waiting -= 1
+            if not download.waiting:
+                download.scope.cancel()
+        if not download.over.is_set():
+            raise BlobTimeout(f"blob {hash_.hex()[:16]} did not come within {deadline_s:.0f} s")
+        if download.error is not None:
+            raise download.error
+        return path
+
+    # -- serving
+
+    async def _serve(self, stream: INetStream, peer: str) -> None:
+        if self._serving[peer] >= SERVED_PER_PEER or sum(self._serving.values()) >= SERVED_STREAMS:
+            self._host.reject("blob_busy", peer)
+            return
+        self._serving[peer] += 1
+        try:
+            while True:
+                with trio.fail_after(IDLE):
+                    request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
+                if request.length > CHUNK:
+                    self._host.reject("blob_request", peer)
+                    return
+                size, data = await trio.to_thread.run_sync(_read_range, self._store.path(request.hash), request)
+                with trio.fail_after(CHUNK_DEADLINE):
+                    await write_short(stream, wire.encode(wire.BlobReply(size, len(data))), data)
+        except wire.WireError as error:
+            self._host.reject(f"blob_{error.reason}", peer)
+        except (StreamBroken, trio.TooSlowError):
+            pass  # the client is done, or gone
+        finally:
+            self._serving[peer] -= 1
+            if not self._serving[peer]:
+                del self._serving[peer]
+
+    # -- fetching
+
+    async def _run(self, task_status: Any) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _download(self, hash_: bytes, download: _Download) -> None:
+        try:
+            with download.scope:
+                await self._until_here(hash_, download)
+        except Exception as error:
+            download.error = error
+        finally:
+            del self._downloads[hash_]
+            if not download.scope.cancelled_caught:
+                download.over.set()
+
+    async def _until_here(self, hash_: bytes, download: _Download) -> None:
+        pause = 0.5
+        while True:
+            sizes, unsure = await self._ask(hash_, download)
+            for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
+                if await self._fetch_from(hash_, size, peers, download):
+                    return
+            if not sizes and not unsure:
+                raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
+            await trio.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    async def _ask(self, hash_: bytes, download: _Download) -> tuple[dict[int, list[str]], bool]:
+        """Who has it, by the size they claim; and whether somebody could not be asked."""
+        sizes: dict[int, list[str]] = defaultdict(list)
+        unsure = False
+
+        async def ask(peer: str) -> None:
+            nonlocal unsure
+            try:
+                with trio.fail_after(ASK_DEADLINE):
+                    stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
+                    try:
+                        reply, _ = await _request(stream, hash_, 0, 0)
+                    finally:
+                        await let_go(stream)
+            except wire.WireError:
+                self._host.reject("blob_malformed", peer)
+            except (StreamBroken, trio.TooSlowError):
+                unsure = True
+            else:
+                if reply.size is None:
+                    return
+                if reply.size > download.max_size or (reply.size == 0 and hash_ != EMPTY):
+                    self._host.reject("blob_size", peer)
+                else:
+                    sizes[reply.size].append(peer)
+                    # whoever hangs must not hold up the rest
+                    nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + PATIENCE)
+
+        async with trio.open_nursery() as nursery:
+            peers = self._host.agreed() if download.providers is None else download.providers
+            for peer in set(peers) - download.bad - {self._host.peer_id}:
+                nursery.start_soon(ask, peer)
+        return sizes, unsure or nursery.cancel_scope.cancelled_caught
+
+    async def _fetch_from(self, hash_: bytes, size: int, peers: list[str], download: _Download) -> bool:
+        """True when the blob is here. After wrong bytes of unknown origin, one peer at a time."""
+        partial = await trio.to_thread.run_sync(self._store.partial, hash_, size)
+        try:
+            # those that failed least, in no fixed order
+            peers.sort(key=lambda peer: (download.failures[peer], random.random()))
+            best = [peer for peer in peers if download.failures[peer] == download.failures[peers[0]]]
+            for attempt in [best[:PROVIDERS], *([peer] for peer in peers)]:
+                willing = [peer for peer in attempt if peer not in download.bad]
+                sources = await self._fetch_chunks(partial, willing, hash_, download)
+                if len(partial.done) < partial.count:
+                    if not download.suspects:
+                        return False  # the rest may come later, or from others
+                    continue
+                if await trio.to_thread.run_sync(partial.finish):
+                    await self._convict(partial, download, hash_)
+                    return True
+                if len(set(sources.values())) == 1 and len(sources) == partial.count:
+                    self._bad(next(iter(sources.values())), hash_, download)
+                else:
+                    for index, peer in sources.items():
+                        chunk = await trio.to_thread.run_sync(partial.chunk_hash, index)
+                        download.suspects.append((index, peer, chunk))
+                await trio.to_thread.run_sync(partial.discard)
+            return False
+        finally:
+            await trio.to_thread.run_sync(partial.close)
+
+    async def _fetch_chunks(
+        self, partial: Partial, peers: list[str], hash_: bytes, download: _Download
+    ) -> dict[int, str]:
+        """Fetch what is missing; which peer sent which chunk. Ends early when all peers failed."""
+        missing = [index for index in reversed(range(partial.count)) if index not in partial.done]
+        under_way: dict[int, list[float]] = {}  # since when, by each worker
+        sources: dict[int, str] = {}
+        disk: list[OSError] = []
+
+        def take() -> int | None:
+            """The next chunk; at the end one that a single peer has been busy with for long, as it may never answer."""
+            if missing:
+                return missing.pop()
+            late = trio.current_time() - 4 * PATIENCE
+            return next((index for index, since in under_way.items() if len(since) == 1 and since[0] < late), None)
+
+        async def work(peer: str) -> None:
+            stream: INetStream | None = None
+            try:
+                while True:
+                    index = take()
+                    if index is None:  # others have the rest; stay, should they fail
+                        await trio.sleep(PATIENCE / 4)
+                        continue
+                    since = trio.current_time()
+                    under_way.setdefault(index, []).append(since)
+                    try:
+                        stream = stream or await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
+                        data = await self._chunk(stream, hash_, partial, index)
+                        if index not in sources:
+                            sources[index] = peer
+                            await trio.to_thread.run_sync(partial.write, index, data)
+                    finally:
+                        under_way[index].remove(since)
+                        if not under_way[index]:
+                            del under_way[index]
+                            if index not in sources:
+                                missing.append(index)
+                    if len(partial.done) == partial.count:
+                        nursery.cancel_scope.cancel()
+            except wire.WireError:
+                self._host.reject("blob_malformed", peer)
+                download.failures[peer] += 1
+            except (StreamBroken, trio.TooSlowError) as error:
+                log.debug("fetching %s from %s: %r", hash_.hex()[:16], peer, error)
+                download.failures[peer] += 1
+            except OSError as error:
+                disk.append(error)
+                nursery.cancel_scope.cancel()
+            finally:
+                if stream is not None:
+                    await let_go(stream)
+
+        if missing:
+            async with trio.open_nursery() as nursery:
+                for peer in peers * STREAMS:
+                    nursery.start_soon(work, peer)
+        if disk:
+            raise disk[0]
+        return sources
+
+    @staticmethod
+    async def _chunk(stream: INetStream, hash_: bytes, partial: Partial, index: int) -> bytes:
+        offset, length = partial.range(index)
+        with trio.fail_after(CHUNK_DEADLINE):
+            reply, data = await _request(stream, hash_, offset, length)
+        if reply.size != partial.size or len(data) != length:
+            raise StreamBroken("the peer no longer has it")
+        return data
+
+    async def _convict(self, partial: Partial, download: _Download, hash_: bytes) -> None:
+        """With the right bytes at hand, whose were wrong?"""
+        for index, peer, chunk in download.suspects:
+            if peer not in download.bad and await trio.to_thread.run_sync(partial.chunk_hash, index) != chunk:
+                self._bad(peer, hash_, download)
+
+    def _bad(self, peer: str, hash_: bytes, download: _Download) -> None:
+        download.bad.add(peer)
+        self._host.ban(peer, "bad_blob")
+        self._on_bad_peer(peer, hash_)
+
+
+async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
+    await write_short(stream, wire.encode(wire.BlobRequest(hash_, offset, length)))
+    reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
+    if reply.length > length:
+        raise wire.WireError("oversize", "more than was asked for")
+    return reply, await read_exact(stream, reply.length)
+
+
+def _read_range(path: Path, request: wire.BlobRequest) -> tuple[int | None, bytes]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            return size, os.pread(file.fileno(), min(request.length, max(0, size - request.offset)), request.offset)
+    except OSError:
+        return None, b""

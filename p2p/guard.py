@@ -1,0 +1,340 @@
+"""What keeps one bad peer from ending the process: py-libp2p 0.8.1 with its holes covered.
+
+Subclasses where the library allows it; the private fields that they rely on are checked by `check_layout`.
+"""
+
+import importlib.metadata
+import inspect
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, IPeerStore
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import StreamHandlerFn, TProtocol
+from libp2p.exceptions import ParseError
+from libp2p.host.basic_host import BasicHost
+from libp2p.io.abc import Reader, ReadWriteCloser
+from libp2p.kad_dht.common import PROTOCOL_ID as KAD_ID
+from libp2p.kad_dht.kad_dht import KadDHT
+from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer import multiselect_communicator
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.mcache import MessageCache
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.yamux.yamux import (
+    HEADER_SIZE,
+    MAX_MESSAGE_SIZE,
+    TYPE_DATA,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+    YamuxStream,
+)
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
+from multiaddr import Multiaddr
+
+from p2p.streams import StreamBroken, let_go
+from p2p.transport import Meter, MeteredStream, MeteredTCP
+
+LIBP2P_VERSION = "0.8.1"
+BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one connection
+WINDOW = 1024 * 1024  # bytes a peer may send on one stream before it must wait for us
+WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
+FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame; ours have 64 KiB
+STREAM_LIMIT = 256  # streams a peer may have open on one connection
+MAX_CONNECTIONS = 256
+PENDING_LIMIT = 64  # accepted connections in the handshake
+NEGOTIATION_LIMIT = 1024  # bytes of a protocol name
+
+log = logging.getLogger(__name__)
+# the library reports every failed dial as an error; LIBP2P_DEBUG brings its log back
+logging.getLogger("libp2p").addHandler(logging.NullHandler())
+Reject = Callable[[str, str], None]  # (reason, peer id)
+
+
+class GuardError(Exception):
+    """The installed libp2p is not the one that the guards were written for."""
+
+
+async def _read_delim(reader: Reader) -> bytes:
+    """The library's own takes a message of any length, from anybody, before anything is encrypted."""
+    message = await read_varint_prefixed_bytes_limited(reader, NEGOTIATION_LIMIT)
+    if not message.endswith(b"\n"):
+        raise ParseError("a protocol name without its end")
+    return message[:-1]
+
+
+multiselect_communicator.read_delim = _read_delim
+
+
+class _TooMuchBuffered(trio.TooSlowError):
+    """Derived from what makes the muxer close its connection."""
+
+
+def check_layout() -> None:
+    """Raises GuardError when the private parts of libp2p that the guards use have changed."""
+    version = importlib.metadata.version("libp2p")
+    if version != LIBP2P_VERSION:
+        raise GuardError(f"libp2p {version} is installed, this node needs exactly {LIBP2P_VERSION}")
+    wanted: list[tuple[Any, str, tuple[str, ...]]] = [
+        (BasicHost, "_swarm_stream_handler", ("self", "net_stream")),
+        (BasicHost, "set_stream_handler", ("self", "protocol_id", "stream_handler")),
+        (Swarm, "_handle_inbound_connection", ("self", "read_write_closer", "maddr")),
+        (Swarm, "add_conn", ("self", "muxed_conn", "direction")),
+        (Swarm, "dial_addr", ("self", "addr", "peer_id", "source")),
+        (Swarm, "unblock_peer", ("self", "peer_id")),
+        (AutoConnector, "maybe_connect", ("self",)),
+        (Yamux, "start", ("self",)),
+        (Yamux, "open_stream", ("self",)),
+        (Yamux, "accept_stream", ("self",)),
+        (Yamux, "_write_frame", ("self", "data")),
+        (YamuxStream, "write", ("self", "data")),
+        (YamuxStream, "_auto_tune_and_send_window_update", ("self", "bytes_read")),
+        (YamuxStream, "send_window_update", ("self", "increment", "skip_lock")),
+        (Yamux, "_read_data_body", ("self", "length")),
+        (Yamux, "_cleanup_on_error", ("self",)),
+        (Pubsub, "push_msg", ("self", "msg_forwarder", "msg")),
+        (Pubsub, "continuously_read_stream", ("self", "stream")),
+        (Pubsub, "_handle_dead_peer", ("self", "peer_id")),
+        (GossipSub, "_get_peers_to_send", ("self", "topic_ids", "msg_forwarder", "origin", "msg_id")),
+        (GossipSub, "handle_rpc", ("self", "rpc", "sender_peer_id")),
+        (GossipSub, "flush_pending_messages", ("self", "peer_id")),
+        (GossipSub, "on_peer_subscribed", ("self", "peer_id", "topic")),
+        (MessageCache, "put", ("self", "msg")),
+        (KadDHT, "refresh_routing_table", ("self",)),
+        (ProviderStore, "_get_providers_from_peer_with_closers", ("self", "peer_id", "key")),
+    ]
+    for owner, name, parameters in wanted:
+        function = getattr(owner, name, None)
+        if function is None or tuple(inspect.signature(function).parameters) != parameters:
+            where = f"{owner.__name__}.{name}({', '.join(parameters)})"
+            raise GuardError(f"libp2p {version}: {where} has changed; install {LIBP2P_VERSION}")
+    if inspect.getmodule(MultiselectCommunicator.read) is not multiselect_communicator or "read_delim" not in (
+        MultiselectCommunicator.read.__code__.co_names
+    ):
+        raise GuardError(f"libp2p {version}: protocol negotiation reads elsewhere; install {LIBP2P_VERSION}")
+    yamux = Yamux(_Nothing(), ID(b"\x00"), is_initiator=True)  # type: ignore[arg-type]
+    if not isinstance(yamux.stream_buffers, dict) or not isinstance(yamux.streams, dict):
+        raise GuardError(f"libp2p {version}: the muxer keeps its buffers elsewhere; install {LIBP2P_VERSION}")
+
+
+class _Nothing:
+    is_initiator = True
+
+
+def stream_of(conn: Any) -> MeteredStream:
+    """The TCP stream under a swarm connection. Raises GuardError if it cannot be reached."""
+    try:
+        stream = conn.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream
+    except AttributeError as error:
+        raise GuardError(f"libp2p's layers have changed: {error}; install {LIBP2P_VERSION}") from error
+    if not isinstance(stream, MeteredStream):
+        raise GuardError(f"libp2p's layers have changed: {type(stream).__name__} carries the connection")
+    return stream
+
+
+def hard_close(network: Swarm, peer: ID) -> None:
+    """Cut all connections to a peer from below; closing politely hangs when the peer has stopped reading."""
+    for conn in network.get_connections(peer):
+        stream_of(conn).kill()
+
+
+class _LeanStream(YamuxStream):
+    """The library's stream with a third of its task switches and packets.
+
+    It gives window back in large steps instead of after every read, and a writer waits longer than 5 s for it.
+    """
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            if self.send_closed or self.closed:
+                raise MuxedStreamError("stream is closed for sending")
+            if self.send_window <= 0:
+                await self._wait_for_window()
+                continue
+            piece = view[: min(self.send_window, MAX_MESSAGE_SIZE - HEADER_SIZE)]
+            self.send_window -= len(piece)  # nothing else runs between the check and this
+            header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece))
+            await self.conn._write_frame(header + piece)
+            view = view[len(piece) :]
+
+    async def _wait_for_window(self) -> None:
+        deadline = trio.current_time() + WINDOW_DEADLINE
+        while self.send_window <= 0 and not self.closed:
+            if trio.current_time() > deadline:
+                raise MuxedStreamError(f"the peer read nothing for {WINDOW_DEADLINE:.0f} s")
+            await trio.sleep(0.002)
+
+    async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
+        self._pending_recv_release += bytes_read
+        grow = WINDOW - self.target_recv_window
+        if grow or self._pending_recv_release >= WINDOW // 4:
+            credit, self._pending_recv_release = grow + self._pending_recv_release, 0
+            self.target_recv_window = WINDOW
+            self.recv_window += credit
+            await self.send_window_update(credit)
+
+
+class GuardedYamux(Yamux):
+    """Bounds what a peer can make us keep, and dies alone."""
+
+    overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
+
+    async def open_stream(self) -> YamuxStream:
+        stream = await super().open_stream()
+        stream.__class__ = _LeanStream  # before the first read
+        return stream
+
+    async def accept_stream(self) -> IMuxedStream:
+        stream = await super().accept_stream()
+        stream.__class__ = _LeanStream
+        return stream
+
+    async def start(self) -> None:
+        try:
+            await super().start()
+        except Exception as error:  # would end the swarm
+            log.warning("muxer of %s failed: %r", self.peer_id, error)
+            await self._cleanup_on_error()
+
+    async def _write_frame(self, data: bytes) -> None:
+        async with self._write_lock:
+            await self.secured_conn.write(data)
+
+    async def _read_data_body(self, length: int) -> bytes:
+        waiting = sum(len(buffer) for buffer in self.stream_buffers.values())
+        if length > FRAME_LIMIT or waiting + length > BUFFER_LIMIT:
+            self.overflow()
+            raise _TooMuchBuffered(f"{waiting} bytes unread and {length} more")
+        return await super()._read_data_body(length)
+
+
+class _NoAutoConnector(AutoConnector):
+    """The library dials whomever it heard of until it has half of max_connections; p2p.discovery decides here."""
+
+    async def maybe_connect(self) -> None:
+        pass
+
+
+class GuardedSwarm(Swarm):
+    """Noise over metered TCP only. Accepting is bounded by the live connections, not by all there ever were."""
+
+    def __init__(self, keys: KeyPair, meter: Meter) -> None:
+        self._pending = 0
+        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        peer = ID.from_pubkey(keys.public_key)
+        store: IPeerStore = PeerStore()
+        store.add_key_pair(peer, keys)
+        super().__init__(
+            peer,
+            store,
+            TransportUpgrader(
+                secure_transports_by_protocol={NOISE_ID: noise},
+                muxer_transports_by_protocol={TProtocol(YAMUX_ID): Yamux},
+            ),
+            transports=[MeteredTCP(meter)],
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=ConnectionConfig(
+                max_connections=MAX_CONNECTIONS,
+                high_watermark=MAX_CONNECTIONS,
+                low_watermark=0,
+                min_connections=0,
+            ),
+        )
+        self.auto_connector = _NoAutoConnector(self)
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        muxed_conn.__class__ = GuardedYamux  # the library makes its own, whatever class it is given
+        return await super().add_conn(muxed_conn, direction)
+
+    async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
+        # The library's own version keeps a slot and a task per accepted connection until the swarm ends,
+        # so it goes deaf after 300 of them.
+        raw = RawConnection(read_write_closer, False)
+        if self._pending >= PENDING_LIMIT:
+            await raw.close()
+            return
+        self._pending += 1
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+        except Exception as error:
+            log.debug("inbound connection failed: %r", error)
+            await raw.close()
+            return
+        finally:
+            self._pending -= 1
+        await muxed.event_closed.wait()  # type: ignore[attr-defined]
+
+
+class GuardedHost(BasicHost):
+    """A failing handler costs its stream, not the process; strangers reach no protocol but `open_protocols`."""
+
+    def __init__(
+        self,
+        network: GuardedSwarm,
+        admit: Callable[[ID], Awaitable[bool]],
+        open_protocols: frozenset[str],
+        reject: Reject,
+    ) -> None:
+        self._admit = admit
+        self._open_protocols = open_protocols
+        self._reject = reject
+        self._active: dict[int, int] = {}
+        self._announced: list[Multiaddr] = []
+        super().__init__(network, disable_identify_address_discovery=True)
+
+    def announce(self, addresses: list[Multiaddr]) -> None:
+        """From now on tell others these addresses."""
+        self._announced = [address.encapsulate(Multiaddr(f"/p2p/{self.get_id()}")) for address in addresses]
+
+    def get_addrs(self) -> list[Multiaddr]:
+        return list(self._announced)  # the library's own makes them anew with every message
+
+    def set_stream_handler(self, protocol_id: TProtocol, stream_handler: StreamHandlerFn) -> None:
+        # the DHT serves 12 streams at once, and waits for ever on each
+        seconds = 30 if protocol_id == KAD_ID else float("inf")
+
+        async def admitted(stream: INetStream) -> None:
+            if await self._admit(stream.muxed_conn.peer_id):
+                with trio.move_on_after(seconds):
+                    await stream_handler(stream)
+
+        super().set_stream_handler(protocol_id, stream_handler if protocol_id in self._open_protocols else admitted)
+
+    async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
+        peer = str(net_stream.muxed_conn.peer_id)
+        key = id(net_stream.muxed_conn)
+        self._active[key] = self._active.get(key, 0) + 1
+        try:
+            if self._active[key] > STREAM_LIMIT:
+                self._reject("streams", peer)
+            else:
+                await super()._swarm_stream_handler(net_stream)
+        except StreamBroken as error:
+            log.debug("stream of %s ended: %s", peer, error)
+        except Exception as error:
+            log.warning("stream handler for %s failed: %r", peer, error)
+            self._reject("handler", peer)
+        finally:
+            self._active[key] -= 1
+            if not self._active[key]:
+                del self._active[key]
+            if not net_stream.is_closed:  # type: ignore[attr-defined]
+                await let_go(net_stream)

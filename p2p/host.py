@@ -1,0 +1,378 @@
+"""The node's place in the network: connections to peers of the same run, kept alive and watched."""
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+from libp2p.abc import INetStream, INotifee
+from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.rcmgr import Direction
+
+from p2p import wire
+from p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
+from p2p.discovery import Dialer, Discovery
+from p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, hard_close, stream_of
+from p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
+from p2p.transport import Meter
+
+HELLO = TProtocol("/dlx/hello/1")
+PING = TProtocol("/dlx/ping/1")
+OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
+
+HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
+PING_INTERVAL = 5.0
+PING_DEADLINE = 3.0
+PING_MISSES = 3
+BAN = 60.0  # s that a peer that misbehaved stays out
+
+log = logging.getLogger(__name__)
+Service = Callable[..., Awaitable[None]]  # async, takes task_status, runs until cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    peer_id: str
+    addresses: tuple[str, ...]
+    connected_since: float  # unix time
+    rtt_ms: float | None
+    agreed: bool
+    version: str | None
+    bytes_sent: int  # on the connections open now
+    bytes_received: int
+
+
+@dataclass
+class _Peer:
+    id: ID
+    since: float = field(default_factory=time.time)
+    settled: trio.Event = field(default_factory=trio.Event)  # hello agreed or refused
+    gone: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancels its tasks
+    hello: wire.Hello | None = None
+    rtt: float | None = None
+
+
+class Host:
+    """One libp2p identity. Make the services (Gossip, BlobExchange, PipeService), then `async with host.run()`.
+
+    `secret`: 32 bytes, secp256k1. `listen`, `announce`, `bootstrap`: multiaddrs; bootstrap ones end in /p2p/<peer id>.
+    `on_reject(reason, peer id)` is told of everything refused; reasons are short metric labels.
+    Raises AddressError for addresses that cannot be used.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        listen: Sequence[str],
+        announce: Sequence[str],
+        hello: wire.Hello,
+        bootstrap: Sequence[str] = (),
+        on_reject: Reject = lambda reason, peer: None,
+    ) -> None:
+        self._listen = [parse_address(text)[0] for text in listen]
+        self._announce = [parse_address(text)[0] for text in announce]
+        self._hello = hello
+        self._on_reject = on_reject
+        self._meter = Meter()
+        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter)
+        self._network.register_notifee(_Notifee(self._connected, self._disconnected))
+        self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
+        self.peer_id = str(self.libp2p.get_id())
+        self._peers: dict[ID, _Peer] = {}
+        self._banned: dict[ID, float] = {}
+        self._services: list[Service] = []
+        self._dialer = Dialer(self._network, self.peer_id, self._await_agreement)
+        self._discovery = Discovery(self.libp2p, hello.run, self._dialer.found)
+        self.libp2p.set_stream_handler(HELLO, self._answer_hello)
+        self.serve(PING, self._answer_ping)
+        for text in bootstrap:
+            address, peer = parse_address(text)
+            if peer is None:
+                raise AddressError(f"bootstrap address {text!r} must end in /p2p/<peer id>")
+            self._dialer.known(peer, [address], patient=False)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Listen, connect, serve; ends cleanly when cancelled. Raises GuardError, AddressError."""
+        check_layout()
+        for address in self._listen:
+            check_free(address)
+        async with self.libp2p.run(self._listen), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                bound = self.libp2p.get_transport_addrs()
+                if len(self._network.listeners) < len(set(map(str, self._listen))):
+                    raise AddressError(f"cannot listen on all of {', '.join(map(str, self._listen))}")
+                self.libp2p.announce(self._announce or [address for each in bound for address in expand(each)])
+                for service in (*self._services, self._dialer.run, self._discovery.run):
+                    await nursery.start(service)
+                yield
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 3):
+                    for listener in list(self._network.listeners.values()):
+                        await listener.close()  # cancelling the library leaves them open
+                # polite closing waits for peers that may no longer read
+                for peer in list(self._network.connections):
+                    hard_close(self._network, peer)
+                nursery.cancel_scope.cancel()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others can dial this host, with /p2p/; known once it runs."""
+        return tuple(str(address) for address in self.libp2p.get_addrs())
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of all connections so far, as TCP sees them (below Noise)."""
+        return self._meter.sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._meter.received
+
+    def known(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """A peer that the ledger names; it is kept connected. Addresses that cannot be used are left out.
+
+        Raises AddressError when `peer_id` is none.
+        """
+        peer = parse_peer_id(peer_id)
+        if peer != self.libp2p.get_id():
+            self._dialer.known(peer, usable(addresses, peer))
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        return tuple(self._status(peer) for peer in self._peers.values() if self._network.get_connections(peer.id))
+
+    def agreed(self) -> tuple[str, ...]:
+        """Peer ids of those that are connected and said the same hello."""
+        live = self._network.connections
+        return tuple(str(peer.id) for peer in self._peers.values() if peer.hello is not None and peer.id in live)
+
+    def is_agreed(self, peer_id: str) -> bool:
+        return peer_id in self.agreed()
+
+    async def connect(self, peer_id: str, deadline_s: float = 10.0) -> None:
+        """Make sure that a known peer is connected and agreed. Raises StreamBroken."""
+        with trio.move_on_after(deadline_s):
+            if await self._dialer.dial(parse_peer_id(peer_id)):
+                return
+            raise StreamBroken(f"{peer_id} cannot be reached at any address we know")
+        raise StreamBroken(f"no connection to {peer_id} within {deadline_s:.0f} s")
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Cut the connection; the maintenance loop may make a new one."""
+        peer = parse_peer_id(peer_id)
+        hard_close(self._network, peer)
+        with trio.move_on_after(2):
+            while self._network.get_connections(peer):
+                await trio.sleep(0.02)
+
+    def ban(self, peer_id: str, reason: str) -> None:
+        """Disconnect a peer that misbehaved and keep it out for BAN seconds; counts `reason`."""
+        peer = parse_peer_id(peer_id)
+        self.reject(reason, peer_id)
+        self._banned = {id_: until for id_, until in self._banned.items() if until > time.monotonic()}
+        self._banned[peer] = time.monotonic() + BAN
+        self._dialer.refused(peer, BAN)
+        self._forget(peer)  # at once: it may be back before the old connection is cleared away
+        hard_close(self._network, peer)
+
+    def reject(self, reason: str, peer_id: str) -> None:
+        """Count something refused."""
+        log.debug("refused %s of %s", reason, peer_id)
+        self._on_reject(reason, peer_id)
+
+    def serve(self, protocol: str, handler: Callable[[INetStream, str], Awaitable[None]]) -> None:
+        """`handler(stream, peer id)` for every stream of an agreed peer; what it leaves open is reset."""
+
+        async def handle(stream: INetStream) -> None:
+            await handler(stream, str(stream.muxed_conn.peer_id))
+
+        self.libp2p.set_stream_handler(TProtocol(protocol), handle)
+
+    def add_service(self, service: Service) -> None:
+        """`service(task_status=...)` starts with the host and is cancelled with it."""
+        self._services.append(service)
+
+    async def open_stream(self, peer_id: str, protocol: str, deadline_s: float) -> INetStream:
+        """A stream to an agreed peer, connecting first if need be; the caller closes it. Raises StreamBroken."""
+        started = trio.current_time()
+        try:
+            if not self.is_agreed(peer_id):
+                await self.connect(peer_id, deadline_s)
+            with trio.fail_after(max(0.0, started + deadline_s - trio.current_time())):
+                return await self.libp2p.new_stream(parse_peer_id(peer_id), [TProtocol(protocol)])
+        except StreamBroken:
+            raise
+        except Exception as error:  # the library's exceptions have no common base
+            raise StreamBroken(f"no {protocol} stream to {peer_id}: {error!r}") from error
+
+    # -- connections
+
+    def _status(self, peer: _Peer) -> PeerStatus:
+        conns = self._network.get_connections(peer.id)
+        streams = [stream_of(conn) for conn in conns]
+        return PeerStatus(
+            str(peer.id),
+            tuple(str(address) for conn in conns for address in conn.get_transport_addresses()),
+            peer.since,
+            None if peer.rtt is None else peer.rtt * 1e3,
+            peer.hello is not None,
+            peer.hello.version if peer.hello else None,
+            sum(stream.sent for stream in streams),
+            sum(stream.received for stream in streams),
+        )
+
+    async def _connected(self, conn: Any) -> None:
+        peer = self._peers.setdefault(conn.muxed_conn.peer_id, _Peer(conn.muxed_conn.peer_id))
+        conn.muxed_conn.overflow = lambda: self.reject("buffer", str(peer.id))
+        self._nursery.start_soon(self._greet, peer, conn)
+
+    async def _disconnected(self, conn: Any) -> None:
+        peer = conn.muxed_conn.peer_id
+        if not self._network.get_connections(peer):
+            self._forget(peer)
+            self._dialer.lost(peer)
+
+    def _forget(self, peer: ID) -> None:
+        gone = self._peers.pop(peer, None)
+        if gone is not None:
+            gone.hello = None
+            gone.settled.set()
+            gone.gone.cancel()
+
+    async def _greet(self, peer: _Peer, conn: Any) -> None:
+        """The dialler speaks first; whoever has not agreed in time is cut off."""
+        tcp = stream_of(conn)  # here a changed layout ends the host
+        with trio.move_on_after(HELLO_DEADLINE):
+            if conn.direction == Direction.OUTBOUND:  # even if agreed before: the other side may have forgotten
+                try:
+                    stream = await self.libp2p.new_stream(peer.id, [HELLO])
+                    try:
+                        await write_short(stream, wire.encode(self._hello))
+                        self._settle(peer, await read_short(stream, 1024))
+                    finally:
+                        await let_go(stream)
+                except Exception as error:
+                    log.debug("hello to %s failed: %r", peer.id, error)
+            await peer.settled.wait()
+        if peer.hello is not None:
+            tcp.allowance = math.inf
+        elif self._peers.get(peer.id) is peer:
+            if not peer.settled.is_set():
+                self.reject("no_hello", str(peer.id))
+            hard_close(self._network, peer.id)
+
+    async def _answer_hello(self, stream: INetStream) -> None:
+        peer = self._peers.setdefault(stream.muxed_conn.peer_id, _Peer(stream.muxed_conn.peer_id))
+        if self._is_banned(peer.id):
+            self.reject("banned", str(peer.id))
+            hard_close(self._network, peer.id)
+            return
+        with trio.fail_after(HELLO_DEADLINE):
+            theirs = await read_short(stream, 1024)
+            await write_short(stream, wire.encode(self._hello))  # first, so that both sides know why they part
+            await stream.close()
+            self._settle(peer, theirs)
+
+    def _settle(self, peer: _Peer, data: bytes) -> None:
+        if peer.settled.is_set():
+            return
+        try:
+            hello = wire.decode_as(wire.Hello, data)
+            reason = self._disagreement(hello)
+        except wire.WireError:
+            reason = "hello_malformed"
+        if self._is_banned(peer.id):
+            reason = "banned"
+        if reason is not None:
+            self.reject(reason, str(peer.id))
+            self._dialer.refused(peer.id)
+        else:
+            peer.hello = hello
+            self._discovery.nudge()
+            self._nursery.start_soon(self._watch, peer)
+        peer.settled.set()
+
+    def _is_banned(self, peer: ID) -> bool:
+        return self._banned.get(peer, 0.0) > time.monotonic()
+
+    def _disagreement(self, hello: wire.Hello) -> str | None:
+        for name in ("protocol", "chain_id", "ledger", "run"):
+            if getattr(hello, name) != getattr(self._hello, name):
+                return f"hello_{name}"
+        return None
+
+    async def _admit(self, peer: ID) -> bool:
+        """Wait until a peer's hello is settled; streams of the refused are reset."""
+        entry = self._peers.setdefault(peer, _Peer(peer))
+        with trio.move_on_after(HELLO_DEADLINE):
+            await entry.settled.wait()
+        return entry.hello is not None
+
+    async def _await_agreement(self, peer: ID) -> bool:
+        return bool(self._network.get_connections(peer)) and await self._admit(peer)
+
+    # -- ping
+
+    async def _watch(self, peer: _Peer) -> None:
+        """Ping for as long as the peer is connected; the library notices a dead one only when it writes."""
+        misses, heard, stream = 0, 0, None
+        with peer.gone:
+            try:
+                while True:
+                    answered = False
+                    with trio.move_on_after(PING_DEADLINE):
+                        try:
+                            stream = stream or await self.libp2p.new_stream(peer.id, [PING])
+                            started = time.perf_counter()
+                            await write_all(stream, b"dlx-ping")
+                            await read_exact(stream, 8)
+                            peer.rtt = time.perf_counter() - started
+                            answered = True
+                        except Exception as error:
+                            log.debug("ping of %s failed: %r", peer.id, error)
+                    if stream is not None and not answered:
+                        await let_go(stream)
+                        stream = None
+                    before, heard = heard, self._status(peer).bytes_received
+                    # whoever is busy sending may be late with the answer, but is there
+                    misses = 0 if answered or heard > before else misses + 1
+                    if misses >= PING_MISSES:
+                        self.reject("silent", str(peer.id))
+                        hard_close(self._network, peer.id)
+                        return
+                    await trio.sleep(PING_INTERVAL - PING_DEADLINE if misses else PING_INTERVAL)
+            finally:
+                if stream is not None:
+                    await let_go(stream)
+
+    async def _answer_ping(self, stream: INetStream, peer_id: str) -> None:
+        with trio.move_on_after(math.inf) as scope:
+            while True:
+                scope.deadline = trio.current_time() + 6 * PING_INTERVAL
+                await write_all(stream, await read_exact(stream, 8))
+
+
+class _Notifee(INotifee):
+    def __init__(self, connected: Callable[[Any], Awaitable[None]], lost: Callable[[Any], Awaitable[None]]) -> None:
+        self._connected, self._lost = connected, lost
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        await self._connected(conn)
+
+    async def disconnected(self, network: Any, conn: Any) -> None:
+        await self._lost(conn)
+
+    async def opened_stream(self, network: Any, stream: Any) -> None: ...
+
+    async def closed_stream(self, network: Any, stream: Any) -> None: ...
+
+    async def listen(self, network: Any, multiaddr: Any) -> None: ...
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None: ...

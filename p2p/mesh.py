@@ -1,0 +1,209 @@
+"""The library's gossipsub with its holes covered; `p2p.gossip` is the public face."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.pubsub.mcache import CacheEntry, MessageCache
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.utils import maybe_consume_signed_record
+
+from p2p.guard import GuardedHost, Reject
+from p2p.streams import StreamBroken, read_some
+
+PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
+RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most
+
+log = logging.getLogger(__name__)
+
+
+def message_id(message: rpc_pb2.Message) -> bytes:
+    """sha256 of topic and data: sequence numbers start again with the process and would pass for seen."""
+    return hashlib.sha256(message.topicIDs[0].encode() + b"\0" + message.data).digest()
+
+
+class GuardedGossipSub(GossipSub):
+    """Gossipsub 1.1, degree 6 (4 to 12), heartbeat 1 s. Own rate limits stand in for its spam protection."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(
+            protocols=[PROTOCOL_ID_V11],
+            degree=6,
+            degree_low=4,
+            degree_high=12,
+            heartbeat_interval=1,
+            adaptive_gossip_enabled=False,
+            spam_protection_enabled=False,
+            eclipse_protection_enabled=False,
+        )
+        self.mcache = _ContentCache(self.mcache.window_size, self.mcache.history_size)
+        self._reject = reject
+
+    # what a peer sets off: an exception in any of these would end the service
+
+    async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
+        await self._survive(super().handle_rpc(rpc, sender_peer_id), sender_peer_id)
+
+    async def flush_pending_messages(self, peer_id: ID) -> None:
+        await self._survive(super().flush_pending_messages(peer_id), peer_id)
+
+    async def on_peer_subscribed(self, peer_id: ID, topic: str) -> None:
+        await self._survive(super().on_peer_subscribed(peer_id, topic), peer_id)
+
+    async def _survive(self, work: Awaitable[None], peer: ID) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.warning("gossip with %s failed: %r", peer, error)
+            self._reject("malformed", str(peer))
+
+    def _get_peers_to_send(
+        self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID, msg_id: bytes | None = None
+    ) -> Iterable[ID]:
+        """Own messages go to every neighbour, and a mesh that is still thin is helped out.
+
+        The library sends to the mesh only, which is empty until the heartbeat after a connection; what was sent
+        before is in no IHAVE to the peers that join the mesh then.
+        """
+        chosen = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
+        assert self.pubsub is not None
+        for topic in topic_ids:
+            subscribed = self.pubsub.peer_topics.get(topic, set())
+            if origin == self.pubsub.my_id:
+                chosen |= subscribed
+            elif len(self.mesh.get(topic, ())) < self.degree_low:
+                chosen |= set(islice(subscribed, self.degree))
+        return chosen - {msg_forwarder, origin}
+
+    async def heartbeat(self) -> None:
+        while True:
+            try:
+                with trio.move_on_after(60):
+                    await super().heartbeat()
+            except Exception as error:
+                log.warning("gossip heartbeat failed: %r", error)
+            # the library notes every delivery for a feature that is off, and never forgets
+            self.recent_message_deliveries.clear()
+
+
+class _ContentCache(MessageCache):
+    """Keyed like the seen messages; the library's own keys make peers ask for what they have."""
+
+    def put(self, msg: rpc_pb2.Message) -> None:
+        mid = message_id(msg)
+        if mid not in self.msgs:
+            self.msgs[mid] = msg
+            self.history[0].append(CacheEntry(mid, msg.topicIDs))
+
+
+class GuardedPubsub(Pubsub):
+    """Refuses an RPC at its length, validates before it forwards, survives whatever is inside.
+
+    `refusal(forwarder, message)` returns why an unseen message is refused, or None. `deliver(forwarder, message)`
+    takes the good ones and must not block.
+    """
+
+    def __init__(
+        self,
+        host: GuardedHost,
+        router: GuardedGossipSub,
+        topics: frozenset[str],
+        refusal: Callable[[ID, rpc_pb2.Message], str | None],
+        deliver: Callable[[ID, rpc_pb2.Message], None],
+        abuse: Callable[[str, ID], None],
+    ) -> None:
+        super().__init__(host, router, msg_id_constructor=message_id, allowed_topics=topics)
+        self._topics = topics
+        self._records: dict[ID, bytes] = {}  # signed addresses, as last checked
+        self._absent: dict[ID, int] = {}  # how many times in a row `tend` found no stream
+        self._refusal = refusal
+        self._deliver = deliver
+        self._abuse = abuse
+        self.counter = time.time_ns()  # repeated sequence numbers after a restart pass for equivocation
+
+    async def continuously_read_stream(self, stream: INetStream) -> None:
+        peer = stream.muxed_conn.peer_id
+        buffer = bytearray()
+        try:
+            while self.manager.is_running:
+                while (head := _parse_length(buffer)) is None:
+                    buffer += await read_some(stream, RPC_LIMIT)
+                length, start = head
+                if length > RPC_LIMIT:
+                    self._abuse("oversize_rpc", peer)
+                    break
+                while len(buffer) < start + length:
+                    buffer += await read_some(stream, RPC_LIMIT)
+                rpc = rpc_pb2.RPC()
+                rpc.ParseFromString(bytes(buffer[start : start + length]))
+                del buffer[: start + length]
+                await self._handle(rpc, peer)
+        except StreamBroken as error:
+            log.debug("gossip stream of %s ended: %s", peer, error)
+        except Exception as error:
+            log.debug("gossip stream of %s: %r", peer, error)
+            self._abuse("malformed", peer)
+
+    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        """Also the way of own messages, which skip the checks."""
+        if self._is_msg_seen(msg):
+            return
+        if msg_forwarder != self.my_id:
+            reason = self._refusal(msg_forwarder, msg)
+            if reason is not None:
+                self._abuse(reason, msg_forwarder)
+                return
+        self._mark_msg_seen(msg)
+        if msg_forwarder != self.my_id:
+            self._deliver(msg_forwarder, msg)
+        await self.router.publish(msg_forwarder, msg)
+
+    async def tend(self, peers: tuple[str, ...]) -> None:
+        """Renew streams of connected peers that broke or never came to be; the library gives up in silence."""
+        for name in peers:
+            peer = ID.from_base58(name)
+            stream = self.peers.get(peer)
+            if stream is not None and (stream.is_closed or stream.swarm_conn.is_closed):  # type: ignore[attr-defined]
+                self._handle_dead_peer(peer)
+                stream = None
+            self._absent[peer] = self._absent.get(peer, 0) + 1 if stream is None else 0
+            if self._absent[peer] and self._absent[peer] % PATIENCE == 0:
+                self.manager.run_task(self.ensure_peer_stream, peer, PATIENCE - 1)
+        self._absent = {peer: self._absent[peer] for peer in map(ID.from_base58, peers)}
+        self._records = {peer: record for peer, record in self._records.items() if peer in self._absent}
+
+    async def _handle(self, rpc: rpc_pb2.RPC, peer: ID) -> None:
+        if rpc.senderRecord != self._records.get(peer):  # every RPC carries the same one
+            if not maybe_consume_signed_record(rpc, self.host, peer):
+                self._abuse("malformed", peer)
+                return
+            self._records[peer] = rpc.senderRecord
+        rpc.ClearField("senderRecord")  # checked; the router would check again
+        for message in rpc.publish:
+            if len(message.topicIDs) == 1 and message.topicIDs[0] in self._topics:
+                await self.push_msg(peer, message)
+            else:
+                self._abuse("topic", peer)
+        for subscription in rpc.subscriptions[: len(self._topics)]:
+            self.handle_subscription(peer, subscription)
+        if rpc.HasField("control"):
+            await self.router.handle_rpc(rpc, peer)
+
+
+def _parse_length(buffer: bytearray) -> tuple[int, int] | None:
+    """A varint and where it ends, None if it is not all there. Raises ValueError."""
+    value = 0
+    for index, byte in enumerate(buffer[:9]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, index + 1
+    if len(buffer) >= 9:
+        raise ValueError("a length of more than 63 bits")
+    return None

@@ -1,0 +1,203 @@
+"""Pipes: ordered frames between two slots of a replica, for activations and their gradients."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.abc import INetStream
+
+from p2p import wire
+from p2p.host import Host
+from p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, write_all, write_short
+
+PIPE = "/dlx/pipe/1"
+FRAME_LIMIT = 64 * 1024 * 1024  # bytes
+HANDSHAKE_DEADLINE = 10.0
+SEND_DEADLINE = 30.0
+WAITING = 16  # accepted pipes that nobody has taken yet
+_READ = 256 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class PipeClosed(Exception):
+    """The pipe is of no further use; says why."""
+
+
+class PipeRefused(PipeClosed):
+    """The other side did not accept the hello; says its reason."""
+
+
+class Pipe:
+    """Frames in order, both ways, until either side closes. Every failure is PipeClosed and final."""
+
+    def __init__(self, stream: INetStream, peer_id: str, hello: wire.PipeHello, frame_limit: int) -> None:
+        self.peer_id = peer_id
+        self.hello = hello  # of whoever opened the pipe
+        self._stream = stream
+        self._frame_limit = frame_limit
+        self._queue: deque[bytes] = deque()
+        self._queued = 0  # bytes
+        self._arrived = trio.Event()
+        self._sending = trio.Lock()
+        self._closed: str | None = None
+        self._over = trio.Event()
+
+    async def send(self, frame: bytes | bytearray | memoryview, deadline_s: float = SEND_DEADLINE) -> None:
+        """Hand a frame to the network. Raises PipeClosed."""
+        view = memoryview(frame).cast("B")
+        if len(view) > self._frame_limit:
+            raise ValueError(f"frame of {len(view)} bytes, at most {self._frame_limit}")
+        with trio.move_on_after(deadline_s):
+            async with self._sending:
+                self._check_open()
+                try:
+                    # the length travels in the first piece
+                    await write_all(self._stream, len(view).to_bytes(4, "big") + view[: PIECE - 4])
+                    await write_all(self._stream, view[PIECE - 4 :])
+                    return
+                except StreamBroken as error:
+                    self._close(str(error))
+                except BaseException:  # cancelled: the other side has a part of a frame
+                    self._close("a frame could not be sent in time")
+                    raise
+        self._close(f"a frame could not be sent within {deadline_s:.0f} s")
+        self._check_open()
+
+    async def receive(self, deadline_s: float | None = None) -> bytes:
+        """The next frame. Raises PipeClosed, also after `deadline_s` seconds without one."""
+        with trio.move_on_after(float("inf") if deadline_s is None else deadline_s):
+            while not self._queue and self._closed is None:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+        if not self._queue:
+            self._close(f"no frame within {deadline_s or 0:.0f} s")
+            self._check_open()
+        frame = self._queue.popleft()
+        self._queued -= len(frame)
+        return frame
+
+    async def aclose(self) -> None:
+        """Frames that were sent still arrive."""
+        if self._closed is None:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 2):
+                try:
+                    await self._stream.close()
+                except Exception as error:
+                    log.debug("closing a pipe: %r", error)
+        self._close("closed here")
+        await trio.lowlevel.checkpoint()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise PipeClosed(f"pipe to {self.peer_id}: {self._closed}")
+
+    def _close(self, reason: str) -> None:
+        if self._closed is None:
+            self._closed = reason
+        self._arrived.set()
+        self._over.set()
+
+    async def run(self) -> None:
+        """Read until the end. Always reads on, since a writer that must wait 5 s is cut off by the library."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read)
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
+        if not self._stream.is_closed:  # type: ignore[attr-defined]
+            await let_go(self._stream)
+
+    async def _read(self) -> None:
+        buffer = bytearray()
+        try:
+            while True:
+                buffer += await read_some(self._stream, _READ)
+                while len(buffer) >= 4:
+                    length = int.from_bytes(buffer[:4], "big")
+                    if length > self._frame_limit:
+                        raise StreamBroken(f"frame of {length} bytes, at most {self._frame_limit}")
+                    if len(buffer) < 4 + length:
+                        break
+                    self._queue.append(bytes(memoryview(buffer)[4 : 4 + length]))
+                    self._queued += length
+                    del buffer[: 4 + length]
+                    self._arrived.set()
+                if self._queued > 2 * self._frame_limit:
+                    raise StreamBroken(f"{self._queued} bytes came that nobody read")
+        except StreamBroken as error:
+            self._close(str(error))
+
+
+class PipeService:
+    """Make it before the host runs. `accept(peer id, hello)` says why a pipe is refused, or None.
+
+    Accepted pipes come out of `incoming`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        accept: Callable[[str, wire.PipeHello], str | None],
+        frame_limit: int = FRAME_LIMIT,
+    ) -> None:
+        self._host = host
+        self._accept = accept
+        self._frame_limit = frame_limit
+        self._send, self.incoming = trio.open_memory_channel[Pipe](WAITING)
+        host.serve(PIPE, self._answer)
+        host.add_service(self._run)
+
+    async def open(self, peer_id: str, hello: wire.PipeHello, deadline_s: float = HANDSHAKE_DEADLINE) -> Pipe:
+        """Raises PipeRefused, PipeClosed."""
+        stream = None
+        try:
+            with trio.fail_after(deadline_s):
+                stream = await self._host.open_stream(peer_id, PIPE, deadline_s)
+                await write_short(stream, wire.encode(hello))
+                answer = wire.decode_as(wire.PipeAnswer, await read_short(stream, 512))
+            if answer.refusal:
+                raise PipeRefused(f"pipe to {peer_id} refused: {answer.refusal}")
+        except BaseException as error:
+            if stream is not None:
+                await let_go(stream)
+            if isinstance(error, (StreamBroken, trio.TooSlowError, wire.WireError)):
+                raise PipeClosed(f"pipe to {peer_id}: {error or f'no answer within {deadline_s:.0f} s'}") from error
+            raise
+        pipe = Pipe(stream, peer_id, hello, self._frame_limit)
+        self._nursery.start_soon(pipe.run)
+        return pipe
+
+    async def _run(self, task_status: Any) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _answer(self, stream: INetStream, peer_id: str) -> None:
+        try:
+            with trio.fail_after(HANDSHAKE_DEADLINE):
+                hello = wire.decode_as(wire.PipeHello, await read_short(stream, 512))
+                pipe = Pipe(stream, peer_id, hello, self._frame_limit)
+                refusal = self._accept(peer_id, hello)
+                if refusal is None and self.incoming.statistics().current_buffer_used >= WAITING:
+                    refusal = "too many pipes wait to be taken"
+                await write_short(stream, wire.encode(wire.PipeAnswer(_printable(refusal or ""))))
+                if refusal is not None:
+                    self._host.reject("pipe_refused", peer_id)
+                    await stream.close()
+                    return
+        except wire.WireError as error:
+            self._host.reject(f"pipe_{error.reason}", peer_id)
+            return
+        except (StreamBroken, trio.TooSlowError):
+            return
+        try:
+            self._send.send_nowait(pipe)
+        except trio.WouldBlock:  # others came first, meanwhile
+            return
+        await pipe.run()
+
+
+def _printable(text: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:200])

@@ -1,0 +1,162 @@
+"""Everything that crosses the network: schemas, sizes, encoding.
+
+msgpack maps with a `type` tag. Whoever decodes gets a value that fits its schema exactly, or WireError.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+GOSSIP_LIMIT = 16 * 1024
+PROTOCOL = 1
+
+Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
+Bytes20 = Annotated[bytes, Meta(min_length=20, max_length=20)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=65, max_length=65)]
+Record = Annotated[bytes, Meta(min_length=929, max_length=929)]
+Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
+Hashes128 = Annotated[list[Bytes32], Meta(max_length=128)]
+
+
+class WireError(Exception):
+    """A message was refused. `reason` is a short metric label: oversize, malformed or schema."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First words on a connection; peers that disagree on any of the first four part."""
+
+    protocol: Uint32
+    chain_id: Uint63
+    ledger: Bytes20
+    run: Bytes32
+    version: Annotated[str, Meta(max_length=32, pattern=r"^[0-9A-Za-z.+-]*\Z")]
+
+
+class ContributionMessage(_Message, frozen=True, tag="contribution"):
+    nonce: Bytes8
+    record: Record
+
+
+class ProposalMessage(_Message, frozen=True, tag="proposal"):
+    nonce: Bytes8
+    run: Bytes32
+    stage: Uint16
+    round: Uint32
+    attempt: Uint32
+    seal: Annotated[bytes, Meta(max_length=1024)]
+    contributions: Hashes64
+    record_signatures: Annotated[list[Signature], Meta(max_length=64)]  # of the listed contributions, as sealed
+    signature: Signature
+
+
+class AttestationMessage(_Message, frozen=True, tag="attestation"):
+    nonce: Bytes8
+    run: Bytes32
+    stage: Uint16
+    round: Uint32
+    digest: Bytes32
+    signature: Signature
+
+
+class ReportMessage(_Message, frozen=True, tag="report"):
+    nonce: Bytes8
+    run: Bytes32
+    stage: Uint16
+    round: Uint32
+    holding: Hashes128
+    missing: Hashes64
+    signature: Signature
+
+
+class PipeHello(_Message, frozen=True, tag="pipe"):
+    """Opens a pipe: who speaks, for which slot of which run."""
+
+    run: Bytes32
+    replica: Uint16
+    stage: Uint16
+    account: Bytes20
+
+
+class PipeAnswer(_Message, frozen=True, tag="pipe-answer"):
+    """An empty refusal accepts."""
+
+    refusal: Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*\Z")]
+
+
+class BlobRequest(_Message, frozen=True, tag="blob"):
+    """`length` bytes of a blob from `offset`; length 0 only asks for the size."""
+
+    hash: Bytes32
+    offset: Uint63
+    length: Uint32
+
+
+class BlobReply(_Message, frozen=True, tag="blob-reply"):
+    """`size` of the whole blob, None if not held; `length` raw bytes follow."""
+
+    size: Uint63 | None
+    length: Uint32
+
+
+Message = (
+    Hello
+    | ContributionMessage
+    | ProposalMessage
+    | AttestationMessage
+    | ReportMessage
+    | PipeHello
+    | PipeAnswer
+    | BlobRequest
+    | BlobReply
+)
+GossipMessage = ContributionMessage | ProposalMessage | AttestationMessage | ReportMessage
+
+_M = TypeVar("_M", bound=_Message)
+_decoder = msgspec.msgpack.Decoder(Message)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The canonical bytes of a message. Raises WireError if a field breaks its schema."""
+    data = _encoder.encode(message)
+    decode(data)
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """Parse at most GOSSIP_LIMIT bytes. Raises WireError and nothing else.
+
+    Only canonical bytes pass, so one message has one content address.
+    """
+    if len(data) > GOSSIP_LIMIT:
+        raise WireError("oversize", f"{len(data)} bytes, at most {GOSSIP_LIMIT}")
+    try:
+        message = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise WireError("schema", str(error)) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError("malformed", str(error)) from None
+    if _encoder.encode(message) != bytes(data):
+        raise WireError("malformed", "not the canonical encoding")
+    return message
+
+
+def decode_as(kind: type[_M], data: bytes) -> _M:
+    """Like decode, for a place where only one kind of message may come."""
+    message = decode(data)
+    if not isinstance(message, kind):
+        raise WireError("schema", f"expected {kind.__name__}")
+    return message

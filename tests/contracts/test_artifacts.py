@@ -1,0 +1,108 @@
+"""What the Python side relies on in the committed artifacts."""
+
+import pytest
+from eth_utils.abi import abi_to_signature, event_abi_to_log_topic
+
+from contracts import load
+
+CONFIG = "(bytes32,uint32,uint16,uint16,uint16,uint16,uint16,uint32,uint32,uint64)"
+SEAL = (
+    "(bytes32,uint16,uint32,bytes32,bytes32,bytes32,bytes32,bytes32,bytes32,uint16,uint64,uint64,uint8,uint16,uint32,"
+    "bytes)"
+)
+# Topics and selectors are what is on the chain: changing one breaks every ledger and auditor there is.
+EVENTS = {
+    "NodeRegistry": {
+        "NodeRegistered(address,bytes,uint256)": 1,
+        "AddressesChanged(address,string[])": 1,
+        "NodeDeregistered(address,bytes)": 1,
+    },
+    "TrainingLedger": {
+        f"RunCreated(bytes32,address,{CONFIG},bytes32[])": 2,
+        "Joined(bytes32,address,uint16,uint16)": 2,
+        "Left(bytes32,address,uint16,uint16)": 2,
+        "Moved(bytes32,address,uint16,uint16,uint16)": 2,
+        "RoundOpened(bytes32,uint32,uint64)": 2,
+        "Accused(bytes32,address,uint16,uint16,uint32,address)": 2,
+        "Answered(bytes32,address)": 2,
+        "Evicted(bytes32,address,uint16,uint16)": 2,
+        f"Sealed(bytes32,uint32,uint16,bytes32,{SEAL},bytes,bytes)": 3,
+        "CheckpointPublished(bytes32,uint32,address,bytes32,string)": 3,
+    },
+}
+FUNCTIONS = {
+    "NodeRegistry": {
+        "register(bytes32,bytes32,bytes,string[])",
+        "setAddresses(string[])",
+        "deregister()",
+        "nonces(address)",
+        "peerIdOf(address)",
+        "accountOf(bytes32)",
+        "isRegistered(address)",
+    },
+    "TrainingLedger": {
+        f"createRun({CONFIG},bytes32[])",
+        "joinRun(bytes32,uint16)",
+        "moveDown(bytes32)",
+        "leaveRun(bytes32)",
+        "accuse(bytes32,address)",
+        "answer(bytes32)",
+        "evict(bytes32,address)",
+        f"seal({SEAL},bytes,bytes)",
+        "publishCheckpoint(bytes32,uint32,bytes32,string)",
+        "registry()",
+        "runConfig(bytes32)",
+        "genesis(bytes32,uint16)",
+        "heads(bytes32,uint16)",
+        "holderOf(bytes32,uint16,uint16)",
+        "slotOf(bytes32,address)",
+        "nextRound(bytes32,uint16)",
+        "openRound(bytes32)",
+        "sealDigest(bytes32,uint32,uint16)",
+        "isActive(bytes32,address)",
+        "quorumOf(bytes32,uint16)",
+    },
+}
+NAMES = sorted(EVENTS)
+
+
+def of_type(name: str, kind: str) -> list[dict]:
+    return [entry for entry in load(name)["abi"] if entry["type"] == kind]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_events_are_those_on_every_chain(name):
+    found = {abi_to_signature(e): sum(i["indexed"] for i in e["inputs"]) for e in of_type(name, "event")}
+    found.pop("EIP712DomainChanged()")
+    assert found == EVENTS[name]
+    assert len({event_abi_to_log_topic(e) for e in of_type(name, "event")}) == len(of_type(name, "event"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_that_callers_use_are_there(name):
+    assert {abi_to_signature(e) for e in of_type(name, "function")} >= FUNCTIONS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_can_pay_own_or_upgrade_a_contract(name):
+    functions = of_type(name, "function")
+    assert not [e["name"] for e in functions if e["stateMutability"] == "payable"]
+    words = ("owner", "admin", "pause", "upgrade", "initialize", "proxy")
+    assert not [e["name"] for e in functions if any(word in e["name"].lower() for word in words)]
+    assert not of_type(name, "fallback") and not of_type(name, "receive")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_fits_the_chain_and_immutables_are_blank(name):
+    artifact = load(name)
+    code = bytes.fromhex(artifact["deployedBytecode"].removeprefix("0x"))
+    assert 0 < len(code) <= 24_576
+    assert len(bytes.fromhex(artifact["bytecode"].removeprefix("0x"))) <= 49_152
+    assert artifact["immutableReferences"]
+    for place in artifact["immutableReferences"]:
+        assert code[place["start"] : place["start"] + place["length"]] == bytes(place["length"])
+
+
+def test_an_unknown_contract_is_a_missing_file():
+    with pytest.raises(FileNotFoundError):
+        load("NoSuchContract")

@@ -1,0 +1,212 @@
+"""Small devnets of real processes: a tiny run, what its ledger and its nodes say, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from ledger.abi import checksum
+from ledger.client import LedgerClient
+from ledger.errors import LedgerUnavailable
+from ledger.events import Event, Sealed
+from ledger.view import RunView
+from node.devnet import Devnet
+from node.status import NodeStatus
+
+REPLICAS, STAGES = 2, 2
+PATIENCE = 180.0  # seconds for anything that takes a few on an idle machine
+
+_DRAFT = """\
+name = "e2e"
+rounds = {rounds}
+stages = [[0, 1], [1, 2]]
+min_replicas = 2
+max_replicas = 4
+confirmations = 0
+
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 2
+max_position_embeddings = 32
+
+[data]
+source = ["{source}"]
+sequence_length = 32
+batch_size = 4
+micro_batches = 2
+
+[outer]
+lr = 0.8
+alpha = 0.8
+delay = 1
+
+[plan]
+inner_steps = {steps}
+
+[timing]
+straggler_grace = {grace}
+proposal_timeout = {proposal}
+round_timeout = {timeout}
+eviction_time = {eviction}
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, as in the manifest."""
+
+    grace: int
+    proposal: int
+    timeout: int
+    eviction: int
+
+
+def create(root: Path, rounds: int, steps: int, timing: Timing) -> Devnet:
+    """A devnet of 2 replicas x 2 stages with its chain running and its nodes not yet started."""
+    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
+    text = _DRAFT.format(rounds=rounds, steps=steps, source=source, **timing.__dict__)
+    return Devnet.create(root, rounds, REPLICAS, STAGES, lambda line: None, text)
+
+
+@dataclass
+class Watched:
+    """A running devnet and the events of its run so far."""
+
+    devnet: Devnet
+    view: RunView = field(init=False)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        run = bytes.fromhex(self.devnet.record.run[2:])
+        settings = self.devnet.settings
+        self._client = LedgerClient(settings.rpc_url, checksum(bytes.fromhex(settings.ledger[2:])))
+        self._feed = self._client.feed(run)
+        self.view = RunView(run)
+
+    def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
+        """See the function `until`; fails at once when a process of the devnet has ended by itself."""
+
+        def checked() -> T:
+            self.devnet.check()
+            return condition()
+
+        return until(what, checked, seconds, self._logs)
+
+    def read(self) -> RunView:
+        """The run as its ledger has it now, or as it was last seen while the chain does not answer."""
+        with contextlib.suppress(LedgerUnavailable):
+            for event in self._client.poll(self._feed).events:
+                self.view.apply(event)
+                self.events.append(event)
+        return self.view
+
+    def until_all_count(self, after: int = 0, seconds: float = PATIENCE) -> int:
+        """Waits for a round from `after` on whose seals, of every stage, count all replicas; returns it."""
+
+        def full() -> int | None:
+            view = self.read()
+            done = min(map(view.next_round, range(STAGES)))
+            counts = {
+                round: min(view.sealed[stage, round].seal.count for stage in range(STAGES))
+                for round in range(after, done)
+            }
+            return next((round + 1 for round, count in counts.items() if count == REPLICAS), None)
+
+        return self.until(f"a round from {after} on that counts everybody", full, seconds) - 1
+
+    def sealed_rounds(self) -> int:
+        """Rounds that every stage has sealed."""
+        view = self.read()
+        return min(map(view.next_round, range(STAGES)))
+
+    def seals(self) -> list[Sealed]:
+        return [event for event in self.events if isinstance(event, Sealed)]
+
+    def of(self, kind: type[T], account: str | None = None) -> list[T]:
+        """The events of a kind, and about an account if one is given."""
+        return [
+            event
+            for event in self.events
+            if isinstance(event, kind) and account in (None, getattr(event, "account", None))
+        ]
+
+    def statuses(self) -> dict[str, NodeStatus]:
+        """What the nodes say that answer."""
+        found = {name: self.devnet.status(name) for name in self.devnet.names}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def holder(self, replica: int, stage: int) -> str:
+        """The name of the node that holds a slot."""
+        statuses = self.statuses()
+        return next(n for n, status in statuses.items() if (status.replica, status.stage) == (replica, stage))
+
+    def until_inside_a_round(self, name: str) -> NodeStatus:
+        """Waits until the node has done some, but not half, of its round's inner steps."""
+
+        def inside() -> NodeStatus | None:
+            status = self.devnet.status(name)
+            here = status is not None and status.phase == "training" and 0 < status.step <= status.steps // 2
+            return status if here else None
+
+        return self.until(f"{name} in the middle of a round", inside)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; whatever process the node had started must end by itself."""
+        children = psutil.Process(self.devnet.pid(name)).children(recursive=True)
+        assert children, "the node trains in a process of its own"
+        self.devnet.kill(name)
+        self.until(f"the end of {name}'s training process", lambda: not any(map(alive, children)), 30)
+
+    def assert_sealed_once(self) -> None:
+        """Every (stage, round) has one seal, and each version follows from the one before."""
+        seals = self.seals()
+        assert len({(seal.stage, seal.round) for seal in seals}) == len(seals)
+        for stage in range(STAGES):
+            chain = sorted((seal for seal in seals if seal.stage == stage), key=lambda seal: seal.round)
+            assert [seal.round for seal in chain] == list(range(len(chain)))
+            versions = [self.view.genesis[stage], *(seal.seal.next_weights for seal in chain)]
+            assert [seal.seal.previous_weights for seal in chain] == versions[:-1]
+            assert len(set(versions)) == len(versions), "an honest round that counts somebody changes the weights"
+
+    def _logs(self) -> str:
+        parts = []
+        for name in ["chain", *self.devnet.names]:
+            path = self.devnet.log(name)
+            lines = path.read_text(errors="replace").splitlines()[-25:] if path.exists() else ["(none)"]
+            parts.append(f"--- {name}, {self.devnet.status(name)}\n" + "\n".join(lines))
+        return "\n".join(parts)
+
+
+def until(
+    what: str, condition: Callable[[], T], seconds: float = PATIENCE, explain: Callable[[], str] = lambda: ""
+) -> T:
+    """Looks again and again until `condition` gives something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what}: not within {seconds:.0f} s\n{explain()}")
+        time.sleep(0.05)
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; one that only waits to be reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,273 @@
+"""A running devnet under attack: every lie is refused and counted, and the nodes and the rounds go on."""
+
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import astuple, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import trio
+from coincurve import PrivateKey
+
+from ledger.bindings import Interface
+from ledger.client import LedgerClient, fund
+from ledger.errors import Reverted
+from ledger.events import Evicted
+from ledger.keys import sign
+from ledger.rpc import Rpc
+from ledger.sender import Sender
+from ledger.typed import RECORD_SIZE, Seal, SignedContribution, encode_records, join_signatures, summarise
+from p2p import wire
+from p2p.pipe import PipeRefused
+from p2p.streams import StreamBroken
+from tests.e2e.attacker import Attacker, Fault, Overheard, agreed_peers, claim, domain_of, lie, refusals, stolen
+from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
+
+TIMING = Timing(grace=3, proposal=2, timeout=10, eviction=10)
+QUORUM = 2  # of two
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    devnet = create(tmp_path_factory.mktemp("hostile") / "devnet", 100_000, steps=5, timing=TIMING)
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+        watched.until_all_count()
+        yield watched
+    finally:
+        devnet.stop()
+
+
+@pytest.fixture(autouse=True)
+def unharmed(watched: Watched) -> Iterator[None]:
+    """After the attack the same processes run, every round since was sealed by and for honest members, nobody left."""
+    devnet, before = watched.devnet, watched.sealed_rounds()
+    pids = {name: devnet.pid(name) for name in devnet.names}
+    yield
+    watched.until_all_count(after=watched.sealed_rounds() + 1)
+    assert {name: devnet.pid(name) for name in devnet.names} == pids
+    for seal in watched.seals():
+        assert seal.round < before or seal.seal.count > 0
+        for signed in seal.contributions:
+            signed.verify(domain_of(watched))
+    assert not watched.of(Evicted) and len(watched.view.members()) == REPLICAS * STAGES
+    watched.assert_sealed_once()
+
+
+def attacking(watched: Watched, directory: Path, program: Callable[[Attacker], Awaitable[None]]) -> None:
+    async def run() -> None:
+        attacker = Attacker(watched, directory)
+        async with attacker.connected():
+            await program(attacker)
+
+    trio.run(run)
+
+
+def test_false_contributions(watched: Watched, tmp_path: Path) -> None:
+    member = stolen(watched, "node-0")
+
+    async def attack(attacker: Attacker) -> None:
+        async def once() -> None:
+            view = await trio.to_thread.run_sync(watched.read)
+            for fault in Fault:
+                await attacker.contribute(lie(fault, view, member, attacker.domain))
+
+        await attacker.until_refused(attacker.victims, [fault.value for fault in Fault], once)
+
+    attacking(watched, tmp_path, attack)
+
+
+def test_a_second_contribution_is_kept_as_evidence(watched: Watched, tmp_path: Path) -> None:
+    member = stolen(watched, "node-0")
+    stage = watched.view.slot_of(member.address)[1]
+    (peer,) = [name for name in of_stage(watched, stage) if name != "node-0"]
+
+    async def attack(attacker: Attacker) -> None:
+        async def once() -> None:
+            view = await trio.to_thread.run_sync(watched.read)
+            await attacker.contribute(claim(view, member.address).sign(attacker.domain, member.secret))
+
+        await attacker.until_refused([peer], ["equivocation"], once)
+
+    attacking(watched, tmp_path, attack)
+    state = watched.devnet.folder(peer).state
+    kept = watched.until("the evidence", lambda: list(state.glob(f"*/stage-{stage}/evidence/*")))
+    data = kept[0].read_bytes()
+    first, second = SignedContribution.decode(data[: len(data) // 2]), SignedContribution.decode(data[len(data) // 2 :])
+    assert first.contribution.hash() != second.contribution.hash()
+    for signed in (first, second):
+        assert (signed.contribution.account, signed.contribution.stage) == (member.address, stage)
+        assert signed.contribution.round == first.contribution.round
+        signed.verify(domain_of(watched))
+
+
+def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None:
+    member = stolen(watched, "node-0")
+    stage = watched.view.slot_of(member.address)[1]
+    good = os.urandom(claim(watched.view, member.address).payload_size)
+    name, flipped = hashlib.sha256(good).digest(), bytes([good[0] ^ 1]) + good[1:]
+    fooled = of_stage(watched, stage)
+
+    async def attack(attacker: Attacker) -> None:
+        attacker.serve_as(name, flipped)
+
+        async def once() -> None:
+            view = await trio.to_thread.run_sync(watched.read)
+            statement = claim(view, member.address, payload=name)
+            await attacker.contribute(statement.sign(attacker.domain, member.secret))
+
+        await attacker.until_refused(fooled, ["bad_blob"], once)
+        for victim in fooled:
+            peers = await trio.to_thread.run_sync(agreed_peers, watched, victim)
+            assert attacker.host.peer_id not in peers and len(peers) == len(attacker.victims) - 1
+
+    attacking(watched, tmp_path, attack)
+    for victim in watched.devnet.names:
+        assert not (watched.devnet.folder(victim).blobs / name.hex()).exists()
+    assert all(name != s.contribution.payload for seal in watched.seals() for s in seal.contributions)
+
+
+def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> None:
+    def memory() -> int:
+        return psutil.Process(watched.devnet.pid("node-0")).memory_info().rss
+
+    async def attack(attacker: Attacker) -> None:
+        before, received = memory(), watched.devnet.status("node-0").bytes_received
+
+        async def once() -> None:
+            with pytest.raises(StreamBroken):
+                await attacker.flood("node-0", 100 << 20)
+
+        await attacker.until_refused(["node-0"], ["oversize_rpc", "abuse"], once)
+        assert memory() - before < 32 << 20
+        assert watched.devnet.status("node-0").bytes_received - received < 32 << 20
+        assert attacker.host.peer_id not in agreed_peers(watched, "node-0")
+
+    attacking(watched, tmp_path, attack)
+
+
+def test_gossip_that_is_no_statement(watched: Watched, tmp_path: Path) -> None:
+    reply = wire.encode(wire.BlobReply(1, 1))
+    attacks = {
+        "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(os.urandom(8), b"\xff" * RECORD_SIZE))],
+        "schema": [reply, b"\x81\xa4type\xa8proposal"],
+        "oversize": [bytes(wire.GOSSIP_LIMIT + 1)],
+    }
+
+    async def attack(attacker: Attacker) -> None:
+        for reason, messages in attacks.items():
+            for message in messages:
+                await attacker.until_refused(
+                    attacker.victims, [reason], partial(attacker.say, attacker.contributions, message)
+                )
+
+    attacking(watched, tmp_path, attack)
+
+
+def test_a_lying_proposer(watched: Watched, tmp_path: Path) -> None:
+    """Next weights that the payloads do not give, proposed by the member whose turn it is, with a stranger's vote."""
+    name, peer = of_stage(watched, 0)
+    proposer, lies = stolen(watched, name), set()
+
+    async def attack(attacker: Attacker) -> None:
+        async def once() -> None:
+            heard = await attacker.overhear(stage=0, votes=1)
+            while heard.proposer != proposer.address:
+                heard = await attacker.overhear(stage=0, votes=1)
+            seal = replace(heard.seal, next_weights=os.urandom(32))
+            lies.add(seal.next_weights)
+            digest = seal.digest(attacker.domain)
+            proposal = msgspec.structs.replace(
+                heard.message, nonce=os.urandom(8), seal=seal.encode(), signature=sign(digest, proposer.secret)
+            )
+            vote = wire.AttestationMessage(
+                os.urandom(8), attacker.run, seal.stage, seal.round, digest, sign(digest, PrivateKey().secret)
+            )
+            await attacker.say(attacker.seals, wire.encode(proposal), wire.encode(vote))
+
+        await attacker.until_refused([peer], ["wrong_seal", "not_a_member"], once)
+
+    attacking(watched, tmp_path, attack)
+    assert lies and not lies & {seal.seal.next_weights for seal in watched.seals()}
+
+
+def test_a_pipe_in_a_members_name(watched: Watched, tmp_path: Path) -> None:
+    (victim,) = [name for name in of_stage(watched, 1) if watched.statuses()[name].replica == 0]
+    neighbour = watched.view.holder(0, 0)
+    before = refusals(watched, victim).get("pipe_refused", 0)
+
+    async def attack(attacker: Attacker) -> None:
+        hello = wire.PipeHello(attacker.run, 0, 0, bytes.fromhex(neighbour[2:]))
+        with pytest.raises(PipeRefused, match="not the holder of the previous stage"):
+            await attacker.pipes.open(attacker.victims[victim], hello)
+
+    attacking(watched, tmp_path, attack)
+    assert refusals(watched, victim)["pipe_refused"] > before
+
+
+def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> None:
+    """Anybody may send a seal. One with another byte in a contribution reverts, however it is dressed."""
+    settings, key = watched.devnet.settings, PrivateKey().secret
+    outsider = LedgerClient(settings.rpc_url, domain_of(watched).ledger, key)
+    fund(settings.rpc_url, outsider.account)
+
+    def send(heard: Overheard) -> None:
+        first = heard.records[0]
+        altered = replace(first.contribution, compute_ms=first.contribution.compute_ms ^ 1)
+        records = (replace(first, contribution=altered), *heard.records[1:])
+        found = summarise(records)
+        rehashed = replace(heard.seal, contributions_hash=found.hash)
+        rooted = replace(rehashed, contributions_root=found.root)
+        errors = {
+            heard.seal: "WrongContributionsHash",
+            rehashed: "WrongContributionsRoot",
+            rooted: "SignerWithoutSlot",  # signed for another digest, so by nobody we know
+        }
+        for seal, error in errors.items():
+            with pytest.raises(Reverted) as refused:
+                outsider.seal(seal, records, heard.votes)
+            if refused.value.name == "WrongRound":
+                raise TooLate
+            assert refused.value.name == error
+        # An attacker does not ask first: the same as transactions, which cost it gas and change nothing.
+        sender = Sender(Rpc(settings.rpc_url), settings.chain_id, key, None)
+        sent = [sender.send(outsider.ledger, call_data(seal, records, heard.votes), 2_000_000) for seal in errors]
+        assert [sender.wait(one, 30)["status"] for one in sent] == ["0x0"] * len(sent)
+
+    async def attack(attacker: Attacker) -> None:
+        with trio.fail_after(90):
+            while True:
+                heard = await attacker.overhear(stage=0, votes=QUORUM)
+                try:
+                    await trio.to_thread.run_sync(send, heard)
+                    break
+                except TooLate:
+                    continue
+        await trio.to_thread.run_sync(check, heard)
+
+    def check(heard: Overheard) -> None:
+        watched.until("the honest seal", lambda: watched.read().next_round(0) > heard.seal.round)
+        assert watched.view.sealed[0, heard.seal.round].contributions == heard.records
+
+    attacking(watched, tmp_path, attack)
+
+
+class TooLate(Exception):
+    """The round was sealed before the outsider's transactions."""
+
+
+def call_data(seal: Seal, records: tuple[SignedContribution, ...], votes: dict[str, bytes]) -> bytes:
+    fields = (*astuple(seal)[:-1], seal.packed_multipliers())
+    return Interface("TrainingLedger").call_data("seal", fields, encode_records(records), join_signatures(votes))
+
+
+def of_stage(watched: Watched, stage: int) -> list[str]:
+    """The names of the nodes that hold a slot of the stage."""
+    return [name for name, status in watched.statuses().items() if status.stage == stage]

@@ -1,0 +1,122 @@
+"""A node, or a whole demo, that ends in the middle and goes on: the history is the same, and nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.devnet import Devnet
+from tests.e2e.devnets import PATIENCE, REPLICAS, STAGES, Timing, Watched, alive, create, until
+from tests.node.command import dlx
+
+ROUNDS = 5
+# Every seal waits for everybody, however long a restart takes here: then the outcome depends on the training alone.
+PATIENT = Timing(grace=400, proposal=5, timeout=500, eviction=500)
+MODEL = "model.safetensors"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_killed_node_resumes_bit_exactly(tmp_path: Path) -> None:
+    first = create(tmp_path / "whole", ROUNDS, steps=20, timing=PATIENT)
+    first.stop()
+    shutil.copytree(first.root, tmp_path / "broken")  # the same manifest and accounts, and so the same run
+    whole = train_to_the_end(first, kill=False)
+    broken = train_to_the_end(Devnet.open(tmp_path / "broken"), kill=True)
+    assert len(whole) == ROUNDS * STAGES
+    assert broken == whole
+
+
+def train_to_the_end(devnet: Devnet, kill: bool) -> dict[tuple[int, int], tuple[object, ...]]:
+    """(stage, round) -> what its seal fixes, once the run is finished; `kill`: two nodes die in the middle of it."""
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+        if kill:
+            watched.until_all_count()
+            # One of each replica, so that both neighbours have to start their round again.
+            for name in (watched.holder(replica=0, stage=0), watched.holder(replica=1, stage=1)):
+                watched.until_inside_a_round(name)
+                watched.kill(name)
+                devnet.start_node(name)
+            assert not watched.read().finished
+        watched.until("the end of the run", lambda: watched.read().finished)
+        watched.assert_sealed_once()
+    finally:
+        devnet.stop()
+    assert all(sealed.seal.count == REPLICAS for sealed in watched.seals())
+    # Who holds which slot differs from one time to the other; the sum over two replicas does not.
+    return {
+        (sealed.stage, sealed.round): (
+            sealed.seal.next_weights,
+            sealed.seal.mean_loss,
+            {signed.contribution.payload for signed in sealed.contributions},
+            {signed.contribution.optimiser_after for signed in sealed.contributions},
+            {signed.contribution.residual_after for signed in sealed.contributions},
+        )
+        for sealed in watched.seals()
+    }
+
+
+def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    root, rounds = tmp_path / "demo", 4
+    with process(tmp_path / "first.log", "demo", "--datadir", root, "--rounds", rounds, "--replicas", 1) as demo:
+
+        def works() -> bool:
+            assert demo.poll() is None, (tmp_path / "first.log").read_text()
+            return True
+
+        until("the demo's nodes", lambda: works() and (root / "logs" / "node-0.log").exists())
+        watched = Watched(Devnet.open(root))
+        watched.until("the first seals", lambda: works() and watched.sealed_rounds())
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert len(children) == 5, "a chain, and two processes of each node"
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert not [child for child in children if alive(child)]
+
+    with process(tmp_path / "second.log", "demo", "--datadir", root, "--resume", "--json") as demo:
+        answer, _ = demo.communicate(timeout=PATIENCE)
+    assert demo.returncode == 0, (tmp_path / "second.log").read_text()
+    told = json.loads(answer)
+    assert (told["rounds"], told["audit"]["verdict"], len(told["loss"])) == (rounds, "PASS", rounds)
+    assert all(seal["count"] == 1 for seal in told["seals"])
+
+    # The chain has ended with the demo: each command starts it for itself.
+    history = json.loads(dlx("history", "--datadir", root, "--json").stdout)
+    assert [row["loss"] for row in history["rounds"]] == told["loss"]
+    assert json.loads(dlx("audit", "--datadir", root, "--json").stdout)["verdict"] == "PASS"
+    dlx("pull", "--datadir", root, "--out", tmp_path / "model")
+    checkpoint = Path(told["checkpoint"])
+    assert (tmp_path / "model" / MODEL).read_bytes() == (checkpoint / MODEL).read_bytes()
+
+
+@contextmanager
+def process(log: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`dlx-node` in a process of its own, ended with this; its remarks go to `log`."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
+    command = [sys.executable, "-m", "node.cli.app", *map(str, arguments)]
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=plain, preexec_fn=_as_in_a_terminal
+        ) as started,
+    ):
+        try:
+            yield started
+        finally:
+            started.terminate()
+
+
+def _as_in_a_terminal() -> None:
+    """Ctrl-C is heard, also where these tests run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,101 @@
+"""Real nodes and a real chain that are killed: what the ledger says afterwards, and what the nodes do next."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ledger.events import Accused, Evicted, Joined
+from ledger.view import ANSWER_BLOCKS
+from tests.e2e.devnets import STAGES, Timing, Watched, create
+
+TIMING = Timing(grace=3, proposal=2, timeout=8, eviction=8)
+EMPTY_BLOCK = 3.0  # seconds: the embedded chain's pace while nothing happens
+OUTAGE = 20.0
+ROUNDS = 100_000  # more than any test sees
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A devnet that all tests here share: each leaves it, as it found it, with every slot at work."""
+    devnet = create(tmp_path_factory.mktemp("survival") / "devnet", ROUNDS, steps=20, timing=TIMING)
+    try:
+        devnet.start()
+        yield Watched(devnet)
+    finally:
+        devnet.stop()
+
+
+def test_a_killed_node_is_evicted_and_comes_back(watched: Watched) -> None:
+    watched.until_all_count()
+    victim = watched.holder(replica=1, stage=1)
+    before = watched.until_inside_a_round(victim)
+    others = {status.account for name, status in watched.statuses().items() if name != victim}
+    survivors = {watched.view.holder(0, stage) for stage in range(STAGES)}
+
+    killed_at = time.time()
+    watched.kill(victim)
+    evicted = watched.until("the eviction", lambda: watched.read() and watched.of(Evicted, before.account))[0]
+    accused = watched.of(Accused, before.account)[-1]
+    assert accused.at.block <= evicted.at.block - ANSWER_BLOCKS and accused.by in others
+    # The round that was open may be sealed yet with what the node had signed: its successor's timeout counts.
+    silence = TIMING.timeout + max(TIMING.eviction, ANSWER_BLOCKS * EMPTY_BLOCK)
+    assert evicted.at.time - killed_at < silence + 30
+
+    at = watched.sealed_rounds()
+    watched.until("rounds of the other replica alone", lambda: watched.sealed_rounds() >= at + 3)
+    for stage in range(STAGES):
+        alone = watched.view.sealed[stage, at + 2]
+        assert set(alone.accounts) <= survivors and alone.seal.count == 1
+
+    watched.devnet.start_node(victim)
+    joined = watched.until(
+        "the node's slot again",
+        lambda: (
+            watched.read() and [one for one in watched.of(Joined, before.account) if one.at.block > evicted.at.block]
+        ),
+    )[0]
+    assert (joined.replica, joined.stage) == (before.replica, before.stage)
+    back = watched.until_all_count(after=at + 3)
+    assert before.account in watched.view.sealed[joined.stage, back].accounts
+    watched.until("the node to see that it counts", lambda: counts(watched, victim, back))
+    assert not others & {event.account for event in watched.of(Evicted)}
+    watched.assert_sealed_once()
+
+
+def test_an_outage_of_the_chain_stops_nobody(watched: Watched) -> None:
+    watched.until_all_count(after=watched.sealed_rounds())
+    before = watched.until_inside_a_round(watched.holder(replica=0, stage=0))
+    evicted, sealed = len(watched.of(Evicted)), len(watched.seals())
+
+    watched.devnet.kill("chain")
+    ends = time.monotonic() + OUTAGE
+
+    def all_wait() -> bool:
+        statuses = watched.statuses().values()
+        return len(statuses) == len(watched.devnet.names) and all(
+            not status.ledger.reachable and (status.waiting_for or "").startswith("the seal of round")
+            for status in statuses
+        )
+
+    watched.until("everybody waiting for a seal", all_wait)
+    for status in watched.statuses().values():
+        assert status.round is not None and before.round is not None
+        assert status.round >= before.round and status.step == status.steps, "training went on as far as it could"
+        assert f"the seal of round {status.round - 1} " in str(status.waiting_for)
+        assert "the chain does not answer" in status.not_ready
+    watched.until("the end of the outage", lambda: time.monotonic() >= ends and all_wait())
+
+    watched.devnet.start_chain()
+    at = watched.until_all_count(after=before.round + 1)
+    watched.until("everybody counted again", lambda: all(counts(watched, name, at) for name in watched.devnet.names))
+    assert len(watched.seals()) > sealed and len(watched.of(Evicted)) == evicted
+    watched.assert_sealed_once()
+
+
+def counts(watched: Watched, name: str, round: int) -> bool:
+    """Whether the node itself says that it was counted in `round` or later."""
+    status = watched.devnet.status(name)
+    return status is not None and (status.last_counted_round or -1) >= round and not status.not_ready

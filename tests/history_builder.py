@@ -1,0 +1,340 @@
+"""A small but real history: embedded chain, the real contracts, four accounts, a tiny Llama, real payloads and seals.
+
+Only the inner steps are left out: each "trained" update is small noise. Everything after them (codec, outer step,
+statements, signatures, seals) is what nodes do. Use it with `pytest_plugins = ["tests.history_builder"]`.
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+
+from ledger.chain import serve
+from ledger.client import LedgerClient, deploy, fund
+from ledger.errors import Reverted
+from ledger.typed import (
+    UNIT,
+    Contribution,
+    Domain,
+    RunConfig,
+    Seal,
+    SignedContribution,
+    account_of,
+    sign,
+    summarise,
+)
+from ledger.typed import Plan as LedgerPlan
+from training import codecs, data, weights
+from training.atomic import write_blob
+from training.manifest import BlobRef, Draft, DraftData, Manifest, Model, Outer, Plan, Timing, canonical_bytes, complete
+from training.outer import SealedPayload, apply_round
+from training.stages import initialise, stage_shapes
+
+ZERO = bytes(32)
+STAGES, REPLICAS = 2, 2
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+
+
+def _same_record(record: SignedContribution) -> SignedContribution:
+    return record
+
+
+def _same_hash(stage: int, round: int, made: bytes) -> bytes:
+    return made
+
+
+@dataclass(frozen=True)
+class Mischief:
+    """What the members of a history do wrong, all together: the chain lets both pass."""
+
+    record: Callable[[SignedContribution], SignedContribution] = _same_record  # after it was signed
+    next_weights: Callable[[int, int, bytes], bytes] = _same_hash  # (stage, round, honest hash) -> what they seal
+
+
+@dataclass(frozen=True)
+class History:
+    """A run with sealed rounds. `blobs` has everything ever published: manifest, genesis, payloads, all versions."""
+
+    rpc_url: str
+    registry: str
+    ledger: str
+    run: bytes
+    manifest: Manifest
+    blobs: Path
+    keys: dict[str, bytes]  # account -> its key
+    node_keys: dict[str, bytes]
+    slots: dict[str, tuple[int, int]]  # account -> (replica, stage)
+    versions: dict[tuple[int, int], bytes]  # (stage, version) -> weights hash, as sealed
+    payloads: dict[tuple[int, int], list[bytes]]  # (stage, round) -> payload hashes
+
+    def client(self) -> LedgerClient:
+        """A connected read-only client."""
+        client = LedgerClient(self.rpc_url, self.ledger)
+        client.connect()
+        return client
+
+
+@contextmanager
+def embedded_chain(directory: Path) -> Iterator[str]:
+    """The URL of a quick embedded chain that runs in a thread."""
+    stop, ready, urls = threading.Event(), threading.Event(), []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    options = {"block_time": 0.02, "empty_block_time": 3.0, "on_ready": on_ready, "stop": stop}
+    server = threading.Thread(target=serve, args=(directory,), kwargs=options, daemon=True)
+    server.start()
+    if not ready.wait(30):
+        raise TimeoutError("the embedded chain did not start")
+    try:
+        yield urls[0]
+    finally:
+        stop.set()
+        server.join(15)
+
+
+class Network:
+    """Contracts on a chain and four registered accounts; `run` makes histories."""
+
+    def __init__(self, rpc_url: str, folder: Path, rounds: int) -> None:
+        self.rpc_url, self.blobs, self._rounds = rpc_url, folder / "blobs", rounds
+        self.blobs.mkdir(parents=True)
+        (folder / "text.txt").write_text("".join(f"line {n} of a text with structure: {n % 7}\n" for n in range(200)))
+        self._data = data.prepare([folder / "text.txt"], self.blobs)
+        keys = [hashlib.sha256(f"account {n}".encode()).digest() for n in range(STAGES * REPLICAS)]
+        self.keys = {account_of(key): key for key in keys}
+        self.node_keys = {account: hashlib.sha256(b"node" + key).digest() for account, key in self.keys.items()}
+        with ThreadPoolExecutor(len(keys)) as pool:
+            list(pool.map(lambda account: fund(rpc_url, account), self.keys))
+            self.registry, self.ledger = deploy(rpc_url, keys[0])
+            self.clients = {a: LedgerClient(rpc_url, self.ledger, key) for a, key in self.keys.items()}
+            addresses = ["/ip4/127.0.0.1/tcp/1"]  # nobody listens there
+            list(pool.map(lambda a: self.clients[a].register(self.node_keys[a], addresses), self.keys))
+
+    def run(
+        self,
+        name: str,
+        mischief: Mischief = Mischief(),
+        outer: Outer = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1, alpha=0.7),
+        empty: Collection[tuple[int, int]] = (),
+    ) -> History:
+        """A new run whose rounds are all sealed; `name` also seeds the noise. `empty`: the (stage, round) that time
+        out without a contribution, which costs 2 to 5 seconds each."""
+        manifest = self._manifest(name, outer)
+        content = canonical_bytes(manifest)
+        creator = next(iter(self.clients.values()))
+        run = creator.create_run(_config(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
+        write_blob(self.blobs, [content])
+        with ThreadPoolExecutor(len(self.clients)) as pool:
+            slots = dict(zip(self.clients, pool.map(lambda c: c.join_run(run), self.clients.values()), strict=True))
+            domain = Domain(creator.chain_id, self.ledger)
+            members = [_Stage(self, manifest, run, domain, stage, slots, mischief, empty) for stage in range(STAGES)]
+            for round in range(self._rounds):
+                list(pool.map(_Stage.seal, members, [round] * STAGES))
+        return History(
+            rpc_url=self.rpc_url,
+            registry=self.registry,
+            ledger=self.ledger,
+            run=run,
+            manifest=manifest,
+            blobs=self.blobs,
+            keys=self.keys,
+            node_keys=self.node_keys,
+            slots=slots,
+            versions={(s.stage, t): digest for s in members for t, (digest, _) in enumerate(s.versions)},
+            payloads={(s.stage, t): digests for s in members for t, digests in enumerate(s.payloads)},
+        )
+
+    def _manifest(self, name: str, outer: Outer) -> Manifest:
+        draft = Draft(
+            name=name,
+            model=Model(TINY),
+            stages=[(0, 1), (1, 2)],
+            data=DraftData(source=["text.txt"], sequence_length=16, batch_size=4, micro_batches=2, seed=7),
+            outer=outer,
+            plan=Plan(inner_steps=4),
+            rounds=self._rounds,
+            tokens_per_step=64,
+            timing=Timing(round_timeout=2, straggler_grace=1, proposal_timeout=1, eviction_time=2),
+            min_replicas=REPLICAS,
+            max_replicas=4,
+        )
+        genesis = []
+        for stage in range(STAGES):
+            content = weights.serialise(initialise(draft, stage))
+            genesis.append(BlobRef(write_blob(self.blobs, [content]).hex(), len(content)))
+        return complete(draft, genesis, self._data)
+
+
+class _Stage:
+    """The members of one stage, who agree on everything."""
+
+    def __init__(
+        self,
+        network: Network,
+        manifest: Manifest,
+        run: bytes,
+        domain: Domain,
+        stage: int,
+        slots: dict[str, tuple[int, int]],
+        mischief: Mischief,
+        empty: Collection[tuple[int, int]],
+    ) -> None:
+        self.stage = stage
+        self.versions = [(bytes.fromhex(manifest.genesis[stage].sha256), ZERO)]
+        self.payloads: list[list[bytes]] = []
+        self._network, self._manifest, self._run, self._domain = network, manifest, run, domain
+        self._mischief, self._empty = mischief, empty
+        self._replicas = {a: slot[0] for a, slot in slots.items() if slot[1] == stage}
+        self._members = sorted(self._replicas, key=lambda account: int(account, 16))
+        self._shapes = stage_shapes(manifest, stage)
+        self._codec = codecs.codec(manifest.codec.name)
+        plan = manifest.plan
+        self._plan = LedgerPlan(plan.level, plan.rank, plan.inner_steps)
+
+    def seal(self, round: int) -> None:
+        """Publish, propose, attest, seal: as one."""
+        blobs, before = self._network.blobs, self.versions[round]
+        listed = [] if (self.stage, round) in self._empty else self._members
+        records = [self._mischief.record(self._contribution(account, round)) for account in listed]
+        self.payloads.append([record.contribution.payload for record in records])
+        counted = [
+            SealedPayload(blobs / r.contribution.payload.hex(), r.contribution.tokens, UNIT, self._manifest.plan)
+            for r in records
+        ]
+        momentum = None if before[1] == ZERO else blobs / before[1].hex()
+        made = apply_round(self._manifest, self.stage, blobs / before[0].hex(), momentum, counted, blobs)
+        after = self._mischief.next_weights(self.stage, round, made.weights), made.momentum
+        self.versions.append(after)
+        summary = summarise(records)
+        seal = Seal(
+            run=self._run,
+            stage=self.stage,
+            round=round,
+            previous_weights=before[0],
+            next_weights=after[0],
+            previous_momentum=before[1],
+            next_momentum=after[1],
+            contributions_root=summary.root,
+            contributions_hash=summary.hash,
+            count=summary.count,
+            total_tokens=summary.total_tokens,
+            mean_loss=summary.mean_loss,
+            plan_level=self._plan.level,
+            plan_rank=self._plan.rank,
+            plan_inner_steps=self._plan.inner_steps,
+            multipliers=(UNIT,) * len(records),
+        )
+        digest = seal.digest(self._domain)
+        signatures = {account: sign(digest, self._network.keys[account]) for account in self._members}
+        while True:
+            try:
+                self._network.clients[self._members[0]].seal(seal, records, signatures)
+                return
+            except Reverted as error:
+                if records or error.name != "EmptySealTooEarly":
+                    raise
+                time.sleep(0.2)  # the chain's clock decides
+
+    def _contribution(self, account: str, round: int) -> SignedContribution:
+        seed = f"{self._manifest.name} {self.stage} {round} {self._replicas[account]}"
+        noise = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big"))
+        update = {name: torch.randn(shape, generator=noise) * 1e-2 for name, shape in self._shapes.items()}
+        payload = self._codec.encode(update, self._manifest.plan)
+        base = max(0, round - self._manifest.outer.delay)
+        statement = Contribution(
+            run=self._run,
+            round=round,
+            stage=self.stage,
+            replica=self._replicas[account],
+            account=account,
+            base_weights=self.versions[base][0],
+            payload=write_blob(self._network.blobs, [payload]),
+            payload_size=len(payload),
+            plan=self._plan.hash(),
+            inner_steps=self._plan.inner_steps,
+            tokens=self._plan.inner_steps * self._manifest.tokens_per_step,
+            loss=5_500_000 - 300_000 * round,
+            previous=ZERO,
+            start_payload=ZERO,
+            folded_payload=ZERO,
+            folded_payload2=ZERO,
+            weights_before=ZERO,
+            weights_after=ZERO,
+            optimiser_before=ZERO,
+            optimiser_after=ZERO,
+            residual_before=ZERO,
+            residual_after=ZERO,
+            segments_root=ZERO,
+            segments=0,
+            compute_ms=1,
+            exchange_ms=1,
+            flags=0,
+        )
+        return statement.sign(self._domain, self._network.keys[account])
+
+
+def _config(manifest: Manifest) -> RunConfig:
+    return RunConfig(
+        manifest=hashlib.sha256(canonical_bytes(manifest)).digest(),
+        rounds=manifest.rounds,
+        stages=len(manifest.stages),
+        min_replicas=manifest.min_replicas,
+        max_replicas=manifest.max_replicas,
+        quorum_numerator=manifest.quorum.numerator,
+        quorum_denominator=manifest.quorum.denominator,
+        round_timeout=manifest.timing.round_timeout,
+        eviction_time=manifest.timing.eviction_time,
+        tokens_per_step=manifest.tokens_per_step,
+    )
+
+
+@pytest.fixture(scope="session")
+def history_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    folder = tmp_path_factory.mktemp("history")
+    with embedded_chain(folder / "chain") as url:
+        yield Network(url, folder, rounds=3)
+
+
+@pytest.fixture(scope="session")
+def honest_history(history_network: Network) -> History:
+    """3 rounds of 2 replicas x 2 stages with Nesterov momentum and delay 1. Read-only: copy blobs to change them."""
+    return history_network.run("honest")
+
+
+def altered(record: SignedContribution) -> SignedContribution:
+    """The record with another loss than its account signed."""
+    statement = record.contribution
+    return replace(record, contribution=replace(statement, loss=statement.loss + 1))

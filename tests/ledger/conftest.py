@@ -1,0 +1,266 @@
+"""Chains to test the ledger's client against: scripted, embedded, and anvil where it is installed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eth_account import Account
+from eth_account.typed_transactions import TypedTransaction
+from eth_hash.auto import keccak
+from hexbytes import HexBytes
+
+from ledger.client import LedgerClient, deploy, fund
+from ledger.keys import account_of
+from ledger.rpc import Rpc
+
+ROOT = Path(__file__).parents[2]
+
+
+class FakeChain:
+    """A chain node whose every answer the test decides. `faults` are raised or returned before the real answer."""
+
+    def __init__(self) -> None:
+        self.branch = "a"
+        self.length = 1
+        self.logs: dict[int, list[dict[str, Any]]] = {}
+        self.pool: dict[str, tuple[str, int, str]] = {}  # hash -> (sender, nonce, raw)
+        self.receipts: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, int] = {}
+        self.base_fee = 7
+        self.submitted: list[str] = []
+        self.requests: list[str] = []
+        self.page_limit: int | None = None
+        self.faults: list[Callable[[str, list[Any]], Any]] = []
+        self._forks: dict[int, str] = {}
+
+    def block_hash(self, number: int) -> str:
+        branch = self._forks.get(number, self.branch)
+        return "0x" + keccak(f"{branch}{number}".encode()).hex()
+
+    def mine(self, *logs: dict[str, Any]) -> int:
+        """A block with these logs and every waiting transaction; its number."""
+        number, self.length = self.length, self.length + 1
+        self._forks[number] = self.branch
+        self.logs[number] = list(logs)
+        for name, (sender, nonce, _) in sorted(self.pool.items(), key=lambda item: item[1][1]):
+            if nonce == self.counts.get(sender, 0):
+                self.counts[sender] = nonce + 1
+                self.receipts[name] = {"transactionHash": name, "status": "0x1", "blockNumber": hex(number)}
+        self.pool = {name: p for name, p in self.pool.items() if p[1] >= self.counts.get(p[0], 0)}
+        return number
+
+    def reorg(self, number: int, branch: str) -> None:
+        """Drops block `number` and later; what is mined next belongs to another branch."""
+        self.branch, self.length = branch, number
+        for gone in [n for n in self._forks if n >= number]:
+            del self._forks[gone]
+            self.logs.pop(gone, None)
+
+    def answer(self, method: str, params: list[Any]) -> Any:
+        self.requests.append(method)
+        for fault in list(self.faults):
+            found = fault(method, params)
+            if found is not None:
+                self.faults.remove(fault)
+                return found
+        return getattr(self, method)(*params)
+
+    def eth_chainId(self) -> str:
+        return hex(31337)
+
+    def eth_maxPriorityFeePerGas(self) -> str:
+        return "0x1"
+
+    def eth_getBlockByNumber(self, tag: str, full: bool) -> dict[str, Any] | None:
+        number = self.length - 1 if tag == "latest" else int(tag, 16)
+        if not 0 <= number < self.length:
+            return None
+        return {
+            "number": hex(number),
+            "hash": self.block_hash(number),
+            "parentHash": self.block_hash(number - 1),
+            "timestamp": hex(1000 + number),
+            "baseFeePerGas": hex(self.base_fee),
+        }
+
+    def eth_getBlockByHash(self, name: str, full: bool) -> dict[str, Any] | None:
+        number = next((n for n in range(self.length) if self.block_hash(n) == name), None)
+        return None if number is None else self.eth_getBlockByNumber(hex(number), full)
+
+    def eth_getLogs(self, query: dict[str, Any]) -> Any:
+        first, last = int(query["fromBlock"], 16), min(int(query["toBlock"], 16), self.length - 1)
+        addresses = query["address"] if isinstance(query["address"], list) else [query["address"]]
+        found = []
+        for number in range(first, last + 1):
+            for index, log in enumerate(self.logs.get(number, [])):
+                wanted = query.get("topics", [])
+                matches = all(w is None or w == t for w, t in zip(wanted, log["topics"], strict=False))
+                if log["address"] in addresses and matches:
+                    place = {"blockNumber": hex(number), "blockHash": self.block_hash(number), "logIndex": hex(index)}
+                    found.append({**log, **place, "transactionHash": "0x" + "77" * 32})
+        if self.page_limit is not None and len(found) > self.page_limit:
+            return {"error": {"code": -32005, "message": "too many results"}}
+        return found
+
+    def eth_getTransactionCount(self, account: str, tag: str) -> str:
+        mined = self.counts.get(account, 0)
+        while tag == "pending" and any(p[:2] == (account, mined) for p in self.pool.values()):
+            mined += 1
+        return hex(mined)
+
+    def eth_getTransactionReceipt(self, name: str) -> dict[str, Any] | None:
+        return self.receipts.get(name)
+
+    def eth_sendRawTransaction(self, raw: str) -> Any:
+        self.submitted.append(raw)
+        name = "0x" + keccak(bytes.fromhex(raw[2:])).hex()
+        sender = Account.recover_transaction(raw)
+        fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
+        nonce = fields["nonce"]
+        if name in self.pool:
+            return {"error": {"code": -32000, "message": "already known"}}
+        if nonce < self.counts.get(sender, 0):
+            return {"error": {"code": -32000, "message": "nonce too low"}}
+        if fields["maxFeePerGas"] >= self.base_fee:
+            self.pool[name] = (sender, nonce, raw)
+        return name
+
+
+@pytest.fixture
+def fake_chain() -> Iterator[FakeChain]:
+    """A FakeChain; its `url` answers JSON-RPC."""
+    chain = FakeChain()
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in one segment
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                result = chain.answer(request["method"], request["params"])
+            if isinstance(result, bytes):
+                body = result
+            elif isinstance(result, dict) and "error" in result:
+                body = json.dumps({"jsonrpc": "2.0", "id": request["id"], **result}).encode()
+            else:
+                body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            self.wfile.flush()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.handle_error = lambda *args: None  # clients that hang up are part of the test
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    chain.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield chain
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+ANVIL = ROOT / "contracts/node_modules/.bin/anvil"
+_SERVE = """
+import sys
+from pathlib import Path
+from ledger.chain import serve
+serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06)
+"""
+
+
+class World:
+    """A chain process with both contracts, and accounts on it: client(0), client(1), ..."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._clients: dict[int, LedgerClient] = {}
+        self.start()
+        deployer = self.fund(key(1000))
+        self.registry, self.ledger = deploy(self.url, deployer)
+
+    def start(self) -> None:
+        if self.kind == "anvil":
+            options = ["--block-time", "1", "--hardfork", "cancun", "--port", str(self.port), "--silent"]
+            command = [str(ANVIL), *options]
+        else:
+            command = [sys.executable, "-c", _SERVE, str(self.folder / "chain"), str(self.port)]
+        # A session of its own: anvil's command is a wrapper, and a signal must reach the binary as well.
+        self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        Rpc(self.url, patience=30).call("eth_chainId")
+
+    def stop(self, kill: bool = False) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+        self.process.wait(20)
+
+    def fund(self, secret: bytes) -> bytes:
+        if self.kind == "anvil":
+            Rpc(self.url).call("anvil_setBalance", account_of(secret), hex(10**20))
+        else:
+            fund(self.url, account_of(secret))
+        return secret
+
+    def client(self, index: int) -> LedgerClient:
+        """A funded account's client."""
+        if index not in self._clients:
+            secret = self.fund(key(index))
+            self._clients[index] = LedgerClient(self.url, self.ledger, secret, self.folder / "outbox")
+        return self._clients[index]
+
+    def members(self, indices: Iterable[int]) -> list[LedgerClient]:
+        """Registered accounts' clients; their node keys are key(10_000 + index)."""
+
+        def member(index: int) -> LedgerClient:
+            client = self.client(index)
+            if not client.read_registry("isRegistered", client.account)[0]:
+                client.register(key(10_000 + index), [f"/ip4/127.0.0.1/tcp/{4000 + index}"])
+            return client
+
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(member, indices))
+
+
+def key(index: int) -> bytes:
+    return keccak(b"test key %d" % index)
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The embedded chain, mining fast: its clock runs ahead by a second per block."""
+    world = World("embedded", tmp_path_factory.mktemp("embedded"))
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="session", params=["embedded", "anvil"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Each chain node there is."""
+    if request.param == "embedded":
+        yield request.getfixturevalue("embedded")
+        return
+    if not ANVIL.exists():
+        pytest.skip("anvil is not installed: npm ci in contracts/")
+    world = World("anvil", tmp_path_factory.mktemp("anvil"))
+    yield world
+    world.stop(kill=True)

@@ -1,0 +1,169 @@
+"""What the embedded chain does with requests, transactions and code that mean harm: it says no, and goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from chain_support import Chain, serving
+from eth_account import Account
+from eth_account.signers.local import LocalAccount
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.chain import evm, pool
+from ledger.chain.node import Node
+from ledger.chain.store import Store
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    with serving(tmp_path_factory.mktemp("chain") / "data") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def owner(chain: Chain) -> LocalAccount:
+    return chain.account()
+
+
+def test_runaway_code_ends_with_an_error_and_nothing_else(chain: Chain, owner: LocalAccount) -> None:
+    probe = chain.deploy(owner)
+    burn = {"to": probe.address, "data": probe.encode_abi("burn", ()), "gas": hex(300_000)}
+    assert chain.error("eth_call", burn)["message"] == "out of gas"
+    deep = chain.call("eth_call", {"to": probe.address, "data": probe.encode_abi("deep", (2_000,))})
+    assert deep["error"]["code"] in (3, -32000)
+    assert probe.functions.deep(100).call() == 100
+    receipt = chain.mined(chain.use(owner, probe, "burn", gas=300_000))
+    assert receipt["status"] == "0x0" and int(receipt["gasUsed"], 16) == 300_000
+
+
+def test_transactions_behind_gaps_are_bounded(
+    chain: Chain, owner: LocalAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MAX_GAPPED_PER_SENDER", 2)
+    account = chain.account()
+    chain.send(account, nonce=2)
+    chain.send(account, nonce=3)
+    assert "nonce too high" in chain.error("eth_sendRawTransaction", chain.sign(account, nonce=4))["message"]
+    monkeypatch.setattr(pool, "MAX_GAPPED", 2)
+    assert "nonce too high" in chain.error("eth_sendRawTransaction", chain.sign(owner, nonce=99))["message"]
+    last = [chain.send(account, nonce=nonce) for nonce in (0, 1, 4)][-1]
+    assert chain.mined(last)["status"] == "0x1"
+
+
+def test_a_transaction_that_became_invalid_is_dropped_and_the_others_are_mined(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path, 31337, 1.0, 3.0)
+    rich, poor = node._key, b"\x01" * 32
+    sent = [
+        evm.transfer(key, 31337, n, bytes(20), 1, 100, 1) for key, n in ((rich, 0), (poor, 0), (poor, 1), (rich, 1))
+    ]
+    block = node.evm.build(node.head, node.next_timestamp(), sent, 10.0)
+    assert [e.transaction for e in block.executed] == [sent[0], sent[3]]
+    assert block.dropped == (sent[1],) and sent[1].hash.hex() in caplog.text
+    node.close()
+
+
+def test_a_block_that_cannot_be_written_is_tried_again(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, failures = Store.commit_block, iter(range(2))
+
+    def commit(store: Store, block: evm.Block) -> None:
+        if next(failures, None) is not None:
+            raise sqlite3.OperationalError("database or disk is full")
+        written(store, block)
+
+    monkeypatch.setattr(Store, "commit_block", commit)
+    address = Account.create().address
+    assert chain.mined(chain.result("dlx_faucet", address))["status"] == "0x1"
+    assert next(failures, None) is None
+
+
+def test_batches_answer_each_member_in_order(chain: Chain) -> None:
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"},
+        {"jsonrpc": "2.0", "id": 2, "method": "eth_nonsense", "params": []},
+        {"jsonrpc": "2.0", "id": 3, "method": "eth_getBalance", "params": []},
+        17,
+    ]
+    answers = chain.session.post(chain.url, json=batch, timeout=20).json()
+    assert answers[0] == {"jsonrpc": "2.0", "id": 1, "result": "0x7a69"}
+    assert [a.get("error", {}).get("code") for a in answers[1:]] == [-32601, -32602, -32600]
+    assert chain.session.post(chain.url, json=[], timeout=20).json()["error"]["code"] == -32600
+    with chain.w3.batch_requests() as requested:
+        requested.add(chain.w3.eth.get_block(0))
+        requested.add(chain.w3.eth.get_block("latest"))
+        assert [block["number"] >= 0 for block in requested.execute()] == [True, True]
+
+
+def test_what_is_no_request_is_refused(chain: Chain) -> None:
+    def post(body: bytes, **headers: str) -> requests.Response:
+        return requests.post(chain.url, data=body, headers=headers, timeout=20)
+
+    assert post(b"{nonsense").json()["error"]["code"] == -32700
+    assert post(b"[" * 100_000).json()["error"]["code"] == -32700
+    assert requests.get(chain.url, timeout=20).status_code == 405
+    assert post(b"{}", Origin="http://example.org").status_code == 403
+    assert post(b"x" * (5 * 2**20)).status_code == 413
+    assert chain.result("eth_chainId") == "0x7a69"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda b: b"\x02" + b)))
+def test_hostile_bytes_are_malformed_and_nothing_else(raw: bytes) -> None:
+    with pytest.raises(evm.Malformed):
+        evm.decode(raw)
+
+
+def test_deeply_nested_input_is_refused() -> None:
+    nested = b""
+    while len(nested) < 100_000:
+        nested = _rlp_list(nested)
+    for raw in (nested, b"\x02" + nested):
+        with pytest.raises(evm.Malformed):
+            evm.decode(raw)
+
+
+def _rlp_list(payload: bytes) -> bytes:
+    if len(payload) < 56:
+        return bytes([0xC0 + len(payload)]) + payload
+    size = len(payload).to_bytes((len(payload).bit_length() + 7) // 8)
+    return bytes([0xF7 + len(size)]) + size + payload
+
+
+def test_no_byte_of_a_signed_transaction_can_be_changed(chain: Chain, owner: LocalAccount) -> None:
+    raw = bytes.fromhex(chain.sign(owner, nonce=0)[2:])
+    for position in range(len(raw)):
+        changed = bytearray(raw)
+        changed[position] ^= 1
+        try:
+            assert evm.decode(bytes(changed)).sender.hex() != owner.address[2:].lower()
+        except evm.Malformed:
+            pass
+
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+)
+_JSON = st.recursive(
+    _SCALARS | st.sampled_from(["latest", "0x1", "0x" + "ab" * 20, "0x" + "cd" * 32]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["fromBlock", "toBlock", "topics", "address", "to", "data", "gas"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_hostile_parameters_are_answered_with_an_error_that_blames_them(chain: Chain, data: st.DataObject) -> None:
+    methods = ["eth_call", "eth_estimateGas", "eth_feeHistory", "eth_getBalance", "eth_getBlockByHash", "eth_getLogs"]
+    methods += ["eth_getBlockByNumber", "eth_getStorageAt", "eth_getTransactionCount", "eth_getTransactionReceipt"]
+    method = data.draw(st.sampled_from([*methods, "dlx_faucet", "eth_sendRawTransaction"]))
+    response = chain.call(method, *data.draw(st.lists(_JSON, max_size=4)))
+    assert response.get("error", {}).get("code") != -32603, response

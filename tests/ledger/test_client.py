@@ -1,0 +1,321 @@
+"""The client against real chains: every write, every refusal by name, and the view beside the contract's own."""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from ledger_run import TOKENS, Run, config, contribution
+
+from ledger.bindings import Interface
+from ledger.client import LedgerClient, fund
+from ledger.errors import LedgerError, Reverted
+from ledger.events import RunCreated
+from ledger.feed import Head
+from ledger.keys import account_of, peer_id, public_point, sign
+from ledger.typed import registration_digest
+from ledger.view import RunView
+
+
+def until_block(client: LedgerClient, condition) -> None:
+    """Waits for a block in which `condition(head)` holds for the next one."""
+    deadline = time.monotonic() + 30
+    while not condition(client.head()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def key_of(index: int) -> bytes:
+    from tests.ledger.conftest import key
+
+    return key(index)
+
+
+def test_registration_binds_the_node_key(world):
+    (client,) = world.members([1])
+    x, y = public_point(key_of(10_001))
+    raw = peer_id(b"\x04" + x + y)
+    assert client.read_registry("peerIdOf", client.account) == (raw,)
+    table = client.nodes()
+    assert table.nodes[client.account].peer_id == raw and table.account_of(raw) == client.account
+    assert table.nodes[client.account].multiaddrs == ("/ip4/127.0.0.1/tcp/4001",)
+
+    thief = world.client(2)
+    with pytest.raises(Reverted) as caught:
+        thief.register(key_of(10_001), [])
+    assert caught.value.name == "PeerIdTaken" and caught.value.arguments == (client.account,)
+    borrowed = sign(registration_digest(client.chain_id, client.registry, client.account, 1), key_of(10_001))
+    with pytest.raises(Reverted, match="NotSignedByNodeKey"):
+        thief._registry_write("register", x, y, borrowed, [])
+
+
+def test_addresses_and_deregistration(embedded):
+    (client,) = embedded.members([3])
+    client.set_addresses(["/dns4/a/tcp/1", "/dns4/b/tcp/2"])
+    assert client.nodes().nodes[client.account].multiaddrs == ("/dns4/a/tcp/1", "/dns4/b/tcp/2")
+    with pytest.raises(Reverted, match=r"AddressTooLong\(0, 257, 256\)"):
+        client.set_addresses(["x" * 257])
+    with pytest.raises(Reverted, match="TooManyAddresses"):
+        client.set_addresses([""] * 17)
+    client.deregister()
+    assert client.account not in client.nodes().nodes
+    client.register(key_of(10_003), [])  # the nonce went on
+    assert client.account in client.nodes().nodes
+
+
+def test_a_run_from_creation_to_its_last_round(world):
+    clients = world.members(range(10, 14))
+    run = Run(clients, config(rounds=2))
+    assert run.view.creator == clients[0].account and not run.view.complete_replicas()
+    with ThreadPoolExecutor(4) as pool:
+        slots = list(pool.map(lambda client: client.join_run(run.id), clients))
+    assert sorted(slots) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    run.check()
+    assert run.view.open_round == 0 and run.view.complete_replicas() == (0, 1)
+    for round in range(2):
+        for stage in (0, 1):
+            members = run.view.holders(stage)
+            receipt = run.send(stage, members, members, by=clients[stage])
+            assert receipt.gas_used < 400_000
+            run.check()
+            assert run.view.next_round(stage) == round + 1
+    assert run.view.finished and run.view.open_round is None
+    assert run.view.last_round_counted(clients[0].account) == 1
+    with pytest.raises(Reverted, match="RunFinished"):
+        run.send(0, run.view.holders(0), run.view.holders(0))
+    clients[0].publish_checkpoint(run.id, 2, run.view.weights(0, 2), "https://example.org/v2")
+    run.poll()
+    assert run.view.checkpoints[0].uri == "https://example.org/v2"
+    assert run.id in {created.run for created in clients[0].runs()}
+
+
+def test_a_silent_member_is_asked_and_evicted(world):
+    clients = world.members(range(10, 13))
+    # The embedded chain's clock runs at a second per block here: long enough that the early eviction is early.
+    run = Run(clients, config(stages=1, min_replicas=3, eviction_time=2 if world.kind == "anvil" else 60))
+    for client in clients:
+        client.join_run(run.id)
+    run.check()
+    first, second, third = clients
+    until_block(first, lambda head: run.view.may_accuse(third.account, head.time))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda client: first.accuse(run.id, client.account), (second, third)))
+    run.check()
+    assert set(run.view.accusations) == {second.account, third.account}
+    with pytest.raises(Reverted, match="AccusationPending"):
+        first.accuse(run.id, third.account)
+    with pytest.raises(Reverted, match="TooEarlyToEvict"):
+        first.evict(run.id, third.account)
+    second.answer(run.id)
+    run.check()
+    assert set(run.view.accusations) == {third.account}
+    until_block(first, lambda head: run.view.may_evict(third.account, head.time, head.block))
+    second.evict(run.id, third.account)
+    run.check()
+    assert run.view.slot_of(third.account) is None and not run.view.accusations
+    empty = run.view.opened_at + run.view.config.round_timeout
+    until_block(first, lambda head: head.time > empty)
+    run.send(0, [], run.view.holders(0))  # nothing was contributed in time
+    run.check()
+    assert run.view.weights(0, 1) == run.view.genesis[0]
+
+
+@pytest.fixture(scope="module")
+def running(embedded):
+    """A run of one stage and three replicas in its first round."""
+    clients = embedded.members(range(20, 24))
+    run = Run(clients, config(stages=1, min_replicas=3, round_timeout=10**6))
+    for client in clients[:3]:
+        client.join_run(run.id)
+    run.poll()
+    return run
+
+
+WRONG_SEALS = {
+    "round": (7, "WrongRound"),
+    "stage": (1, "UnknownStage"),
+    "run": (b"\xee" * 32, "UnknownRun"),
+    "previous_weights": (b"\xee" * 32, "WrongPreviousWeights"),
+    "previous_momentum": (b"\xee" * 32, "WrongPreviousMomentum"),
+    "contributions_root": (b"\xee" * 32, "WrongContributionsRoot"),
+    "contributions_hash": (b"\xee" * 32, "WrongContributionsHash"),
+    "count": (2, "WrongCount"),
+    "total_tokens": (1, "WrongTotalTokens"),
+    "mean_loss": (1, "WrongMeanLoss"),
+    "multipliers": ((1, 2), "WrongMultipliersLength"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG_SEALS)
+def test_wrong_seals_are_refused_by_name(running, field):
+    value, error = WRONG_SEALS[field]
+    members = running.view.holders(0)
+    records = running.records(0, members)
+    seal = replace(running.seal(0, records), **{field: value})
+    with pytest.raises(Reverted) as caught:
+        running.creator.seal(seal, records, running.sign(seal, members))
+    assert caught.value.name == error
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"tokens": 10 * TOKENS + 1}, "WrongTokens"),
+        ({"tokens": 0, "inner_steps": 0}, "WrongTokens"),
+        ({"replica": 2}, "AccountWithoutSlot"),
+        ({"round": 1}, "ContributionOfAnotherRound"),
+    ],
+)
+def test_wrong_contributions_are_refused_by_name(running, change, error):
+    client = running.clients[running.view.holder(0, 0)]
+    made = contribution(running.id, **{"round": 0, "stage": 0, "replica": 0, "account": client.account, **change})
+    records = [made.sign(client.domain, client._key)]
+    seal = running.seal(0, records)
+    with pytest.raises(Reverted) as caught:
+        running.creator.seal(seal, records, running.sign(seal, running.view.holders(0)))
+    assert caught.value.name == error
+
+
+def test_seals_need_a_quorum_of_members(running):
+    members = running.view.holders(0)
+    with pytest.raises(Reverted) as caught:
+        running.send(0, members, members[:1])
+    assert (caught.value.name, caught.value.arguments) == ("QuorumMissing", (1, 2))
+    outsider = next(account for account in running.clients if account not in members)
+    with pytest.raises(Reverted, match="SignerWithoutSlot"):
+        running.send(0, members, [*members, outsider])
+    with pytest.raises(Reverted, match="EmptySealTooEarly"):
+        running.send(0, [], members)
+    with pytest.raises(Reverted, match="TooEarlyToAccuse"):
+        running.creator.accuse(running.id, members[1])
+
+
+def test_many_sends_at_once_all_arrive(embedded):
+    client = embedded.client(30)
+    with ThreadPoolExecutor(20) as pool:
+        runs = list(pool.map(lambda i: client.create_run(config(), [bytes([i]) * 32] * 2), range(20)))
+    assert len(set(runs)) == 20
+    assert set(runs) <= {created.run for created in client.runs()}
+
+
+def test_a_killed_chain_comes_back_and_every_send_arrives_once(tmp_path):
+    from tests.ledger.conftest import World
+
+    world = World("embedded", tmp_path)
+    try:
+        client = world.client(0)
+        feed = client.feed()
+        assert len(client.poll(feed).events) == 0
+        with ThreadPoolExecutor(8) as pool:
+            sent = [pool.submit(client.create_run, config(), [bytes([i]) * 32] * 2) for i in range(8)]
+            sent[0].result()
+            world.stop(kill=True)
+            world.start()
+            runs = {future.result() for future in sent}
+        update = client.poll(feed)
+        assert not update.reorg and sorted(e.run for e in update.events) == sorted(runs)
+        assert not list(tmp_path.rglob("outbox/*/*"))
+    finally:
+        world.stop()
+
+
+def test_a_reorg_takes_a_run_back(world):
+    if world.kind != "anvil":
+        pytest.skip("the embedded chain never takes a block back")
+    client = world.client(40)
+    until_block(client, lambda head: head.block > 6)  # the contracts must stay
+    run = client.create_run(config(), [b"\1" * 32] * 2)
+    feed = client.feed()
+    assert run in {event.run for event in client.poll(feed).events if isinstance(event, RunCreated)}
+    client.rpc.call("anvil_reorg", 3, [])
+    height = client.head().block
+    until_block(client, lambda head: head.block > height)
+    update = client.poll(feed)
+    assert update.reorg
+    assert run not in {event.run for event in update.events if isinstance(event, RunCreated)}
+
+
+def test_clients_refuse_another_chain_and_other_contracts(embedded):
+    with pytest.raises(LedgerError, match="is on chain 31337, not 1"):
+        LedgerClient(embedded.url, embedded.ledger).connect(chain_id=1)
+    with pytest.raises(LedgerError, match="is not this version's TrainingLedger"):
+        LedgerClient(embedded.url, embedded.registry).connect()
+    reader = LedgerClient(embedded.url, embedded.ledger)
+    with pytest.raises(LedgerError, match="no account key"):
+        reader.leave_run(bytes(32))
+    with pytest.raises(Reverted, match="UnknownRun"):
+        reader.read("nextRound", bytes(32), 0)
+
+
+def test_code_is_compared_apart_from_immutables(embedded):
+    client = embedded.client(30)
+    code, interface = client.code(embedded.ledger), Interface("TrainingLedger")
+    assert interface.same_code(code)
+    place = interface.artifact["immutableReferences"][0]["start"]
+    assert interface.same_code(code[:place] + b"\xff" + code[place + 1 :])
+    assert not interface.same_code(code[:10] + bytes([code[10] ^ 1]) + code[11:])
+    assert not interface.same_code(b"") and not interface.same_code(code + b"\0")
+
+
+def test_without_funds_the_message_says_so(embedded, tmp_path):
+    poor = LedgerClient(embedded.url, embedded.ledger, key_of(31), tmp_path)
+    with pytest.raises(LedgerError, match="insufficient funds"):
+        poor.create_run(config(), [b"\1" * 32] * 2)
+    fund(embedded.url, account_of(key_of(31)))
+    fund(embedded.url, account_of(key_of(31)))  # a second time gives nothing, and is no error
+    assert poor.create_run(config(), [b"\1" * 32] * 2)
+
+
+def test_view_follows_the_contract_through_a_random_run(embedded):
+    """Whatever the members do, in any order: the view equals the contract, and foretells its refusals."""
+    chance = random.Random(3)
+    clients = embedded.members(range(20, 25))
+    run = Run(clients, config(rounds=6, round_timeout=4, eviction_time=4, min_replicas=1))
+    done: list[str] = []
+    for client in clients[:4]:
+        client.join_run(run.id)
+    while not run.view.finished:
+        client, other = chance.choice(clients), chance.choice(clients).account
+        kinds = ["join", "leave", "move", "accuse", "accuse", "answer", "evict"] + ["seal"] * 2
+        action = chance.choice(kinds)
+        try:
+            if action == "join":
+                client.join_run(run.id, chance.choice([65535, 0, 1]))
+            elif action == "leave" and "leave" not in done:
+                client.leave_run(run.id)
+            elif action == "move":
+                client.move_down(run.id)
+            elif action == "accuse" and run.view.slot_of(client.account) and len(run.view.accusations) < 2:
+                if run.view.may_accuse(other, client.head().time):
+                    client.accuse(run.id, other)
+            elif action == "answer":
+                client.answer(run.id)
+            elif action == "evict" and other in run.view.accusations:
+                until_block(client, partial(_may_evict, run.view, other))
+                client.evict(run.id, other)
+            elif action == "seal":
+                stage = chance.randrange(2)
+                voters, holders = run.view.voters(stage), run.view.holders(stage)
+                counted = [a for a in holders if chance.random() < 0.6]
+                signers = {*chance.sample(voters, min(len(voters), run.view.quorum(stage)))}
+                signers |= {a for a in holders if chance.random() < 0.2}
+                run.send(stage, counted, sorted(signers, key=lambda a: int(a, 16)))
+            else:
+                continue
+        except Reverted as refusal:
+            foreseen = {"accuse": (), "evict": (), "leave": ("NotHolding",)}.get(action)
+            assert foreseen is None or refusal.name in foreseen, refusal
+        else:
+            done.append(action)
+            run.check()
+    assert {"join", "leave", "accuse", "evict", "seal"} <= set(done), done
+    again = RunView(run.id)
+    for event in run.events:
+        again.apply(event)
+    assert again.members() == run.view.members() and len(again.sealed) == len(run.view.sealed) == 12
+
+
+def _may_evict(view: RunView, account: str, head: Head) -> bool:
+    return view.may_evict(account, head.time, head.block)

@@ -1,0 +1,34 @@
+"""`dlx-node` called inside the test's process: as fast as a function, with what a user would see."""
+
+import contextlib
+import io
+import os
+from dataclasses import dataclass
+from unittest import mock
+
+import pytest
+
+from node.cli.app import main
+
+
+@dataclass(frozen=True)
+class Done:
+    stdout: str
+    stderr: str
+
+
+def dlx(*arguments: object, code: int = 0, **environ: str) -> Done:
+    """Run `dlx-node` and check its exit code; a failure must be one line."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {**plain, **environ}, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == code, err.getvalue()
+    if code in (1, 3):
+        assert err.getvalue().splitlines()[-1].startswith("dlx-node: ")
+    return Done(out.getvalue(), err.getvalue())

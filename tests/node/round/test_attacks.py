@@ -1,0 +1,183 @@
+"""Members and outsiders that use the protocol's own statements against it: the run goes on all the same."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from coincurve import PrivateKey
+
+from ledger.typed import SignedContribution, ascending, sign
+from node.round import events as e
+from node.round.rules import OuterResult, build_seal, proposers
+from tests.node.round.simulation import DOMAIN, PAYLOAD_SIZE, Member, Simulation, make_rules
+
+
+def in_turn(sim: Simulation) -> Member:
+    """Stage 0's first proposer of round 0."""
+    return sim.members[proposers(sim.rules, sim.view, 0, 0, 0)[0]]
+
+
+def proposal(sim: Simulation, liar: Member, listed: tuple[SignedContribution, ...]) -> e.Event:
+    """A correct seal of round 0 that lists these."""
+    result = OuterResult(sim.outer(0, listed), bytes(32))
+    seal = build_seal(sim.rules, sim.view, liar.machine.stage, 0, listed, result)
+    names = tuple(signed.contribution.hash() for signed in listed)
+    signatures = tuple(signed.signature for signed in listed)
+    return e.ProposalSeen(seal, names, signatures, 0, sign(seal.digest(DOMAIN), liar.key), liar.account)
+
+
+def test_a_member_that_proposes_what_nobody_has_takes_no_room_from_others() -> None:
+    sim = Simulation(make_rules(rounds=6), replicas=3, seed=1)
+    sim.run(lambda: False, 0.3)
+    liar = in_turn(sim)
+    sim.kill(liar.account)  # it does nothing else from now on
+    for member in sim.alive():
+        for n in range(40):
+            sim.feed(member, proposal(sim, liar, (sim.contribution(liar, 0, loss=n),)))
+    grace, turn = sim.rules.straggler_grace, sim.rules.proposal_timeout
+    assert sim.run(lambda: sim.view.next_round(0) > 0, grace + turn + 2), "the next one's turn is enough"
+
+
+def test_a_payload_of_another_size_than_stated_is_never_counted() -> None:
+    """Nor does whoever states another member's payload keep that one from being counted."""
+    sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
+    honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+    true = sim.contribution(honest, 0)
+    sim.kill(liar.account)
+    false = sim.contribution(liar, 0, payload=true.contribution.payload, payload_size=1)
+    for member in sim.alive():
+        sim.feed(member, e.ContributionSeen(false, liar.account, "peer"))
+    assert sim.run(lambda: sim.view.finished, 200)
+    for sealed in sim.view.sealed.values():
+        assert all(signed.contribution.payload_size == PAYLOAD_SIZE for signed in sealed.contributions)
+    assert honest.account in sim.view.sealed[0, 0].accounts
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_replayed_statements_of_a_dead_member_do_not_keep_it_in_its_slot(victim: int) -> None:
+    """Whoever heard them can repeat them: nothing in them says when they were made."""
+    sim = Simulation(make_rules(rounds=12), replicas=2, seed=victim)
+    account, heard = list(sim.members)[victim], []
+    gossip = sim.gossip
+
+    def overhear(sender: Member, event: e.Event) -> None:
+        if sender.account == account:
+            heard.append(event)
+        gossip(sender, event)
+
+    sim.gossip = overhear  # type: ignore[method-assign]
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    sim.kill(account)
+    ends = sim.now + 120
+    while sim.now < ends and sim.view.slot_of(account) is not None:
+        for event in heard:
+            for member in sim.alive():
+                sim.feed(member, event)
+        sim.run(lambda: False, 1)
+    assert sim.view.slot_of(account) is None
+
+
+def test_many_correct_proposals_are_all_signed_once() -> None:
+    sim = Simulation(make_rules(rounds=2, stages=1, delay=0), replicas=4, seed=2)
+    signed: dict[tuple[str, bytes], int] = {}
+    act = sim.act
+
+    def count(member: Member, action: e.Action) -> None:
+        if isinstance(action, e.SignSeal):
+            key = member.account, action.seal.digest(DOMAIN)
+            signed[key] = signed.get(key, 0) + 1
+        act(member, action)
+
+    sim.act = count  # type: ignore[method-assign]
+    sim.run(lambda: False, 0.3)
+    sim.ledger_up = False  # long enough for the straggler grace to end, after which a proposal may leave somebody out
+    sim.run(lambda: False, 10)
+    liar = in_turn(sim)
+    own = {account: member.machine.own[0] for account, member in sim.members.items()}
+    for size in range(1, 5):
+        for accounts in combinations(own, size):
+            listed = tuple(own[account] for account in ascending(set(accounts)))
+            event = proposal(sim, liar, listed)
+            for member in sim.alive():
+                sim.feed(member, event)
+    sim.run(lambda: False, 5)
+    assert set(signed.values()) == {1}
+    sim.ledger_up = True
+    assert sim.run(lambda: sim.view.finished, 120)
+
+
+def test_a_proposal_with_another_list_than_its_seal_is_refused() -> None:
+    """The list is not signed: whoever repeats an honest proposal with other names must not take its place."""
+    sim = Simulation(make_rules(rounds=3), replicas=3, seed=4)
+    sim.run(lambda: False, 0.3)
+    proposer = in_turn(sim)
+    true = proposal(sim, proposer, (sim.contribution(proposer, 0),))
+    others = [member for member in sim.alive() if member.machine.stage == 0 and member is not proposer]
+    for member in others:
+        sim.feed(member, replace(true, listed=(bytes(32),)))
+        assert member.rejected == ["wrong_listing"]
+
+
+def test_a_neighbour_that_names_a_far_round_holds_nobody_up_when_it_is_gone() -> None:
+    sim = Simulation(make_rules(rounds=12), replicas=2, seed=5)
+    sim.run(lambda: False, 0.3)
+    victim = sim.members[sim.view.holder(0, 0)]
+    sim.feed(victim, e.NeighbourWants("next", 2**32 - 1, True))
+    assert victim.machine.next_round() <= sim.rules.delay + 2
+    assert sim.run(lambda: sim.view.finished, 400)
+    assert any(victim.account in sealed.accounts for sealed in sim.view.sealed.values())
+
+
+def signed_again(key: bytes, digest: bytes) -> bytes:
+    """Another valid, low-s signature over the digest: ECDSA with a nonce of our own."""
+    order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+    nonce = 0x1234567
+    x, y = PrivateKey(nonce.to_bytes(32, "big")).public_key.point()
+    s = pow(nonce, -1, order) * (int.from_bytes(digest, "big") + x * int.from_bytes(key, "big")) % order
+    high = s > order // 2
+    return x.to_bytes(32, "big") + (order - s if high else s).to_bytes(32, "big") + bytes([27 + ((y & 1) ^ high)])
+
+
+def test_a_member_that_signs_one_contribution_in_two_ways_stops_nobody() -> None:
+    sim = Simulation(make_rules(rounds=3), replicas=3, seed=4)
+    sim.run(lambda: False, 0.3)
+    liar = sim.members[sim.view.holder(1, 0)]
+    one = sim.contribution(liar, 0)
+    other = SignedContribution(one.contribution, signed_again(liar.key, one.contribution.digest(DOMAIN)))
+    other.verify(DOMAIN)
+    assert one.signature != other.signature
+    for index, member in enumerate(sim.alive()):
+        sim.feed(member, e.ContributionSeen(other if index % 2 else one, liar.account, "peer"))
+    assert sim.run(lambda: sim.view.finished, 60)
+    assert sim.view.sealed[0, 0].seal.count == 3
+
+
+def test_signatures_that_the_seal_does_not_cover_are_refused_at_once() -> None:
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=5)
+    sim.run(lambda: False, 0.3)
+    first = in_turn(sim)
+    victim = next(m for m in sim.alive() if m.machine.stage == 0 and m is not first)
+    listed = (sim.contribution(first, 0),)
+    for signed in listed:
+        sim.feed(victim, e.ContributionSeen(signed, signed.contribution.account, "peer"))
+    honest = proposal(sim, first, listed)
+    assert isinstance(honest, e.ProposalSeen)
+    forged = replace(honest, record_signatures=(signed_again(first.key, listed[0].contribution.digest(DOMAIN)),))
+    sim.feed(victim, forged)
+    assert victim.rejected[-1] == "wrong_listing"
+    sim.feed(victim, replace(honest, record_signatures=()))
+    assert victim.rejected[-1] == "wrong_listing"
+
+
+def test_a_reorg_that_puts_another_seal_in_place_takes_the_version_back() -> None:
+    sim = Simulation(make_rules(rounds=4), replicas=2, seed=6)
+    before = sim.view.copy()
+    assert sim.run(lambda: sim.view.next_round(0) >= 1 and all(m.machine.version for m in sim.alive()), 60)
+    victim = sim.members[sim.view.holder(0, 0)]
+    sealed = sim.view.sealed[0, 0]
+    other = before.copy()
+    other.apply(replace(sealed, seal=replace(sealed.seal, next_weights=bytes(32))))
+    version = victim.machine.version
+    assert version is not None and version >= 1
+    actions = victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
+    assert victim.machine.version == 0 and e.AdoptVersion(1) in actions

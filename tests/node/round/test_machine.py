@@ -1,0 +1,132 @@
+"""The round machine among real machines, with the faults that networks, chains and people bring."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.round import events as e
+from tests.node.round.simulation import Simulation, digest, make_rules
+
+
+@pytest.mark.parametrize(("stages", "delay"), [(1, 0), (1, 1), (2, 0), (2, 1), (3, 1)])
+def test_seals_every_round_with_everyone(stages: int, delay: int) -> None:
+    sim = Simulation(make_rules(rounds=5, stages=stages, delay=delay), replicas=2, seed=1)
+    assert sim.run(lambda: sim.view.finished, 60)
+    for sealed in sim.view.sealed.values():
+        assert sealed.seal.count == 2, "a round that everyone finished counts everyone"
+    assert all(not member.rejected for member in sim.members.values())
+
+
+def test_delay_one_trains_while_the_seal_is_on_its_way() -> None:
+    finished = {}
+    for delay in (0, 1):
+        sim = Simulation(make_rules(rounds=6, delay=delay), replicas=2, seed=3, train_seconds=2)
+        assert sim.run(lambda sim=sim: sim.view.finished, 120)
+        finished[delay] = sim.now
+    assert finished[1] < finished[0]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10_000), loss=st.floats(0, 0.4), delay=st.integers(0, 1))
+def test_lost_repeated_and_reordered_messages_only_cost_time(seed: int, loss: float, delay: int) -> None:
+    sim = Simulation(make_rules(rounds=3, delay=delay), replicas=2, seed=seed, loss=loss)
+    assert sim.run(lambda: sim.view.finished, 400)
+    assert sim.view.members().keys() == sim.members.keys(), "nobody is evicted for a bad network"
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("after", [0.3, 1.5, 3.2])
+def test_a_killed_member_is_evicted_the_rest_goes_on_and_it_comes_back(victim: int, after: float) -> None:
+    sim = Simulation(make_rules(rounds=16), replicas=2, seed=victim)
+    account = list(sim.members)[victim]
+    sim.run(lambda: False, after)
+    sim.kill(account)
+    assert sim.run(lambda: sim.view.slot_of(account) is None, 40), "the silent slot is freed"
+    sealed = len(sim.view.sealed)
+    assert sim.run(lambda: len(sim.view.sealed) >= sealed + 4, 40), "the other replica goes on"
+    sim.restart(account)
+    sim.run(lambda: sim.view.finished, 200)
+    assert sim.view.finished
+    assert sim.view.last_round_counted(account) is not None and sim.view.last_round_counted(account) >= 8
+
+
+def test_a_chain_outage_stops_nobody_for_good_and_evicts_nobody() -> None:
+    sim = Simulation(make_rules(rounds=8), replicas=2, seed=5)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    sim.ledger_up = False
+    sim.run(lambda: False, 20)
+    for member in sim.members.values():
+        assert member.machine.last_trained >= (sim.view.open_round or 0), "training goes on without the chain"
+        assert member.machine.training is None and member.machine.waiting_for(sim.now)
+    sim.ledger_up = True
+    assert sim.run(lambda: sim.view.finished, 120)
+    assert len(sim.view.members()) == 4
+
+
+def test_a_run_that_paused_wastes_no_round_when_it_goes_on() -> None:
+    sim = Simulation(make_rules(rounds=8), replicas=2, seed=7, train_seconds=3)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    for account in sim.members:
+        sim.kill(account)
+    sim.mail.clear()
+    sim.now += 3600
+    for account in sim.members:
+        sim.restart(account)
+    assert sim.run(lambda: sim.view.finished, 120)
+    assert all(sealed.seal.count for sealed in sim.view.sealed.values())
+
+
+def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None:
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=7)
+    sim.run(lambda: False, 0.5)
+    victim, liar = sim.members[sim.view.holder(0, 0)], sim.members[sim.view.holder(1, 0)]
+    honest = sim.contribution(liar, 0)
+    cases = {
+        "wrong_tokens": sim.contribution(liar, 0, tokens=10**6),
+        "wrong_slot": sim.contribution(liar, 0, replica=0),
+        "wrong_plan": sim.contribution(liar, 0, plan=digest("plan")),
+        "wrong_run": sim.contribution(liar, 0, run=digest("another")),
+        "payload_size": sim.contribution(liar, 0, payload_size=10**9),
+        "wrong_base": sim.contribution(liar, 0, base_weights=digest("base")),
+        "wrong_round": sim.contribution(liar, 10**6),
+    }
+    for reason, signed in cases.items():
+        sim.feed(victim, e.ContributionSeen(signed, liar.account, "peer"))
+        assert victim.rejected[-1] == reason
+    sim.feed(victim, e.ContributionSeen(honest, victim.account, "peer"))
+    assert victim.rejected[-1] == "bad_signature"
+    stranger = "0x000000000000000000000000000000000000dEaD"
+    sim.feed(victim, e.AttestationSeen(0, 0, digest("seal"), bytes(65), stranger))
+    assert victim.rejected[-1] == "not_a_member"
+    assert sim.run(lambda: sim.view.finished, 60)
+
+
+def test_two_contributions_to_one_round_are_kept_as_evidence_and_the_round_is_unharmed() -> None:
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=8)
+    sim.run(lambda: False, 0.5)
+    liar = sim.members[sim.view.holder(1, 1)]
+    for member in sim.alive():
+        for loss in (1, 2):
+            sim.feed(member, e.ContributionSeen(sim.contribution(liar, 0, loss=loss), liar.account, "peer"))
+    assert sim.run(lambda: sim.view.finished, 60)
+    assert [m.evidence for m in sim.members.values() if m.machine.stage == 1 and m is not liar] == [1]
+
+
+def test_a_wrong_seal_is_never_signed() -> None:
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=9)
+    original = sim.outer
+    liar = sim.members[sim.view.holder(1, 0)]
+    sim.outer = lambda round, listed: original(round, listed)  # type: ignore[method-assign]
+    real_act = sim.act
+
+    def act(member, action):  # type: ignore[no-untyped-def]
+        if isinstance(action, e.ComputeOuter) and member is liar:
+            names = tuple(signed.contribution.hash() for signed in action.listed)
+            sim.later(member, e.OuterComputed(action.round, names, digest("a lie"), bytes(32)))
+        else:
+            real_act(member, action)
+
+    sim.act = act  # type: ignore[method-assign]
+    sim.run(lambda: False, 60)
+    assert (0, 0) not in sim.seals, "a quorum of two cannot be had for two different seals"
+    assert "wrong_seal" in sim.members[sim.view.holder(0, 0)].rejected + liar.rejected

@@ -1,0 +1,22 @@
+"""Runs `async def test_...` under trio, with a deadline."""
+
+import inspect
+
+import pytest
+import trio
+
+DEADLINE = 60.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def run() -> None:
+        with trio.fail_after(DEADLINE):
+            await pyfuncitem.obj(**arguments)
+
+    trio.run(run)
+    return True

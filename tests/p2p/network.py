@@ -1,0 +1,100 @@
+"""Real nodes on loopback for the tests of this package."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from p2p import wire
+from p2p.blobs import BlobExchange, BlobStore
+from p2p.gossip import Gossip
+from p2p.host import Host
+from p2p.pipe import PipeService
+
+HELLO = wire.Hello(wire.PROTOCOL, 31337, b"L" * 20, b"R" * 32, "0.1.0")
+TOPIC = "test"
+PIPE = wire.PipeHello(b"R" * 32, 0, 1, b"a" * 20)
+
+
+class Node:
+    """A host with all its services, and what it refused."""
+
+    def __init__(
+        self, index: int, directory: Path, bootstrap: Sequence[str] = (), frame_limit: int = 1 << 20, **hello
+    ) -> None:
+        self.rejected: Counter[str] = Counter()
+        self.bad: list[str] = []
+        self.host = Host(
+            index.to_bytes(32, "big"),
+            ["/ip4/127.0.0.1/tcp/0"],
+            [],
+            msgspec.structs.replace(HELLO, **hello),
+            bootstrap,
+            on_reject=lambda reason, peer: self.rejected.update([reason]),
+        )
+        self.id = self.host.peer_id
+        self.gossip = Gossip(self.host, (TOPIC,))
+        self.store = BlobStore(directory / f"blobs{index}")
+        self.blobs = BlobExchange(self.host, self.store, lambda peer, hash_: self.bad.append(peer))
+        self.pipes = PipeService(
+            self.host, lambda peer, hello: "no such stage" if hello.stage > 9 else None, frame_limit
+        )
+
+
+@asynccontextmanager
+async def running(*nodes: Node) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            await stack.enter_async_context(node.host.run())
+        yield
+
+
+@asynccontextmanager
+async def network(directory: Path, count: int, **options) -> AsyncIterator[list[Node]]:
+    """`count` nodes, all connected to each other, all in the gossip mesh."""
+    first = Node(1, directory, **options)
+    async with first.host.run():
+        others = [Node(i + 2, directory, first.host.addresses, **options) for i in range(count - 1)]
+        nodes = [first, *others]
+        async with running(*others):
+            await until(lambda: all(len(node.host.agreed()) == count - 1 for node in nodes))
+            await until(lambda: all(len(node.gossip.neighbours(TOPIC)) == count - 1 for node in nodes))
+            yield nodes
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    with trio.fail_after(seconds):
+        while not condition():
+            await trio.sleep(0.01)
+
+
+def contribution() -> bytes:
+    return wire.encode(wire.ContributionMessage(os.urandom(8), os.urandom(929)))
+
+
+class Peer:
+    """A node in its own process; see tests/p2p/peer.py."""
+
+    def __init__(self, process: subprocess.Popen, address: str, id_: str, blob: bytes) -> None:
+        self.process, self.address, self.id, self.blob = process, address, id_, blob
+
+
+@contextmanager
+def other_process(directory: Path, blob_size: int = 0) -> Iterator[Peer]:
+    command = [sys.executable, "-m", "tests.p2p.peer", str(directory), str(blob_size)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    try:
+        assert process.stdout is not None
+        address, id_, blob = json.loads(process.stdout.readline())
+        yield Peer(process, address, id_, bytes.fromhex(blob))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

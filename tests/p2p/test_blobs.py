@@ -1,0 +1,277 @@
+import hashlib
+import os
+import signal
+
+import pytest
+import trio
+
+from p2p import exchange, wire
+from p2p.blobs import BlobNotFound, BlobStore, BlobTimeout
+from p2p.store import CHUNK
+from p2p.streams import StreamBroken, read_exact, read_short, write_short
+from tests.p2p.network import Node, network, other_process, until
+
+GIB = 1 << 30
+
+
+def test_the_store_keeps_files_by_their_hash(tmp_path):
+    store = BlobStore(tmp_path / "blobs")
+    data = os.urandom(3_000_000)
+    (tmp_path / "source").write_bytes(data)
+    name = store.put(data)
+    assert name == hashlib.sha256(data).digest() == store.put_file(tmp_path / "source")
+    assert store.has(name) and store.path(name) == tmp_path / "blobs" / name.hex()
+    assert store.path(name).read_bytes() == data
+    assert store.hashes() == {name} == BlobStore(tmp_path / "blobs").hashes()
+    assert not store.has(bytes(32)) and not list((tmp_path / "blobs" / ".partial").iterdir())
+    with pytest.raises(ValueError):
+        store.path(b"../../etc/passwd")
+
+
+def test_a_partial_download_goes_on_where_the_process_died(tmp_path):
+    data = os.urandom(3 * CHUNK + 5)
+    name = hashlib.sha256(data).digest()
+    first = BlobStore(tmp_path).partial(name, len(data))
+    for index in (3, 1):
+        offset, length = first.range(index)
+        first.write(index, data[offset : offset + length])
+    # no close: the process was killed
+    second = BlobStore(tmp_path).partial(name, len(data))
+    assert second.done == {1, 3} and not second.finish()
+    for index in (0, 2):
+        offset, length = second.range(index)
+        second.write(index, data[offset : offset + length])
+    assert second.finish()
+    store = BlobStore(tmp_path)
+    assert store.path(name).read_bytes() == data
+    assert not list((tmp_path / ".partial").iterdir())
+
+
+def test_downloads_that_were_given_up_do_not_stay_for_ever(tmp_path):
+    old, new = (BlobStore(tmp_path).partial(bytes([index]) * 32, 10) for index in range(2))
+    for file in (tmp_path / ".partial").glob(f"{old._path.name}*"):
+        os.utime(file, (0, 0))
+    BlobStore(tmp_path)
+    assert {file.name[:64] for file in (tmp_path / ".partial").iterdir()} == {new._path.name}
+
+
+async def test_a_blob_comes_from_whoever_has_it(tmp_path):
+    async with network(tmp_path, 3) as (one, two, three):
+        for data in (b"", b"x", os.urandom(CHUNK), os.urandom(5 * CHUNK + 1)):
+            name = two.store.put(data)
+            path = await one.blobs.fetch(name, GIB, None, 20)
+            assert path == one.store.path(name) and path.read_bytes() == data
+            assert await one.blobs.fetch(name, GIB, None, 0.5) == path  # here already
+        assert await three.blobs.fetch(name, GIB, [one.id], 20)
+        assert not (one.rejected or two.rejected or three.rejected)
+
+
+async def test_a_small_blob_crosses_the_network_once(tmp_path):
+    async with network(tmp_path, 3) as (one, two, three):
+        name = two.store.put(data := os.urandom(CHUNK))
+        three.store.put(data)
+        before = one.host.bytes_received
+        await one.blobs.fetch(name, GIB, None, 20)
+        assert one.host.bytes_received - before < 1.2 * CHUNK
+
+
+async def test_calls_for_the_same_blob_share_one_download(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(os.urandom(4 * CHUNK))
+        before = one.host.bytes_received
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(one.blobs.fetch, name, GIB, None, 20)
+        assert one.host.bytes_received - before < 5 * CHUNK
+
+
+async def test_what_nobody_has_is_not_found(tmp_path):
+    async with network(tmp_path, 3) as (one, two, _):
+        with pytest.raises(BlobNotFound, match="nobody has it"):
+            await one.blobs.fetch(bytes(32), GIB, None, 20)
+        with pytest.raises(BlobNotFound):
+            await one.blobs.fetch(bytes(32), GIB, [two.id], 20)
+    lonely = Node(9, tmp_path)
+    async with lonely.host.run():
+        with pytest.raises(BlobNotFound):
+            await lonely.blobs.fetch(bytes(32), GIB, None, 20)
+        # but somebody who cannot be asked might have it
+        with pytest.raises(BlobTimeout, match="did not come within 1 s"):
+            await lonely.blobs.fetch(bytes(32), GIB, [one.id], 1)
+
+
+async def test_a_blob_larger_than_allowed_is_refused_by_its_size(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(os.urandom(CHUNK))
+        before = one.host.bytes_received
+        with pytest.raises(BlobNotFound):
+            await one.blobs.fetch(name, CHUNK - 1, None, 20)
+        assert one.rejected["blob_size"] == 1
+        assert one.host.bytes_received - before < 100_000
+        await one.blobs.fetch(name, CHUNK, None, 20)
+
+
+async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
+    stream = await node.host.open_stream(peer.id, exchange.BLOB, 5)
+    try:
+        await write_short(stream, wire.encode(wire.BlobRequest(hash_, offset, length)))
+        reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
+        return reply, await read_exact(stream, reply.length)
+    finally:
+        await stream.reset()
+
+
+async def test_ranges_end_where_the_blob_ends(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(1000))
+        assert await ask(one, two, name, 0, 0) == (wire.BlobReply(1000, 0), b"")
+        assert await ask(one, two, name, 990, 100) == (wire.BlobReply(1000, 10), data[990:])
+        assert await ask(one, two, name, 1000, 1) == (wire.BlobReply(1000, 0), b"")
+        assert await ask(one, two, name, 1 << 62, CHUNK) == (wire.BlobReply(1000, 0), b"")
+        assert await ask(one, two, bytes(32), 0, 10) == (wire.BlobReply(None, 0), b"")
+        with pytest.raises(StreamBroken):
+            await ask(one, two, name, 0, CHUNK + 1)
+        assert two.rejected["blob_request"] == 1
+
+
+class Liar(Node):
+    """Serves what it holds, with one byte of one chunk changed; or claims another size."""
+
+    def __init__(self, *args, chunk: int | None = None, size: int | None = None, **options) -> None:
+        super().__init__(*args, **options)
+
+        async def serve(stream, peer: str) -> None:
+            try:
+                while True:
+                    request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
+                    true_size, data = exchange._read_range(self.store.path(request.hash), request)
+                    if chunk is not None and data and request.offset == chunk * CHUNK:
+                        data = bytes([data[0] ^ 1]) + data[1:]
+                    await write_short(stream, wire.encode(wire.BlobReply(size or true_size, len(data))), data)
+            except StreamBroken:
+                pass
+
+        self.host.serve(exchange.BLOB, serve)
+
+
+async def test_one_of_two_providers_lies_and_is_found_out(tmp_path):
+    node, data = Node(1, tmp_path), os.urandom(4 * CHUNK)
+    async with node.host.run():
+        honest = Node(2, tmp_path, node.host.addresses)
+        # whichever chunk it is asked for at first, it will be asked for this one too
+        liar = Liar(3, tmp_path, node.host.addresses, chunk=2)
+        async with honest.host.run(), liar.host.run():
+            await until(lambda: len(node.host.agreed()) == 2)
+            name = honest.store.put(data)
+            liar.store.put(data)
+            for _ in range(20):  # the lie shows only when that chunk comes from the liar
+                path = await node.blobs.fetch(name, GIB, None, 30)
+                assert path.read_bytes() == data
+                if node.bad:
+                    break
+                path.unlink()
+            assert node.bad == [liar.id] and node.rejected["bad_blob"] == 1
+            await until(lambda: node.host.agreed() == (honest.id,))
+
+
+async def test_a_single_liar_leaves_nothing_behind(tmp_path):
+    node = Node(1, tmp_path)
+    async with node.host.run():
+        liar = Liar(3, tmp_path, node.host.addresses, chunk=0)
+        async with liar.host.run():
+            await until(lambda: node.host.agreed())
+            name = liar.store.put(os.urandom(1000))
+            with pytest.raises(BlobNotFound):
+                await node.blobs.fetch(name, GIB, None, 20)
+            assert node.bad == [liar.id] and not node.store.hashes()
+            await until(lambda: not node.host.agreed())
+
+
+@pytest.mark.parametrize("size", [1, 3 * CHUNK, 1 << 40])
+async def test_a_wrong_size_does_not_stop_the_right_one(tmp_path, size):
+    node, data = Node(1, tmp_path), os.urandom(2 * CHUNK + 7)
+    async with node.host.run():
+        honest = Node(2, tmp_path, node.host.addresses)
+        liars = [Liar(3 + index, tmp_path, node.host.addresses, size=size) for index in range(2)]
+        async with honest.host.run(), liars[0].host.run(), liars[1].host.run():
+            await until(lambda: len(node.host.agreed()) == 3)
+            name = honest.store.put(data)
+            for liar in liars:
+                liar.store.put(data)
+            assert (await node.blobs.fetch(name, GIB, None, 30)).read_bytes() == data
+            assert honest.id not in node.bad
+
+
+async def test_a_provider_that_hangs_does_not_hold_up_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "CHUNK_DEADLINE", 8.0)
+    node, data = Node(1, tmp_path), os.urandom(8 * CHUNK)
+    async with node.host.run():
+        honest = Node(2, tmp_path, node.host.addresses)
+        hanging = Node(3, tmp_path, node.host.addresses)
+
+        async def answers_only_sizes(stream, peer: str) -> None:
+            request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
+            if request.length:
+                await trio.sleep_forever()
+            await write_short(stream, wire.encode(wire.BlobReply(len(data), 0)))
+
+        hanging.host.serve(exchange.BLOB, answers_only_sizes)
+        async with honest.host.run(), hanging.host.run():
+            await until(lambda: len(node.host.agreed()) == 2)
+            name = honest.store.put(data)
+            started = trio.current_time()
+            assert await node.blobs.fetch(name, GIB, None, 30)
+            assert trio.current_time() - started < 7
+
+
+async def test_a_download_survives_the_death_of_its_provider(tmp_path):
+    size = 24 << 20
+    node = Node(1, tmp_path)
+    with other_process(tmp_path / "a", size) as peer:
+        async with node.host.run():
+            node.host.known(peer.id, [peer.address])
+            await until(lambda: node.host.agreed())
+            async with trio.open_nursery() as nursery:
+
+                async def fetch() -> None:
+                    with pytest.raises(BlobTimeout):
+                        await node.blobs.fetch(peer.blob, GIB, [peer.id], 3)
+
+                nursery.start_soon(fetch)
+                await until(lambda: node.host.bytes_received > 4 << 20)
+                peer.process.send_signal(signal.SIGKILL)
+            assert not node.store.has(peer.blob)
+            # another node has the same file
+            other = Node(5, tmp_path / "b", node.host.addresses)
+            other.store.put_file(BlobStore(tmp_path / "a" / "blobs99").path(peer.blob))
+            async with other.host.run():
+                await until(lambda: other.id in node.host.agreed())
+                before = node.host.bytes_received
+                path = await node.blobs.fetch(peer.blob, GIB, None, 30)
+                assert hashlib.sha256(path.read_bytes()).digest() == peer.blob
+                assert node.host.bytes_received - before < size - (2 << 20)  # only what was missing
+
+
+async def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(os.urandom(CHUNK))
+
+        def full(*args) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(exchange.Partial, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            await one.blobs.fetch(name, GIB, None, 20)
+
+
+async def test_streams_that_one_peer_may_hold_are_bounded(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        streams = [await one.host.open_stream(two.id, exchange.BLOB, 5) for _ in range(exchange.SERVED_PER_PEER)]
+        await until(lambda: sum(two.blobs._serving.values()) == exchange.SERVED_PER_PEER)
+        with pytest.raises(StreamBroken):
+            await ask(one, two, bytes(32), 0, 0)
+        assert two.rejected["blob_busy"] == 1
+        for stream in streams:
+            await stream.reset()
+        await until(lambda: not two.blobs._serving)
+        assert await ask(one, two, bytes(32), 0, 0)

@@ -1,0 +1,196 @@
+import os
+
+import pytest
+import trio
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
+from libp2p.pubsub.pb import rpc_pb2
+
+from p2p import gossip, wire
+from p2p.streams import StreamBroken, write_all
+from tests.p2p.network import HELLO, TOPIC, Node, contribution, network, until
+
+
+async def next_of(node: Node) -> gossip.Gossiped:
+    with trio.fail_after(15):
+        return await node.gossip.messages.receive()
+
+
+async def raw_gossip(sender: Node, receiver: Node):
+    """A stream on which the sender may say what it likes to the receiver's gossip."""
+    return await sender.host.open_stream(receiver.id, PROTOCOL_ID_V11, 5)
+
+
+def message(sender: Node, data: bytes, topic: str = TOPIC) -> rpc_pb2.Message:
+    """A correctly signed message, whatever is in it."""
+    message = rpc_pb2.Message(data=data, topicIDs=[topic], from_id=sender.host.libp2p.get_id().to_bytes(), seqno=b"1")
+    message.signature = sender.host.libp2p.get_private_key().sign(b"libp2p-pubsub:" + message.SerializeToString())
+    message.key = sender.host.libp2p.get_public_key().serialize()
+    return message
+
+
+def frame(*messages: rpc_pb2.Message) -> bytes:
+    data = rpc_pb2.RPC(publish=messages).SerializeToString()
+    length, prefix = len(data), bytearray()
+    while length >= 0x80:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*prefix, length]) + data
+
+
+async def test_a_message_reaches_all_others_once(tmp_path):
+    async with network(tmp_path, 4) as nodes:
+        sent = [contribution() for _ in range(5)]
+        for data in sent:
+            await nodes[0].gossip.publish(TOPIC, data)
+        for node in nodes[1:]:
+            got = [await next_of(node) for _ in sent]
+            assert sorted(item.data for item in got) == sorted(sent)
+            for item in got:
+                assert (item.topic, item.origin) == (TOPIC, nodes[0].id)
+                assert item.message == wire.decode(item.data)
+        await nodes[1].gossip.publish(TOPIC, contribution())
+        assert (await next_of(nodes[0])).origin == nodes[1].id  # its own did not come back, nor any twice
+        assert not any(node.rejected for node in nodes)
+
+
+async def test_what_others_would_refuse_is_not_published(tmp_path):
+    node = Node(1, tmp_path)
+    async with node.host.run():
+        with pytest.raises(wire.WireError, match="schema"):
+            await node.gossip.publish(TOPIC, wire.encode(HELLO))
+        with pytest.raises(wire.WireError, match="oversize"):
+            await node.gossip.publish(TOPIC, bytes(20_000))
+        with pytest.raises(ValueError, match="topic 'other' was not named"):
+            await node.gossip.publish("other", contribution())
+
+
+@pytest.mark.parametrize(
+    "reason, data",
+    [
+        ("oversize", bytes(wire.GOSSIP_LIMIT + 1)),
+        ("malformed", b"\xc1"),
+        ("schema", wire.encode(HELLO)),
+    ],
+)
+async def test_a_bad_message_is_counted_and_goes_no_further(tmp_path, reason, data):
+    async with network(tmp_path, 3) as (hostile, node, third):
+        stream = await raw_gossip(hostile, node)
+        good = contribution()
+        await write_all(stream, frame(message(hostile, data), message(hostile, good)))
+        assert (await next_of(node)).data == good
+        assert (await next_of(third)).data == good
+        assert node.rejected[reason] == 1 and not third.rejected
+        assert node.host.agreed()
+
+
+async def test_forged_messages_are_refused(tmp_path):
+    async with network(tmp_path, 3) as (hostile, node, other):
+        forged = message(hostile, contribution())
+        forged.from_id = other.host.libp2p.get_id().to_bytes()
+        own = message(hostile, contribution())
+        own.from_id = node.host.libp2p.get_id().to_bytes()
+        unsigned = message(hostile, contribution())
+        unsigned.ClearField("signature")
+        elsewhere = message(hostile, contribution(), topic="elsewhere")
+        good = contribution()
+        stream = await raw_gossip(hostile, node)
+        await write_all(stream, frame(forged, own, unsigned, elsewhere, message(hostile, good)))
+        assert (await next_of(node)).data == good
+        assert node.rejected["signature"] == 3 and node.rejected["topic"] == 1
+
+
+async def test_a_flood_is_cut_to_the_rate_and_then_off(tmp_path):
+    async with network(tmp_path, 3) as (hostile, node, other):
+        stream = await raw_gossip(hostile, node)
+        started = trio.current_time()
+        with pytest.raises(StreamBroken):
+            for _ in range(2000):
+                await write_all(stream, frame(message(hostile, contribution())))
+        await until(lambda: node.rejected["abuse"])
+        assert node.rejected["rate"] >= gossip.STRIKES
+        taken = node.gossip.messages.statistics().current_buffer_used
+        assert 0 < taken <= gossip.ORIGIN_RATE * (2 + trio.current_time() - started)
+        # the honest go on, and nobody was blamed for passing the flood's beginning on
+        await other.gossip.publish(TOPIC, data := contribution())
+        while (await next_of(node)).data != data:
+            pass
+        assert not other.rejected["abuse"] and other.id in node.host.agreed()
+
+
+async def test_a_huge_rpc_is_refused_at_its_length(tmp_path):
+    async with network(tmp_path, 2) as (node, hostile):
+        received = node.host.bytes_received
+        stream = await raw_gossip(hostile, node)
+        with pytest.raises(StreamBroken):
+            await write_all(stream, b"\x80\xc2\xd7\x2f" + bytes(100_000_000))
+        await until(lambda: node.rejected["abuse"])
+        assert node.rejected["oversize_rpc"] == 1
+        assert node.host.bytes_received - received < 8_000_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x05\xff\xff\xff\xff\xff", b"\xff" * 11, os.urandom(64)], ids=["cut short", "endless length", "random"]
+)
+async def test_noise_on_a_gossip_stream_harms_nobody(tmp_path, data):
+    async with network(tmp_path, 2) as (node, hostile):
+        stream = await raw_gossip(hostile, node)
+        await write_all(stream, data)
+        await stream.close()
+        await hostile.gossip.publish(TOPIC, good := contribution())
+        assert (await next_of(node)).data == good
+
+
+async def test_control_messages_full_of_nonsense_harm_nobody(tmp_path):
+    async with network(tmp_path, 2) as (node, hostile):
+        rpc = rpc_pb2.RPC()
+        rpc.control.ihave.add(topicID="elsewhere", messageIDs=[b"\xff" * 7, b"zz"])
+        rpc.control.iwant.add(messageIDs=[b"", b"\x00" * 1000])
+        rpc.control.graft.add(topicID="elsewhere")
+        rpc.control.prune.add(topicID="elsewhere", backoff=2**60)
+        rpc.subscriptions.add(subscribe=True, topicid="t" * 1000)
+        data = rpc.SerializeToString()
+        stream = await raw_gossip(hostile, node)
+        await write_all(stream, bytes([len(data) & 0x7F | 0x80, len(data) >> 7]) + data)
+        await hostile.gossip.publish(TOPIC, good := contribution())
+        assert (await next_of(node)).data == good
+
+
+async def test_a_slow_reader_loses_the_oldest(tmp_path, monkeypatch):
+    monkeypatch.setattr(gossip, "QUEUE", 3)
+    async with network(tmp_path, 2) as (node, other):
+        sent = [contribution() for _ in range(8)]
+        for data in sent:
+            await other.gossip.publish(TOPIC, data)
+        await until(lambda: node.rejected["queue"] == 5)
+        assert [(await next_of(node)).data for _ in range(3)] == sent[5:]
+
+
+async def test_a_restarted_node_is_heard(tmp_path):
+    node = Node(1, tmp_path)
+    async with node.host.run():
+        for other in (Node(2, tmp_path, node.host.addresses), Node(2, tmp_path, node.host.addresses)):
+            async with other.host.run():
+                await until(lambda gossip=other.gossip: node.id in gossip.neighbours(TOPIC))
+                for _ in range(3):
+                    await other.gossip.publish(TOPIC, data := contribution())
+                    assert (await next_of(node)).data == data
+            await until(lambda: not node.host.agreed())
+        assert not node.rejected
+
+
+async def test_gossip_survives_the_loss_of_one_of_two_connections(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        # as when both dial at once: the older connection carries the gossip streams
+        address = one.host.libp2p.get_addrs()[0]
+        older = one.host._network.get_connections()[0]
+        await two.host._network.dial_addr(address, one.host.libp2p.get_id())
+        await until(lambda: len(one.host._network.get_connections()) == 2)
+        await older.close()
+        await until(lambda: len(one.host._network.get_connections()) == 1)
+        with trio.fail_after(20):
+            while True:
+                await one.gossip.publish(TOPIC, contribution())
+                await two.gossip.publish(TOPIC, contribution())
+                await trio.sleep(0.2)
+                if all(node.gossip.messages.statistics().current_buffer_used for node in (one, two)):
+                    break

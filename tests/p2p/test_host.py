@@ -1,0 +1,302 @@
+import signal
+import socket
+
+import pytest
+import trio
+from libp2p import new_host
+from libp2p.abc import INetStream
+from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTransport
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from multiaddr import Multiaddr
+
+import p2p.guard
+import p2p.host
+from p2p.addresses import AddressError
+from p2p.guard import GuardError, check_layout
+from p2p.host import Host
+from p2p.pipe import PipeClosed
+from p2p.streams import StreamBroken, read_exact, write_all
+from tests.p2p.network import HELLO, PIPE, Node, network, other_process, until
+
+
+async def test_three_nodes_find_each_other_from_one_address(tmp_path):
+    async with network(tmp_path, 3) as nodes:
+        for node in nodes:
+            assert set(node.host.agreed()) == {other.id for other in nodes} - {node.id}
+            for peer in node.host.peers():
+                assert peer.agreed and peer.version == "0.1.0" and peer.bytes_sent > 0 and peer.bytes_received > 0
+            assert not node.rejected
+
+
+async def test_a_peer_from_the_ledger_is_connected_and_again_after_a_restart(tmp_path):
+    here = Node(1, tmp_path)
+    there = Node(2, tmp_path)
+    async with here.host.run():
+        async with there.host.run():
+            address = there.host.addresses[0]
+            here.host.known(there.id, ["nonsense", "/ip4/127.0.0.1/udp/1/quic-v1", address])
+            await until(lambda: here.host.agreed() == (there.id,) and there.host.agreed() == (here.id,))
+        await until(lambda: not here.host.agreed())
+        again = Host(b"\0" * 31 + b"\x02", [address.split("/p2p/")[0]], [], HELLO)
+        async with again.run():
+            assert again.addresses == (address,)
+            await until(lambda: here.host.agreed() == (there.id,))
+
+
+@pytest.mark.parametrize("field, value", [("protocol", 2), ("chain_id", 1), ("ledger", b"M" * 20), ("run", b"S" * 32)])
+async def test_peers_of_another_network_are_refused(tmp_path, field, value):
+    one = Node(1, tmp_path)
+    async with one.host.run():
+        other = Node(2, tmp_path, one.host.addresses, **{field: value})
+        async with other.host.run():
+            await until(lambda: one.rejected[f"hello_{field}"] and other.rejected[f"hello_{field}"])
+            await until(lambda: not one.host.peers() and not other.host.peers())
+            assert not one.host.agreed() and not other.host.agreed()
+            with pytest.raises(StreamBroken):
+                await other.host.open_stream(one.id, "/dlx/blob/1", 1)
+
+
+async def test_a_plaintext_peer_is_refused(tmp_path):
+    victim, node = Node(3, tmp_path), Node(1, tmp_path)
+    keys = create_new_key_pair(b"\0" * 31 + b"\x03")
+    # knows the victim's public key, and speaks the protocol that needs no proof of the private one
+    impostor = new_host(key_pair=keys, sec_opt={PLAINTEXT_PROTOCOL_ID: InsecureTransport(keys)})
+    assert str(impostor.get_id()) == victim.id
+    async with node.host.run(), impostor.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        with pytest.raises(SwarmException):
+            await impostor.connect(info_from_p2p_addr(Multiaddr(node.host.addresses[0])))
+        assert not node.host.peers()
+
+
+def stranger():
+    """A libp2p host that speaks Noise, but no word of ours."""
+    keys = create_new_key_pair()
+    return new_host(key_pair=keys, sec_opt={NOISE_ID: NoiseTransport(keys, create_noise_key_pair().private_key)})
+
+
+async def test_a_stranger_without_a_hello_reaches_nothing_and_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(p2p.host, "HELLO_DEADLINE", 1.0)
+    node = Node(1, tmp_path)
+    host = stranger()
+    async with node.host.run(), host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        info = info_from_p2p_addr(Multiaddr(node.host.addresses[0]))
+        await host.connect(info)
+        stream = await host.new_stream(info.peer_id, ["/dlx/blob/1"])
+        with pytest.raises(Exception):  # noqa: B017 - reset, by whatever name
+            await stream.read(1)
+        await until(lambda: node.rejected["no_hello"] and not node.host.peers())
+
+
+async def test_a_stranger_cannot_push_memory(tmp_path):
+    node = Node(1, tmp_path)
+    host = stranger()
+    async with node.host.run(), host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        info = info_from_p2p_addr(Multiaddr(node.host.addresses[0]))
+        await host.connect(info)
+        stream = await host.new_stream(info.peer_id, ["/dlx/blob/1"])
+        stream.muxed_stream.send_window = 1 << 30
+        with pytest.raises(Exception):  # noqa: B017
+            for _ in range(100):
+                await stream.write(bytes(1 << 20))
+        assert node.host.bytes_received < 8 << 20
+
+
+async def test_a_peer_that_ignores_flow_control_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(p2p.guard, "BUFFER_LIMIT", 4 << 20)
+    async with network(tmp_path, 2) as (node, hostile):
+
+        async def never_reads(stream: INetStream, peer: str) -> None:
+            await trio.sleep_forever()
+
+        node.host.serve("/test/stuck", never_reads)
+        stream = await hostile.host.open_stream(node.id, "/test/stuck", 5)
+        stream.muxed_stream.send_window = 1 << 30
+        with pytest.raises(StreamBroken):
+            await write_all(stream, bytes(64 << 20))
+        assert node.rejected["buffer"] == 1
+        assert node.host.bytes_received < 16 << 20
+
+
+async def test_a_protocol_name_has_a_length(tmp_path):
+    node = Node(1, tmp_path)
+    async with node.host.run():
+        port = int(node.host.addresses[0].split("/")[4])
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(b"\xff\xff\xff\xff\x0f" + bytes(1 << 16))
+        with trio.fail_after(5):
+            try:
+                while await stream.receive_some():
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        assert node.host.bytes_received < 1 << 20
+
+
+async def test_an_exception_in_a_handler_costs_one_stream(tmp_path):
+    async with network(tmp_path, 2) as (node, other):
+
+        async def fails(stream: INetStream, peer: str) -> None:
+            raise ZeroDivisionError
+
+        node.host.serve("/test/fails", fails)
+        for count in range(1, 4):
+            with pytest.raises(StreamBroken):  # the failure may be faster than the opening
+                await read_exact(await other.host.open_stream(node.id, "/test/fails", 5), 1)
+            assert node.rejected["handler"] == count
+        assert node.host.agreed() == (other.id,)
+
+
+async def test_streams_per_connection_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(p2p.guard, "STREAM_LIMIT", 10)
+    async with network(tmp_path, 2) as (node, other):
+
+        async def waits(stream: INetStream, peer: str) -> None:
+            await trio.sleep_forever()
+
+        node.host.serve("/test/waits", waits)
+        opened = 0
+        with pytest.raises(StreamBroken):
+            for _ in range(20):
+                await other.host.open_stream(node.id, "/test/waits", 5)
+                opened += 1
+        assert 0 < opened <= 10 and node.rejected["streams"]
+
+
+async def test_accepting_goes_on_however_many_came_before(tmp_path):
+    node = Node(1, tmp_path)
+    # the library holds one of these per accepted connection for as long as the process lives
+    node.host._network._inbound_limiter = trio.CapacityLimiter(2)
+    async with node.host.run():
+        for index in range(5):
+            other = Node(10 + index, tmp_path, node.host.addresses)
+            async with other.host.run():
+                await until(lambda: len(node.host.agreed()) == 1)
+            await until(lambda: not node.host.agreed())
+        assert not node.rejected
+
+
+async def test_bytes_are_counted_below_the_encryption(tmp_path):
+    async with network(tmp_path, 2, frame_limit=4 << 20) as (one, two):
+        sent, received = one.host.bytes_sent, two.host.bytes_received
+        pipe = await one.pipes.open(two.id, PIPE)
+        await pipe.send(bytes(2 << 20))
+        await (await two.pipes.incoming.receive()).receive(5)
+        assert 2 << 20 < one.host.bytes_sent - sent < 2.2 * (1 << 20)
+        assert 2 << 20 < two.host.bytes_received - received < 2.2 * (1 << 20)
+
+
+async def test_a_banned_peer_stays_out(tmp_path):
+    async with network(tmp_path, 2) as (node, other):
+        node.host.ban(other.id, "abuse")
+        await until(lambda: not node.host.agreed() and not other.host.agreed())
+        await until(lambda: node.rejected["banned"])  # it came back
+        await until(lambda: not node.host.agreed())
+
+
+async def test_a_disconnected_peer_comes_back(tmp_path):
+    async with network(tmp_path, 2) as (node, other):
+        pipe = await node.pipes.open(other.id, PIPE)
+        await node.host.disconnect(other.id)
+        with pytest.raises(PipeClosed):
+            await pipe.receive(10)
+        await until(lambda: node.host.agreed() == (other.id,))
+        await node.pipes.open(other.id, PIPE)
+
+
+async def test_a_peer_that_falls_silent_is_noticed_and_may_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(p2p.host, "PING_INTERVAL", 0.6)
+    monkeypatch.setattr(p2p.host, "PING_DEADLINE", 0.3)
+    node = Node(1, tmp_path)
+    with other_process(tmp_path) as peer:
+        async with node.host.run():
+            node.host.known(peer.id, [peer.address])
+            await until(lambda: node.host.peers() and node.host.peers()[0].rtt_ms)
+            assert 0 < node.host.peers()[0].rtt_ms < 300
+            peer.process.send_signal(signal.SIGSTOP)
+            await until(lambda: not node.host.agreed(), 8)
+            assert node.rejected["silent"] == 1
+            peer.process.send_signal(signal.SIGCONT)
+            await until(lambda: node.host.agreed(), 20)
+
+
+async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path):
+    node = Node(1, tmp_path, frame_limit=64 << 20)
+    with other_process(tmp_path) as peer:
+        async with node.host.run(), trio.open_nursery() as nursery:
+            node.host.known(peer.id, [peer.address])
+            await until(lambda: node.host.agreed())
+            pipe, other = await node.pipes.open(peer.id, PIPE), await node.pipes.open(peer.id, PIPE)
+            peer.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(PipeClosed):
+                await other.send(bytes(32 << 20), 0.5)
+
+            async def send() -> None:
+                with pytest.raises(Exception):  # noqa: B017
+                    await pipe.send(bytes(32 << 20))
+
+            nursery.start_soon(send)
+            sent = -1
+            while sent != node.host.bytes_sent:  # until the socket takes no more
+                sent = node.host.bytes_sent
+                await trio.sleep(0.3)
+            started = trio.current_time()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - started < 3
+
+
+async def test_a_port_in_use_is_an_error_and_not_shared():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host = Host(b"k" * 32, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"], [], HELLO)
+        with pytest.raises(AddressError, match="choose another port"):
+            async with host.run():
+                pass
+
+
+async def test_a_wildcard_is_announced_as_real_addresses():
+    host = Host(b"k" * 32, ["/ip4/0.0.0.0/tcp/0"], [], HELLO)
+    async with host.run():
+        assert host.addresses
+        for address in host.addresses:
+            ip, port, peer = address.split("/")[2], address.split("/")[4], address.split("/")[6]
+            assert ip != "0.0.0.0" and int(port) > 0 and peer == host.peer_id
+            with socket.create_connection((ip, int(port)), timeout=2):
+                pass
+
+
+async def test_announced_addresses_replace_the_real_ones():
+    host = Host(b"k" * 32, ["/ip4/127.0.0.1/tcp/0"], ["/dns4/node.example.org/tcp/4001"], HELLO)
+    async with host.run():
+        assert host.addresses == (f"/dns4/node.example.org/tcp/4001/p2p/{host.peer_id}",)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "/ip4/1.2.3.4", "/ip4/1.2.3.4/udp/1", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/xyz"]
+)
+def test_an_unusable_bootstrap_address_is_named(text):
+    with pytest.raises(AddressError, match=r"addr|peer id"):
+        Host(b"k" * 32, [], [], HELLO, [text])
+
+
+def test_the_guards_know_the_library_they_cover(monkeypatch):
+    check_layout()
+    with monkeypatch.context() as patch:
+        patch.setattr(p2p.guard.Yamux, "_read_data_body", lambda self: None)
+        with pytest.raises(GuardError, match=r"Yamux\._read_data_body\(self, length\) has changed"):
+            check_layout()
+    monkeypatch.setattr(p2p.guard.importlib.metadata, "version", lambda name: "0.9.0")
+    with pytest.raises(GuardError, match=r"libp2p 0\.9\.0 is installed, this node needs exactly 0\.8\.1"):
+        check_layout()
+
+
+def test_peer_ids_are_those_of_secp256k1_keys():
+    host = Host(b"\0" * 31 + b"\x01", [], [], HELLO)
+    # generator point of the curve, as the contract derives it
+    assert ID.from_base58(host.peer_id).to_bytes().hex() == (
+        "00250802122102" + "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798"
+    )

@@ -1,0 +1,121 @@
+import os
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p import wire
+from p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
+
+H, S = b"h" * 32, b"s" * 65
+MESSAGES = [
+    wire.Hello(1, 31337, b"L" * 20, H, "0.1.0"),
+    wire.ContributionMessage(b"n" * 8, bytes(929)),
+    wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, b"seal", [H] * 64, [S] * 64, S),
+    wire.AttestationMessage(b"n" * 8, H, 3, 7, H, S),
+    wire.ReportMessage(b"n" * 8, H, 3, 7, [H] * 128, [H] * 64, S),
+    wire.PipeHello(H, 0, 1, b"a" * 20),
+    wire.PipeAnswer("no such stage"),
+    wire.BlobRequest(H, 0, 1 << 20),
+    wire.BlobReply(None, 0),
+]
+kinds = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(wire.WireError) as info:
+        wire.decode(data)
+    return info.value.reason
+
+
+@kinds
+def test_every_message_survives_the_wire_and_fits_gossip(message):
+    data = wire.encode(message)
+    assert len(data) <= wire.GOSSIP_LIMIT
+    assert wire.decode(data) == message
+    assert wire.decode_as(type(message), data) == message
+
+
+@kinds
+def test_anything_but_the_exact_bytes_is_refused(message):
+    data = wire.encode(message)
+    fields = msgspec.msgpack.decode(data)
+    assert refused(data + b"\0") == "malformed"
+    assert refused(data[:-1]) == "malformed"
+    assert refused(msgspec.msgpack.encode({**fields, "extra": 1})) == "schema"
+    assert refused(msgspec.msgpack.encode(dict(reversed(fields.items())))) == "malformed"  # another order
+    for name in fields:
+        assert refused(msgspec.msgpack.encode({k: v for k, v in fields.items() if k != name})) == "schema"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.ContributionMessage(b"n" * 8, bytes(928)),
+        wire.ContributionMessage(b"n" * 7, bytes(929)),
+        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, bytes(1025), [], [], S),
+        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, b"", [H] * 65, [], S),
+        wire.AttestationMessage(b"n" * 8, H, 65536, 7, H, S),
+        wire.ReportMessage(b"n" * 8, H, 3, 7, [H] * 129, [], S),
+        wire.ReportMessage(b"n" * 8, H, 3, 7, [b"short"], [], S),
+        wire.Hello(1, -1, b"L" * 20, H, "0.1.0"),
+        wire.Hello(1, 1, b"L" * 20, H, "\x1b[2J"),
+        wire.PipeAnswer("two\nlines"),
+    ],
+)
+def test_limits_of_the_schema_hold_both_ways(message):
+    with pytest.raises(wire.WireError, match="schema"):
+        wire.encode(message)
+    assert refused(msgspec.msgpack.encode(message)) == "schema"
+
+
+def test_size_is_checked_before_the_content():
+    assert refused(bytes(wire.GOSSIP_LIMIT + 1)) == "oversize"
+
+
+def test_another_kind_of_message_is_refused_where_one_is_expected():
+    with pytest.raises(wire.WireError, match="expected Hello"):
+        wire.decode_as(wire.Hello, wire.encode(MESSAGES[5]))
+
+
+def decodes_or_wire_error(data: bytes) -> None:
+    for decode in (wire.decode, decode_frame):
+        try:
+            decode(data)
+        except wire.WireError as error:
+            assert error.reason in ("oversize", "malformed", "schema")
+
+
+@given(st.binary(max_size=2000))
+def test_random_bytes_give_nothing_but_wire_errors(data):
+    decodes_or_wire_error(data)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_damaged_messages_give_nothing_but_wire_errors(message, draw):
+    data = bytearray(wire.encode(message))
+    for _ in range(draw.draw(st.integers(1, 4))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    decodes_or_wire_error(bytes(data))
+
+
+leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+trees = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(trees, st.sampled_from([type(m).__struct_config__.tag for m in MESSAGES]))
+def test_wellformed_nonsense_gives_nothing_but_wire_errors(tree, tag):
+    if isinstance(tree, dict):
+        tree["type"] = tag
+    decodes_or_wire_error(msgspec.msgpack.encode(tree))
+
+
+def test_deep_nesting_is_an_error_like_any_other():
+    decodes_or_wire_error(b"\x91" * 16_000)
+    decodes_or_wire_error(b"\x81\xa4type" * 2_000)
+
+
+def test_pipe_frames_survive_the_wire():
+    for frame in (PipeTensor(1, "forward", 3, 2, os.urandom(1000)), PipeWant(4, True)):
+        assert decode_frame(encode_frame(frame)) == frame

@@ -1,0 +1,143 @@
+"""A tiny run that the training tests share: byte-level text, a Llama of a few thousand parameters."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+
+from training import data, weights
+from training.manifest import BlobRef, Draft, DraftData, Inner, Manifest, Model, Plan, complete
+from training.pipeline import Link, queue_links
+from training.stages import StageModel, build_stage, initialise
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny_draft(stages: list[tuple[int, int]], *, config: dict[str, Any] | None = None, **changes: Any) -> Draft:
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "model": Model(TINY | (config or {})),
+        "stages": stages,
+        "data": DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=2, seed=7),
+        "inner": Inner(lr=1e-2),
+        "plan": Plan(inner_steps=4),
+        "rounds": 5,
+        "tokens_per_step": 64,
+        "max_replicas": 4,
+    }
+    return Draft(**(values | changes))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text files with structure to learn: 40 files of 1.4 kB."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for index in range(40):
+        lines = (f"line {line} of file {index} says {line % 7} and {(line * index) % 5}.\n" for line in range(40))
+        (folder / f"{index:02}.txt").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blobs")
+
+
+@pytest.fixture(scope="session")
+def data_manifest(corpus: Path, blobs: Path) -> BlobRef:
+    return data.prepare([corpus], blobs)
+
+
+@pytest.fixture(scope="session")
+def dataset(data_manifest: BlobRef, blobs: Path) -> data.Dataset:
+    return data.Dataset.open(blobs / data_manifest.sha256, blobs)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(data_manifest: BlobRef, blobs: Path) -> Callable[..., Manifest]:
+    """`tiny_run(stages, config={...}, **draft fields)` gives a complete manifest whose genesis lies in `blobs`."""
+
+    def make(stages: list[tuple[int, int]], **changes: Any) -> Manifest:
+        draft = tiny_draft(stages, **changes)
+        genesis = []
+        for stage in range(len(stages)):
+            content = weights.serialise(initialise(draft, stage))
+            name = hashlib.sha256(content).hexdigest()
+            (blobs / name).write_bytes(content)
+            genesis.append(BlobRef(name, len(content)))
+        return complete(draft, genesis, data_manifest, salt=bytes(32))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def build_stages() -> Callable[[Manifest], list[StageModel]]:
+    """Every stage of a manifest with its genesis weights."""
+
+    def build(manifest: Manifest) -> list[StageModel]:
+        models = []
+        for stage in range(len(manifest.stages)):
+            model = build_stage(manifest, stage)
+            model.load_state_dict(initialise(manifest, stage))
+            models.append(model)
+        return models
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def together() -> Callable[..., list[Any]]:
+    """`together(stages, work)` runs `work(stage, previous, next)` in a thread per stage, linked in a pipe, and gives
+    what each returned or raised."""
+
+    def run_all(count: int, work: Callable[[int, Link | None, Link | None], Any], timeout: float = 20.0) -> list[Any]:
+        previous: list[Link | None] = [None] * count
+        following: list[Link | None] = [None] * count
+        for stage in range(count - 1):
+            following[stage], previous[stage + 1] = queue_links(timeout)
+        results: list[Any] = [None] * count
+
+        def run(stage: int) -> None:
+            try:
+                results[stage] = work(stage, previous[stage], following[stage])
+            except Exception as error:
+                results[stage] = error
+
+        threads = [threading.Thread(target=run, args=(stage,), daemon=True) for stage in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return results
+
+    return run_all

@@ -1,0 +1,53 @@
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from training import selftest
+from training.selftest import SelfTestError
+
+_RUN = "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from training import selftest; selftest.run()"
+
+
+@pytest.mark.parametrize(("threads", "instructions"), [("1", "default"), ("3", "avx2")])
+def test_passes_whatever_the_threads_and_instructions(threads: str, instructions: str) -> None:
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": instructions}  # torch takes less where the machine has less
+    command = [sys.executable, "-c", _RUN, threads]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_is_quick() -> None:
+    selftest.run()
+    began = time.perf_counter()
+    selftest.run()
+    assert time.perf_counter() - began < 1  # 0.03 s on an idle machine
+
+
+def test_flushing_denormals_is_noticed() -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot flush denormals")
+    try:
+        with pytest.raises(SelfTestError, match="denormal numbers become zero"):
+            selftest.run()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("torch.Tensor.sub_", lambda tensor, other: tensor.copy_((tensor.double() - other * 1.0000001).float())),
+        ("training.codecs.int4._PAIRS", np.zeros(256, np.uint64)),
+        ("json.dumps", lambda *args, **options: "{}"),
+    ],
+    ids=["outer", "decoding", "layout"],
+)
+def test_other_arithmetic_or_layout_is_noticed(name: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name, wrong)
+    with pytest.raises(SelfTestError, match="gives other bits here"):
+        selftest.run()

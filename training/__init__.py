@@ -1,0 +1,1 @@
+"""Training: manifest, model stages, data, inner loop, codecs, outer step. Knows no network and no ledger."""

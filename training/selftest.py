@@ -1,0 +1,80 @@
+"""Does this machine compute the bits that all others do? Asked once, when a process that trains or audits starts."""
+
+import hashlib
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training import weights
+from training.codecs import codec
+from training.manifest import Outer, Plan
+from training.outer import outer_step
+
+# Odd sizes exercise the ends of vectors, the large one several threads.
+_SHAPES = {"bias": (7,), "embed": (1030, 129), "norm": (130,), "proj": (3, 100)}
+_PLAN = Plan()
+_PARTS = [0.625, np.float32(1 / 3).item()]
+_OUTER = Outer(lr=0.7, momentum=0.9, nesterov=True)
+
+_GOLDEN = {
+    "decoding": "ed0dedc5883e268f7ee8286dac72535d99389076d5824364c57bf39fa1b27f5d",
+    "the outer step": "11555d49e1e90a62b1e8913c4a1aa92c89359bb653305e844c5dc4e292d35bec",
+    "the file layout": "34cc963aeb4c4ebb1b651c0f3be3e765123929bf11f4949279a4bf29adb00e27",
+}
+
+
+class SelfTestError(RuntimeError):
+    """This machine or installation computes other bits than the network: it can neither train nor audit."""
+
+
+def run() -> None:
+    """Raises SelfTestError naming what differs."""
+    if sys.byteorder != "little":
+        raise SelfTestError("self-test failed: this machine is not little-endian")
+    if _flushes_to_zero():
+        raise SelfTestError("self-test failed: denormal numbers become zero; leave torch.set_flush_denormal off")
+    for what, digest in digests().items():
+        if digest != _GOLDEN[what]:
+            raise SelfTestError(
+                f"self-test failed: {what} gives other bits here than on other machines; reinstall torch and numpy"
+            )
+
+
+def digests() -> dict[str, str]:
+    """What the golden hashes are compared with."""
+    version, *gradients = (_decoded(seed) for seed in range(7))
+    decoding = weights.weights_hash(version)
+    momentum = None
+    for first in range(0, 6, 2):
+        momentum = outer_step(version, momentum, gradients[first : first + 2], _PARTS, _OUTER)
+    assert momentum is not None
+    layout = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.tensor([1.5]), "scalar": torch.tensor(-2.0)}
+    return {
+        "decoding": decoding.hex(),
+        "the outer step": hashlib.sha256(weights.weights_hash(version) + weights.weights_hash(momentum)).hexdigest(),
+        "the file layout": hashlib.sha256(weights.serialise(layout)).hexdigest(),
+    }
+
+
+def _decoded(seed: int) -> dict[str, Tensor]:
+    """An int4 payload from a hash's bits (scales of every exponent), decoded."""
+    int4 = codec("int4")
+    payload = b""
+    for name, shape in sorted(_SHAPES.items()):
+        count = int(np.prod(shape))
+        groups = -(-count // 128)
+        bits = np.frombuffer(hashlib.shake_128(f"{seed} {name}".encode()).digest(groups * 66), np.uint8)
+        scales = np.maximum(bits[: 2 * groups].view("<u2") % 0x7C00, 1)
+        nibbles = np.stack([bits[2 * groups :] % 16, bits[2 * groups :] // 16], axis=1).ravel()
+        nibbles[nibbles == 8] = 1
+        nibbles[::128] = 1  # no group is all zero
+        nibbles[count:] = 0
+        payload += scales.astype("<u2").tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
+    return int4.decode(payload, _SHAPES, _PLAN)
+
+
+def _flushes_to_zero() -> bool:
+    small = torch.full((1000,), 1e-30)
+    return bool((small.mul(1e-10) == 0).any()) or bool((small.numpy() * np.float32(1e-10) == 0).any())
