@@ -71,18 +71,24 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: _Count  # samples of one replica per inner step
     micro_batches: _Count
     seed: _Seed  # of the sample order and of the genesis
+    private: bool = False  # whether a replica may train on a folder of its own, which never leaves it
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):
-    optimiser: Literal["adamw"] = "adamw"
+    """AdamW for every tensor, or Muon for the layers' matrices and AdamW for the rest (embeddings, norms, head)."""
+
+    optimiser: Literal["adamw", "muon"] = "adamw"
     lr: _Rate = 4e-3
     beta1: _BelowOne = 0.9
     beta2: _BelowOne = 0.95
     eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-8
     weight_decay: _Fraction = 0.1
+    muon_lr: _Rate = 0.02
+    muon_momentum: _BelowOne = 0.95
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of the whole replica's gradient norm
     warmup: _Fraction = 0.05  # fraction of the run's inner steps
-    schedule: Literal["cosine"] = "cosine"
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    decay: _Fraction = 0.2  # last fraction of the run's inner steps, in which `wsd` goes down
     final: _Fraction = 0.1  # lr at the end of the run as a fraction of lr
 
 
@@ -93,16 +99,32 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True):
     nesterov: bool = False
     delay: Literal[0, 1] = 0
     alpha: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    policy: Literal["mean", "clip", "clip+cosine"] = "mean"  # how a seal weighs contributions, beyond their tokens
 
 
 class Codec(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Literal["int4"] = "int4"
+    name: Literal["int4", "lowrank", "topk"] = "int4"
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    level: Annotated[int, Meta(ge=0, le=255)] = 0
-    rank: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """What the codec and the inner loop do in a round. Level: bits of a value. Rank: of `lowrank`; values kept of each
+    4,096 of `topk`; 0 for `int4`."""
+
+    level: Annotated[int, Meta(ge=2, le=8)] = 4
+    rank: Annotated[int, Meta(ge=0, le=4096)] = 0
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 10
+
+
+class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan of later rounds follows what was measured; a manifest without this keeps its plan to the end."""
+
+    inner_steps: Annotated[int, Meta(ge=1, le=1 << 40)]  # of the whole run, which ends with the round that reaches it
+    window: Annotated[int, Meta(ge=1, le=1000)] = 5  # rounds between two changes
+    energy: Annotated[float, Meta(gt=0, lt=1)] = 0.9  # part of the shared update's energy that the rank has to keep
+    min_rank: Annotated[int, Meta(ge=1, le=4096)] = 4
+    max_rank: Annotated[int, Meta(ge=1, le=4096)] = 128
+    min_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 5
+    max_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 500
 
 
 class Timing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,11 +155,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     stages: Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each stage
     genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
     data: Data
-    precision: Literal["float32"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     inner: Inner
     outer: Outer
     codec: Codec
     plan: Plan
+    adaptive: Adaptive | None = None
     rounds: Annotated[int, Meta(ge=1, le=10_000_000)]
     tokens_per_step: Annotated[int, Meta(ge=1, lt=1 << 40)]  # of one replica
     timing: Timing
@@ -155,6 +178,7 @@ class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: _Count = 1
     seed: _Seed = 0
     heldout: Annotated[float, Meta(gt=0, le=0.5)] = 0.05  # fraction of the bytes
+    private: bool = False
 
 
 class Draft(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,11 +189,12 @@ class Draft(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: Model
     stages: Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]
     data: DraftData
-    precision: Literal["float32"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     inner: Inner = Inner()
     outer: Outer = Outer()
     codec: Codec = Codec()
     plan: Plan = Plan()
+    adaptive: Adaptive | None = None
     rounds: Annotated[int, Meta(ge=1, le=10_000_000)]
     tokens_per_step: Annotated[int, Meta(ge=1, lt=1 << 40)] | None = None  # computed when left out
     timing: Timing = Timing()
@@ -347,6 +372,7 @@ def _check(manifest: Manifest | Draft) -> None:
     if timing.straggler_grace + timing.proposal_timeout > timing.round_timeout:
         expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace}"
         _fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout})", timing.round_timeout)
+    _check_plan(manifest.codec, manifest.plan)
     if outer.nesterov and not outer.momentum:
         _fail("outer.nesterov", "expected false, or outer.momentum > 0", True)
     if outer.alpha and not outer.delay:
@@ -368,6 +394,15 @@ def _check_model(manifest: Manifest | Draft, config: LlamaConfig) -> None:
     if config.num_attention_heads % config.num_key_value_heads:
         expected = f"expected a divisor of num_attention_heads ({config.num_attention_heads})"
         _fail("model.config.num_key_value_heads", expected, config.num_key_value_heads)
+
+
+def _check_plan(codec: Codec, plan: Plan) -> None:
+    levels = {"int4": (2, 4, 8), "lowrank": (4,), "topk": (2,)}[codec.name]
+    if plan.level not in levels:
+        _fail("plan.level", f"expected {' or '.join(map(str, levels))} for {codec.name}", plan.level)
+    low, high = {"int4": (0, 0), "lowrank": (1, 4096), "topk": (32, 256)}[codec.name]
+    if not low <= plan.rank <= high:
+        _fail("plan.rank", f"expected {low} to {high} for {codec.name}", plan.rank)
 
 
 def _check_stages(manifest: Manifest | Draft, layers: int) -> None:

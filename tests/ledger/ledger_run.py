@@ -13,7 +13,7 @@ from ledger.verify import verify_seal
 from ledger.view import RunView
 
 TOKENS = 1024
-PLAN = Plan(0, 0, 10)
+PLAN = Plan(4, 0, 10)
 
 
 def config(**changes: Any) -> RunConfig:

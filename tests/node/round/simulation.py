@@ -29,7 +29,7 @@ def digest(*parts: object) -> bytes:
 
 def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1) -> Rules:
     return Rules(
-        domain=DOMAIN, run=RUN, stages=stages, rounds=rounds, delay=delay, tokens_per_step=64, plan=Plan(0, 0, 5),
+        domain=DOMAIN, run=RUN, stages=stages, rounds=rounds, delay=delay, tokens_per_step=64, plan=Plan(4, 0, 5),
         max_payload_size=(1000,) * stages, straggler_grace=8, proposal_timeout=3, round_timeout=12, eviction_time=10,
     )  # fmt: skip
 
