@@ -85,10 +85,8 @@ def test_an_outage_of_the_chain_stops_nobody(watched: Watched) -> None:
         # A holder that saw one block more than its neighbour waits for that neighbour, which waits for a seal.
         found = {str(status.waiting_for) for status in waiting if status.replica == replica}
         assert any(reason.startswith("the seal of round ") for reason in found), found
-    for status in waiting:
-        assert status.round is not None and before.round is not None
-        assert status.round >= before.round, "training went on as far as it could"
-        assert "the chain does not answer" in status.not_ready
+    assert before.round is not None and max(status.round or 0 for status in waiting) >= before.round
+    assert all("the chain does not answer" in status.not_ready for status in waiting)
     watched.until("the end of the outage", lambda: time.monotonic() >= ends and all_wait())
 
     watched.devnet.start_chain()
