@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from training.manifest import ManifestError, Outer, draft_from_toml
+from training.stability import stable_below, warnings
+
+PAPER = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1)
+
+
+def draft(folder: Path, text: str = "", tables: str = "") -> Path:
+    path = folder / "run.toml"
+    (folder / "text.txt").write_text("some text")
+    path.write_text(
+        f"""
+name = "preset"
+rounds = 4
+stages = [[0, 1]]
+{text}
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 2
+max_position_embeddings = 32
+[data]
+source = ["text.txt"]
+sequence_length = 32
+batch_size = 2
+{tables}"""
+    )
+    return path
+
+
+def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> None:
+    found = draft_from_toml(draft(tmp_path, 'preset = "dilocox"', "[plan]\ninner_steps = 50\n"))
+    assert (found.outer.nesterov, found.outer.delay, found.codec.name) == (True, 1, "lowrank")
+    assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
+    assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
+    sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
+    assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay) == ("topk", 2, 0)
+
+
+@pytest.mark.parametrize("preset", ['"fast"', "3", "[]"])
+def test_an_unknown_preset_is_refused(tmp_path: Path, preset: str) -> None:
+    with pytest.raises(ManifestError, match="preset: expected one of default, dilocox, sparse, got"):
+        draft_from_toml(draft(tmp_path, f"preset = {preset}"))
+
+
+def test_the_stability_of_nesterov_with_a_delay() -> None:
+    assert stable_below(PAPER) == pytest.approx(0.364, abs=0.001)
+    assert stable_below(Outer(lr=0.4, momentum=0.9, nesterov=True, delay=1)) == pytest.approx(0.632, abs=0.001)
+    for lr, momentum in ((0.2, 0.9), (0.4, 0.5), (1.0, 0.0)):
+        assert stable_below(Outer(lr=lr, momentum=momentum, nesterov=momentum > 0, delay=1)) == 1
+    assert stable_below(Outer(lr=0.8, alpha=0.8, delay=1)) == 1
+
+
+def test_who_asks_for_a_divergent_outer_optimiser_is_warned() -> None:
+    (warning,) = warnings(PAPER)
+    assert "outer.momentum 0.9" in warning and "over 36% of the error" in warning
+    assert not warnings(Outer()) and not warnings(Outer(lr=0.7, momentum=0.9, nesterov=True))

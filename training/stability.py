@@ -1,0 +1,44 @@
+"""What is known to go wrong with a choice of outer optimiser, before a run is made with it."""
+
+from training.manifest import Outer
+
+ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
+
+
+def stable_below(outer: Outer) -> float:
+    """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
+
+    A linear analysis: the weights are one number, its error 1 at first, and the inner steps of a round take the part
+    `removed` off the error they start from.
+    """
+    low, high = 0.0, 1.0
+    if _stays_small(outer, high):
+        return high
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _stays_small(outer, middle) else (low, middle)
+    return low
+
+
+def warnings(outer: Outer) -> list[str]:
+    """What the run's creator should hear about, one line each."""
+    limit = stable_below(outer)
+    if limit >= 0.5:
+        return []
+    return [
+        f"outer.momentum {outer.momentum:g} with outer.lr {outer.lr:g} and outer.delay {outer.delay} diverges once a "
+        f"round removes over {100 * limit:.0f}% of the error, as it does early in a run or in a short one: "
+        "lower outer.momentum or outer.lr"
+    ]
+
+
+def _stays_small(outer: Outer, removed: float) -> bool:
+    errors, momentum, own = [1.0] * (outer.delay + 1), 0.0, 0.0
+    for _ in range(ROUNDS):
+        own = removed * (errors[0] - outer.alpha * own)
+        momentum = outer.momentum * momentum + own
+        step = own + outer.momentum * momentum if outer.nesterov else momentum
+        errors = [*errors, errors[-1] - outer.lr * step][1:]
+        if abs(errors[-1]) > 1e3:
+            return False
+    return abs(errors[-1]) < 1
