@@ -1,94 +1,86 @@
-"""Calls, answers and errors of one contract, encoded by its ABI."""
+"""Calls and errors of one contract, through web3's Contract."""
 
-from collections.abc import Sequence
-from dataclasses import astuple, is_dataclass
 from typing import Any
 
-import eth_abi
-from eth_hash.auto import keccak
-from eth_utils.abi import collapse_if_tuple
+from eth_abi.exceptions import DecodingError
+from web3 import Web3
+from web3.exceptions import Web3Exception
+from web3.providers import BaseProvider
 
 import contracts
-from ledger.abi import checksum
-from ledger.errors import Reverted
+from ledger.errors import LedgerError, Reverted, RpcError
+from ledger.rpc import Rpc
+
+# What web3 raises for bytes that are no answer: the bytes are the chain node's word.
+_UNDECODABLE = (Web3Exception, DecodingError, OverflowError, TypeError, ValueError)
+_BUILT_IN = (
+    {"type": "error", "name": "Error", "inputs": [{"name": "reason", "type": "string"}]},
+    {"type": "error", "name": "Panic", "inputs": [{"name": "code", "type": "uint256"}]},
+)
 
 
 class Interface:
-    """The functions and errors of one of our contracts."""
+    """One of our contracts; without `rpc` it encodes only."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rpc: Rpc | None = None) -> None:
+        web3 = rpc.web3 if rpc else Web3(BaseProvider(), middleware=(), ens=None)  # type: ignore[arg-type]
         self.artifact = contracts.load(name)
-        entries = self.artifact["abi"]
-        self._functions = {e["name"]: e for e in entries if e["type"] == "function"}
-        self._constructor: dict[str, Any] = next((e for e in entries if e["type"] == "constructor"), {"inputs": []})
-        self._errors = {_selector(e): e for e in entries if e["type"] == "error"}
+        abi = self.artifact["abi"]
+        self._contract = web3.eth.contract(abi=abi, bytecode=self.artifact["bytecode"])
+        # web3 decodes no custom errors; but their data is that of a call of a function with the error's name.
+        errors = [{**entry, "type": "function"} for entry in (*abi, *_BUILT_IN) if entry["type"] == "error"]
+        self._errors = web3.eth.contract(abi=errors)
 
     def call_data(self, function: str, *args: Any) -> bytes:
-        """The calldata of a call; a dataclass stands for a struct."""
-        entry = self._functions[function]
-        return _selector(entry) + _encode(entry["inputs"], args)
+        """The calldata of a call; a tuple stands for a struct."""
+        return _unhex(self._contract.encode_abi(function, args))
 
     def creation_data(self, *args: Any) -> bytes:
         """The data of a transaction that creates the contract."""
-        return _unhex(self.artifact["bytecode"]) + _encode(self._constructor["inputs"], args)
+        return _unhex(self._contract.constructor(*args).data_in_transaction)
 
-    def answer(self, function: str, data: bytes) -> tuple[Any, ...]:
-        """What a call returned; accounts checksummed."""
-        kinds = _kinds(self._functions[function]["outputs"])
-        return tuple(_readable(k, v) for k, v in zip(kinds, eth_abi.decode(kinds, data), strict=True))
+    def call(self, to: str, function: str, *args: Any, block: int | str = "latest", **by: Any) -> tuple[Any, ...]:
+        """What a call of the contract at `to` returns, accounts checksummed; `by` may give its `from` and `gas`.
 
-    def error(self, data: bytes) -> Reverted:
-        """The custom error (or Error, Panic) in the data of a revert."""
-        entry = self._errors.get(data[:4], _BUILT_IN.get(data[:4]))
-        if entry is None:
-            return Reverted("unknown error", (data[:68],)) if data else Reverted("no reason given")
-        kinds = _kinds(entry["inputs"])
+        Raises Reverted where the contract refuses, LedgerError for an answer that is none.
+        """
+        bound = self._contract.functions[function](*args)
         try:
-            values = eth_abi.decode(kinds, data[4:])
-        except Exception:  # eth_abi's errors share no base class; the data is the chain node's word
-            return Reverted(entry["name"], (data[4:68],))
-        return Reverted(entry["name"], tuple(_readable(k, v) for k, v in zip(kinds, values, strict=True)))
+            answer = bound.call({"to": to, **by}, block)  # type: ignore[arg-type]
+        except RpcError as error:
+            raise self._refusal(error) from None
+        except _UNDECODABLE as error:
+            reason = str(error)[:200]
+            raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {reason}") from None
+        return (answer,) if len(bound.abi["outputs"]) == 1 else tuple(answer)
 
     def same_code(self, onchain: bytes) -> bool:
         """Whether this is the contract's runtime code, whatever its immutables."""
-        return same_code(self.artifact, onchain)
+        expected, actual = bytearray(_unhex(self.artifact["deployedBytecode"])), bytearray(onchain)
+        if len(expected) != len(actual):
+            return False
+        for place in self.artifact["immutableReferences"]:
+            start, end = place["start"], place["start"] + place["length"]
+            expected[start:end] = actual[start:end] = bytes(place["length"])
+        return expected == actual
 
-
-def same_code(artifact: dict[str, Any], onchain: bytes) -> bool:
-    """Whether code on the chain is the artifact's, the places of immutables left aside."""
-    expected, actual = bytearray(_unhex(artifact["deployedBytecode"])), bytearray(onchain)
-    if len(expected) != len(actual):
-        return False
-    for place in artifact["immutableReferences"]:
-        start, end = place["start"], place["start"] + place["length"]
-        expected[start:end] = actual[start:end] = bytes(place["length"])
-    return expected == actual
-
-
-def _encode(inputs: Sequence[dict[str, Any]], args: Sequence[Any]) -> bytes:
-    return eth_abi.encode(_kinds(inputs), [astuple(arg) if is_dataclass(arg) else arg for arg in args])  # type: ignore
-
-
-def _kinds(entries: Sequence[dict[str, Any]]) -> list[str]:
-    return [collapse_if_tuple(entry) for entry in entries]  # type: ignore[arg-type]
-
-
-def _selector(entry: dict[str, Any]) -> bytes:
-    return keccak(f"{entry['name']}({','.join(_kinds(entry['inputs']))})".encode())[:4]
-
-
-def _readable(kind: str, value: Any) -> Any:
-    return checksum(bytes.fromhex(value[2:])) if kind == "address" else value
+    def _refusal(self, error: RpcError) -> LedgerError:
+        """What an error answer to a call means: nodes put the revert's data in different places."""
+        data: Any = error.data.get("data") if isinstance(error.data, dict) else error.data
+        try:
+            revert = _unhex(data) if data.startswith("0x") else None
+        except (AttributeError, ValueError):
+            revert = None
+        if revert is None and "revert" not in error.message.lower():
+            return error
+        if not revert:
+            return Reverted("no reason given")
+        try:
+            function, arguments = self._errors.decode_function_input(data)
+        except _UNDECODABLE:
+            return Reverted("unknown error", (revert[:68],))
+        return Reverted(function.name, tuple(arguments.values()))
 
 
 def _unhex(text: str) -> bytes:
     return bytes.fromhex(text.removeprefix("0x"))
-
-
-_BUILT_IN = {
-    _selector(entry): entry
-    for entry in (
-        {"name": "Error", "inputs": [{"type": "string"}]},
-        {"name": "Panic", "inputs": [{"type": "uint256"}]},
-    )
-}

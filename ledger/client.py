@@ -75,7 +75,8 @@ class LedgerClient:
         self._polling = Rpc(rpc_url, patience=_POLL_PATIENCE)
         self.ledger = ledger
         self._key, self._outbox, self._timeout = key, outbox, timeout
-        self._ledger_abi, self._registry_abi = Interface("TrainingLedger"), Interface("NodeRegistry")
+        self._ledger_abi = Interface("TrainingLedger", self.rpc)
+        self._registry_abi = Interface("NodeRegistry", self.rpc)
         self._connecting = threading.Lock()
         self._connected: tuple[Domain, str, Sender | None] | None = None
 
@@ -126,11 +127,11 @@ class LedgerClient:
 
     def read(self, function: str, *args: Any) -> tuple[Any, ...]:
         """The answer of one of the ledger's views."""
-        return self._call(self.ledger, self._ledger_abi, function, *args)
+        return self._ledger_abi.call(self.ledger, function, *args)
 
     def read_registry(self, function: str, *args: Any) -> tuple[Any, ...]:
         """The answer of one of the registry's views."""
-        return self._call(self.registry, self._registry_abi, function, *args)
+        return self._registry_abi.call(self.registry, function, *args)
 
     def runs(self, start: int = 0) -> tuple[RunCreated, ...]:
         """The runs created from block `start` on."""
@@ -169,7 +170,7 @@ class LedgerClient:
 
     def create_run(self, config: RunConfig, genesis: Sequence[bytes]) -> bytes:
         """The id of the run; `genesis` has the hash of V[s,0] for each stage."""
-        self._write("createRun", config, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
+        self._write("createRun", astuple(config), list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
 
     def join_run(self, run: bytes, stage: int = ANY_STAGE) -> tuple[int, int]:
@@ -209,7 +210,7 @@ class LedgerClient:
         chain_id = self.rpc.number("eth_chainId")
         if not self._ledger_abi.same_code(self.code(self.ledger)):
             raise LedgerError(f"{self.ledger} on chain {chain_id} is not this version's TrainingLedger")
-        (registry,) = self._call(self.ledger, self._ledger_abi, "registry")
+        (registry,) = self.read("registry")
         if not self._registry_abi.same_code(self.code(registry)):
             raise LedgerError(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
         # One sender for as long as the client lives: two would give the same nonce twice.
@@ -230,16 +231,6 @@ class LedgerClient:
             raise LedgerError("no account key: this client only reads")
         return sender
 
-    def _call(self, to: str, abi: Interface, function: str, *args: Any) -> tuple[Any, ...]:
-        call = {"to": to, "data": "0x" + abi.call_data(function, *args).hex()}
-        try:
-            answer = self.rpc.data("eth_call", call, "latest")
-            return abi.answer(function, answer)
-        except RpcError as error:
-            raise _refusal(abi, error) from None
-        except ValueError as error:
-            raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {error}") from None
-
     def _events(self, one: dict[str, Any], start: int) -> list[Event]:
         pages = fetch_logs(self.rpc, [one], start, self.rpc.head().number)
         found = (decode_log(log, time) for _, logs in pages for log, time in logs)
@@ -253,24 +244,18 @@ class LedgerClient:
 
     def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas: int) -> Receipt:
         data = abi.call_data(function, *args)
-        call = {"from": self.account, "to": to, "data": "0x" + data.hex(), "gas": hex(gas)}
+        by = {"from": self.account, "gas": gas}
         if not self._sender.waiting(to, data):
-            self._dry_run(abi, call, "pending")  # with the next block's time
+            # Raises Reverted before gas is spent; with the next block's time.
+            abi.call(to, function, *args, block="pending", **by)
         receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
             if result.gas_used >= gas:
                 raise Reverted("out of gas")
-            self._dry_run(abi, call, receipt["blockNumber"])  # mostly still reverts in the state that the block left
+            abi.call(to, function, *args, block=result.block, **by)  # mostly still reverts in the state the block left
             raise Reverted("in its block, but neither before nor after it")
         return result
-
-    def _dry_run(self, abi: Interface, call: dict[str, str], block: str) -> None:
-        """Raises Reverted, before gas is spent, where the contract would refuse."""
-        try:
-            self.rpc.call("eth_call", call, block)
-        except RpcError as error:
-            raise _refusal(abi, error) from None
 
 
 def deploy(rpc_url: str, key: bytes, timeout: float = 60.0) -> tuple[str, str]:
@@ -303,17 +288,6 @@ def fund(rpc_url: str, account: str, timeout: float = 30.0) -> None:
         if time.monotonic() > deadline:
             raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
         time.sleep(0.1)
-
-
-def _refusal(abi: Interface, error: RpcError) -> LedgerError:
-    """What an error answer to eth_call means: nodes put the revert's data in different places."""
-    data = error.data.get("data") if isinstance(error.data, dict) else error.data
-    if isinstance(data, str) and data.startswith("0x"):
-        try:
-            return abi.error(bytes.fromhex(data[2:]))
-        except ValueError:
-            pass
-    return abi.error(b"") if "revert" in error.message.lower() else error
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

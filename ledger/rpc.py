@@ -1,19 +1,27 @@
-"""JSON-RPC over HTTP: one request, one checked answer, retried while the chain node cannot be reached."""
+"""A chain node's JSON-RPC through web3: bounded answers, asked for again while the node cannot be reached."""
 
-import itertools
-import json
-import threading
+import logging
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from web3 import HTTPProvider, Web3
+from web3.types import RPCEndpoint, RPCResponse
 
 from ledger.errors import LedgerError, LedgerUnavailable, RpcError
 
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+
+# web3 imports py_ecc, which raises it to 100,000: deeply nested JSON would overflow the C stack and end the process
+# instead of raising RecursionError. The embedded chain needs this much.
+sys.setrecursionlimit(min(sys.getrecursionlimit(), 12_288))
+
+for _library in ("urllib3", "web3"):
+    logging.getLogger(_library).setLevel(logging.ERROR)  # below that they log the URL, which may hold an access key
 
 
 @dataclass(frozen=True)
@@ -28,31 +36,24 @@ class Header:
 
 
 class Rpc:
-    """A chain node at a URL. Thread-safe. Times in seconds: `timeout` for one request, `patience` for all retries."""
+    """A chain node at a URL. Thread-safe. Times in seconds: `timeout` for one request, `patience` for all retries.
+
+    `web3` is for contracts. Requests of ours go through `call`: web3's own methods fill in defaults, decode laxly,
+    and some (get_block) are not thread-safe, because they keep the method's name in an object that all threads share.
+    """
 
     def __init__(self, url: str, timeout: float = 10.0, patience: float = 20.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("the RPC URL must look like http://host:port")
-        self.name = parts.hostname  # the full URL may hold an access key: it never gets into a message
-        self._url, self._timeout, self._patience = url, timeout, patience
-        self._direct = parts.hostname in ("127.0.0.1", "::1", "localhost")
-        self._ids = itertools.count(1)
-        self._local = threading.local()
+        self.name = parts.hostname  # the full URL never gets into a message
+        self._provider = _Provider(url, parts.hostname, timeout, patience)
+        # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
+        self.web3 = Web3(self._provider, middleware=(), ens=None)  # type: ignore[arg-type]
 
     def call(self, method: str, *params: Any, patience: float | None = None) -> Any:
         """The result. Raises RpcError for an error answer, LedgerUnavailable when the node stays silent."""
-        deadline = time.monotonic() + (self._patience if patience is None else patience)
-        pause = 0.1
-        while True:
-            try:
-                return self._once(method, list(params), max(0.5, min(self._timeout, deadline - time.monotonic())))
-            except (requests.RequestException, _Garbled) as error:
-                if time.monotonic() + pause >= deadline:
-                    reason = str(error) if isinstance(error, _Garbled) else type(error).__name__
-                    raise LedgerUnavailable(f"no answer from the chain node at {self.name}: {reason}") from None
-            time.sleep(pause)
-            pause = min(2 * pause, 3.0)
+        return self._provider.make_request(RPCEndpoint(method), params, patience)["result"]
 
     def number(self, method: str, *params: Any) -> int:
         """The result as a quantity."""
@@ -91,10 +92,40 @@ class Rpc:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
         return header
 
-    def _once(self, method: str, params: list[Any], timeout: float) -> Any:
-        request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+
+class _Provider(HTTPProvider):
+    """web3's provider, with what it lacks: a deadline (its retries are counted), a limit on what is read, our errors.
+
+    Error answers are raised before web3 sees them: it would fail on some that a hostile node can make up.
+    """
+
+    global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
+
+    def __init__(self, url: str, name: str, timeout: float, patience: float) -> None:
+        super().__init__(url)
+        self._name, self._timeout, self._patience = name, timeout, patience
+        self._direct = name in ("127.0.0.1", "::1", "localhost")
+
+    def make_request(self, method: RPCEndpoint, params: Any, patience: float | None = None) -> RPCResponse:
+        request = self.encode_rpc_request(method, params)
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        pause = 0.1
+        while True:
+            try:
+                return self._once(method, request, max(0.5, min(self._timeout, deadline - time.monotonic())))
+            except (requests.RequestException, _Garbled) as error:
+                if time.monotonic() + pause >= deadline:
+                    reason = str(error) if isinstance(error, _Garbled) else type(error).__name__
+                    raise LedgerUnavailable(f"no answer from the chain node at {self._name}: {reason}") from None
+            time.sleep(pause)
+            pause = min(2 * pause, 3.0)
+
+    def _once(self, method: str, request: bytes, timeout: float) -> RPCResponse:
+        assert self.endpoint_uri is not None
+        session = self._request_session_manager.cache_and_return_session(self.endpoint_uri)  # this thread's own
+        session.trust_env = not self._direct  # a proxy cannot know our own machine
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False}
-        with self._session().post(self._url, json=request, **options) as response:
+        with session.post(self.endpoint_uri, request, headers=self.get_request_headers(), **options) as response:
             if response.status_code in _RETRIED_STATUS:
                 raise _Garbled(f"HTTP status {response.status_code}")
             body = bytearray()
@@ -103,23 +134,17 @@ class Rpc:
                 if len(body) > _MAX_ANSWER:
                     raise RpcError(-32005, f"the answer to {method} is over {_MAX_ANSWER >> 20} MiB: too many results")
         try:
-            answer = json.loads(body)
-        except ValueError:
+            answer: Any = self.decode_rpc_response(bytes(body))
+        except (ValueError, RecursionError):
             raise _Garbled(f"HTTP status {response.status_code}, no JSON") from None
-        if not isinstance(answer, dict) or ("result" not in answer and "error" not in answer):
-            raise _Garbled("an answer that is no JSON-RPC")
-        error = answer.get("error")
+        error = answer.get("error") if isinstance(answer, dict) else None
         if error is not None:
             known = error if isinstance(error, dict) else {"message": str(error)}
-            raise RpcError(int(known.get("code", 0)), str(known.get("message", ""))[:500], known.get("data"))
-        return answer["result"]
-
-    def _session(self) -> requests.Session:
-        session = getattr(self._local, "session", None)
-        if session is None:
-            session = self._local.session = requests.Session()
-            session.trust_env = not self._direct  # a proxy cannot know our own machine
-        return session
+            code = known.get("code")
+            raise RpcError(code if isinstance(code, int) else 0, str(known.get("message", ""))[:500], known.get("data"))
+        if not isinstance(answer, dict) or "result" not in answer:
+            raise _Garbled("an answer that is no JSON-RPC")
+        return {"jsonrpc": "2.0", "id": 0, "result": answer["result"]}
 
 
 class _Garbled(Exception):

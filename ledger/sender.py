@@ -15,11 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import rlp
-from eth_hash.auto import keccak
+from eth_account import Account
 
 from ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from ledger.keys import account_of, sign
 from ledger.rpc import Rpc
 
 _POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
@@ -51,8 +49,8 @@ class Sender:
 
     def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None) -> None:
         """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
-        self.account = account_of(key)
-        self._rpc, self._chain_id, self._key = rpc, chain_id, key
+        self._rpc, self._chain_id, self._signer = rpc, chain_id, Account.from_key(key)
+        self.account: str = self._signer.address
         self._lock = threading.Lock()
         self._next: int | None = None
         self._folder = None if outbox is None else outbox / f"{chain_id}-{self.account}"
@@ -211,13 +209,11 @@ class Sender:
 
     def _sign(self, pending: Pending) -> Pending:
         """Adds a signed EIP-1559 transaction with these fields."""
-        to, data = (bytes.fromhex(text[2:]) for text in (pending.to or "0x", pending.data))
-        fees = pending.tip, pending.max_fee, pending.gas
-        fields = [self._chain_id, pending.nonce, *fees, to, 0, data, []]  # value and access list: none
-        signature = sign(keccak(b"\x02" + rlp.encode(fields)), self._key)
-        r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big")
-        raw = b"\x02" + rlp.encode([*fields, signature[64] - 27, r, s])
-        return replace(pending, raw="0x" + raw.hex(), hashes=(*pending.hashes, "0x" + keccak(raw).hex()))
+        fields = {"chainId": self._chain_id, "nonce": pending.nonce, "to": pending.to, "value": 0, "data": pending.data}
+        fees = {"gas": pending.gas, "maxFeePerGas": pending.max_fee, "maxPriorityFeePerGas": pending.tip}
+        signed = self._signer.sign_transaction(fields | fees)
+        raw, name = signed.raw_transaction.to_0x_hex(), signed.hash.to_0x_hex()
+        return replace(pending, raw=raw, hashes=(*pending.hashes, name))
 
     def _keep(self, pending: Pending) -> None:
         self._pending[pending.nonce] = pending

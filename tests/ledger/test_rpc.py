@@ -1,0 +1,110 @@
+"""web3 as the client sets it up: it asks for what we ask and no more, and a hostile chain node gains nothing by it."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import eth_abi
+import pytest
+from ledger_logs import LEDGER
+
+from ledger.bindings import Interface
+from ledger.errors import LedgerError, LedgerUnavailable, Reverted
+from ledger.rpc import Rpc
+
+RUN = bytes(32)
+
+
+def word(number: int) -> str:
+    return number.to_bytes(32).hex()
+
+
+@pytest.fixture
+def asked(fake_chain):
+    """Asks a view of the ledger; the chain node gives the answer of the test's choice."""
+    interface = Interface("TrainingLedger", Rpc(fake_chain.url, patience=0.5))
+
+    def ask(answer, function="nextRound", args=(RUN, 0), **by):
+        fake_chain.eth_call = lambda *params: fake_chain.calls.append(params) or answer
+        fake_chain.calls = []
+        return interface.call(LEDGER, function, *args, **by)
+
+    return ask
+
+
+def test_a_call_is_one_request_with_what_was_given(fake_chain, asked):
+    assert asked("0x" + word(7)) == (7,)
+    assert asked("0x" + word(1) + word(2), "heads") == (bytes(31) + b"\1", bytes(31) + b"\2")
+    assert asked("0x", "leaveRun", (RUN,), **{"from": LEDGER, "gas": 100_000, "block": 5}) == ()
+    (call, block) = fake_chain.calls[0]
+    data = "0x" + Interface("TrainingLedger").call_data("leaveRun", RUN).hex()
+    assert (call, block) == ({"from": LEDGER, "to": LEDGER, "gas": hex(100_000), "data": data}, "0x5")
+    assert fake_chain.requests == ["eth_call"] * 3
+
+
+@pytest.mark.parametrize("answer", [None, "zz", "0x" + "ff" * 32, "0x01", [], {}, 1.5, -5])
+def test_an_answer_that_is_none_is_an_error_of_the_ledger(asked, answer):
+    with pytest.raises(LedgerError, match="gave another answer than expected"):
+        asked(answer)
+
+
+def test_offsets_beyond_memory_and_text_that_is_none_are_errors_of_the_ledger(asked):
+    for answer in ("0x" + word(2**63) * 7, "0x" + word(0) + word(224) * 2 + word(0) * 4 + word(1) + "ff" + "00" * 31):
+        with pytest.raises(LedgerError, match="gave another answer than expected"):
+            asked(answer, "eip712Domain", ())
+
+
+OFFCHAIN = eth_abi.encode(
+    ["address", "string[]", "bytes", "bytes4", "bytes"], [LEDGER, ["http://127.0.0.1:9/{data}"], b"", b"1234", b""]
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "arguments"),
+    [
+        ("0x4e487b71" + word(0x11), "Panic", (0x11,)),
+        ("0x4e487b71" + word(0xEE), "Panic", (0xEE,)),  # web3 knows no such code
+        ("0x08c379a0" + word(32) + word(2) + "6e6f" + "00" * 30, "Error", ("no",)),
+        ("0x08c379a0" + word(32) + word(1) + "ff" + "00" * 31, "unknown error", None),  # not UTF-8
+        ("0x08c379a0" + word(2**63), "unknown error", None),
+        ("0x12345678", "unknown error", (bytes.fromhex("12345678"),)),
+        ("0x556f1830" + OFFCHAIN.hex(), "unknown error", None),  # EIP-3668 would make web3 ask another server
+        ("0x", "no reason given", ()),
+        ("Reverted 0x08c379a0", "no reason given", ()),
+        (None, "no reason given", ()),
+        ({"data": "0x4e487b71" + word(1)}, "Panic", (1,)),
+    ],
+)
+def test_reverts_are_named_wherever_their_data_is(fake_chain, asked, data, name, arguments):
+    with pytest.raises(Reverted) as caught:
+        asked({"error": {"code": 3, "message": "execution reverted", "data": data}})
+    assert caught.value.name == name and arguments in (None, caught.value.arguments)
+    assert fake_chain.requests == ["eth_call"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'{"id": 1}', b'{"error": null}', b"\xff", b"[" * 100_000])
+def test_an_answer_that_is_no_json_rpc_is_asked_for_again(fake_chain, body):
+    fake_chain.faults.append(lambda *asked: body)
+    assert Rpc(fake_chain.url).number("eth_chainId") == 31337
+    fake_chain.faults += [lambda *asked: body] * 9
+    with pytest.raises(LedgerUnavailable, match=r"no answer from the chain node at 127\.0\.0\.1"):
+        Rpc(fake_chain.url, patience=0.3).number("eth_chainId")
+
+
+def test_urls_with_access_keys_stay_out_of_logs(fake_chain, caplog):
+    caplog.set_level(logging.DEBUG)
+    assert Rpc(fake_chain.url + "/v2/secret-access-key").number("eth_chainId") == 31337
+    assert "secret" not in caplog.text
+
+
+def test_threads_share_a_client(fake_chain, asked):
+    """web3's own get_block would now and then send one thread's parameters with the other's method."""
+    for _ in range(20):
+        fake_chain.mine()
+    rpc = Rpc(fake_chain.url)
+    blocks = {number: bytes.fromhex(fake_chain.block_hash(number)[2:]) for number in range(20)}
+
+    def look(number: int) -> bool:
+        return rpc.header(number) == rpc.header(blocks[number]) and rpc.header(number).hash == blocks[number]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(look, list(blocks) * 10))
