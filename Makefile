@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench clean
+.PHONY: demo test check format contracts contracts-check contracts-test bench fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -36,6 +36,12 @@ contracts-test: contracts/node_modules/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.codecs
+
+# Search for payloads that break a decoder, until stopped or for FUZZ_SECONDS.
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz.codecs -max_total_time=$(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) contracts/node_modules contracts/out contracts/cache

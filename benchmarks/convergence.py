@@ -27,6 +27,7 @@ import msgspec
 import typer
 
 from training.manifest import BlobRef, Manifest, complete, draft_from_toml
+from training.presets import PRESETS
 
 REPLICAS = 4
 POINTS = 20  # of a curve
@@ -52,6 +53,7 @@ class Method:
     outer: dict[str, Any] = field(default_factory=dict)
     codec: str = "int4"
     plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 30})
+    adaptive: bool = False
 
 
 METHODS = (
@@ -59,10 +61,17 @@ METHODS = (
     Method("all-reduce Muon", _MUON_LRS, seeds=3, every_step=True, inner={"optimiser": "muon"}),
     Method("DiLoCo H 20", compressed=False, outer=_NESTEROV, plan={"inner_steps": 20}),
     Method("DiLoCo H 50", compressed=False, outer=_NESTEROV, plan={"inner_steps": 50}),
+    Method(
+        "dilocox",
+        outer=PRESETS["dilocox"]["outer"],
+        codec="lowrank",
+        plan=PRESETS["dilocox"]["plan"],
+        adaptive=True,
+    ),
     Method("default, delay 0", seeds=3),
     Method("default, delay 1", seeds=3, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}),
     Method("default, Muon", _MUON_LRS, seeds=3, inner={"optimiser": "muon"}),
-    Method("sparse", seeds=3, codec="topk", plan={"level": 2, "rank": 128, "inner_steps": 5}),
+    Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]),
 )
 
 
@@ -242,6 +251,8 @@ def _manifest(job: Job, out: Path) -> Manifest:
         seed=job.seed,
     )
     tables = {"inner": method.inner | lr, "outer": method.outer, "codec": {"name": method.codec}, "plan": method.plan}
+    if method.adaptive:
+        tables["adaptive"] = {}
     for table, values in tables.items():
         text += f"[{table}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
     path = out / f"{job.key}-{os.getpid()}.toml"
@@ -256,7 +267,7 @@ def _manifest(job: Job, out: Path) -> Manifest:
 
 def _prepare(setting: Setting, out: Path) -> None:
     """The text as shards in the folder."""
-    from training.data import prepare
+    from training.prepare import prepare
 
     out.mkdir(parents=True, exist_ok=True)
     sources = [Path(path) for path in sorted(glob.glob(setting.source))]

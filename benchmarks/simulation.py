@@ -4,17 +4,22 @@ Every replica is one pipeline of one stage, and every contribution is counted in
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from statistics import mean
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from training import evaluate
+from training.adaptive import ladders, next_rank, watched_ranks
 from training.codecs import Codec, codec
 from training.data import Dataset
 from training.inner import InnerLoop
 from training.manifest import Manifest, Plan
 from training.outer import outer_step, pseudo_gradient, start_weights
+from training.spectrum import kept_energy
 
 Tensors = dict[str, Tensor]
 
@@ -30,23 +35,27 @@ class Point(NamedTuple):
 def diloco(
     manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor], *, compressed: bool = True
 ) -> Iterator[Point]:
-    """The shared model after every round of the manifest's fixed plan."""
-    plan, outer, rounds = manifest.plan, manifest.outer, manifest.rounds
-    total_steps = rounds * plan.inner_steps
+    """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
+    time the inner steps could follow."""
+    outer, rounds, inner_steps = manifest.outer, manifest.rounds, manifest.plan.inner_steps
     members = [_Member(manifest, replica, dataset, compressed) for replica in range(replicas)]
     version = {name: tensor.clone() for name, tensor in genesis.items()}
     bases = [{name: tensor.clone() for name, tensor in genesis.items()}]  # V[max(0, t - delay)] .. V[t]
+    plans = [manifest.plan] * (outer.delay + 1)  # those of rounds t .. t + delay
+    ranks = _Ranks(manifest)
     momentum: Mapping[str, Tensor] | None = None
     sent = 0
     for round in range(rounds):
         size, payloads = 0, []
         for member in members:
-            payload, size = member.round(bases[0], round, total_steps, plan)
+            payload, size = member.round(bases[0], round, rounds * inner_steps, plans[0])
             payloads.append(payload)
-        momentum = outer_step(version, momentum, payloads, [1 / replicas] * replicas, outer)
+        watched = partial(ranks.watch, plans[-1])
+        momentum = outer_step(version, momentum, payloads, [1 / replicas] * replicas, outer, watched)
+        plans = [*plans[1:], ranks.next(round, plans[-1])]
         bases = [*bases, {name: tensor.clone() for name, tensor in version.items()}][-1 - outer.delay :]
         sent += size
-        yield Point((round + 1) * plan.inner_steps, sent, version)
+        yield Point((round + 1) * inner_steps, sent, version)
 
 
 def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int) -> Iterator[Point]:
@@ -99,3 +108,22 @@ class _Member:
         if self._outer.delay and self._outer.alpha:
             self._own = {name: tensor.clone() for name, tensor in decoded.items()}  # the outer step uses up its input
         return decoded, size
+
+
+class _Ranks:
+    """The rank of later rounds, as a node would propose it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._adaptive = manifest.adaptive
+        self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
+        self._energy: list[Mapping[int, float]] = []
+
+    def watch(self, plan: Plan, update: Mapping[str, Tensor]) -> None:
+        self._energy.append(kept_energy(update, watched_ranks(self._rungs, plan.rank)))
+
+    def next(self, round: int, plan: Plan) -> Plan:
+        if self._adaptive is None or (round + 1) % self._adaptive.window:
+            return plan
+        energy = {rank: mean(one[rank] for one in self._energy) for rank in min(self._energy, key=len)}
+        self._energy = []
+        return replace(plan, rank=next_rank(self._rungs, plan.rank, energy, self._adaptive.energy))

@@ -278,6 +278,7 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
 
     def __init__(self) -> None:
         self._stages: dict[int, tuple[list[Sealed], int]] = {}
+        self._steps: dict[int, list[int]] = {}  # stage -> sums of the first seals' planned inner steps, as shared
 
     def rounds(self, stage: int) -> int:
         """How many rounds of the stage are sealed."""
@@ -286,15 +287,24 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
     def copy(self) -> "SealLog":
         other = SealLog()
         other._stages = dict(self._stages)
+        other._steps = dict(self._steps)
         return other
+
+    def planned_steps(self, stage: int, rounds: int) -> int:
+        """The sum of the inner steps that the stage's first `rounds` seals plan. Raises KeyError beyond the sealed."""
+        if not 0 <= rounds <= self.rounds(stage):
+            raise KeyError((stage, rounds - 1))
+        return self._steps[stage][rounds] if rounds else 0
 
     def append(self, sealed: Sealed) -> None:
         """Adds the stage's next round."""
         log, length = self._stages.get(sealed.stage, ([], 0))
+        steps = self._steps.get(sealed.stage, [0])
         if len(log) != length:  # a copy has gone on: part from it
-            log = log[:length]
+            log, steps = log[:length], steps[: length + 1]
         log.append(sealed)
-        self._stages[sealed.stage] = (log, length + 1)
+        steps.append(steps[-1] + sealed.seal.plan_inner_steps)
+        self._stages[sealed.stage], self._steps[sealed.stage] = (log, length + 1), steps
 
     def __getitem__(self, key: tuple[int, int]) -> Sealed:
         stage, round = key

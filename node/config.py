@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 0
     log_format: Literal["text", "json"] = "text"
     password_file: str = ""
+    private_data: str = ""
+    checkpoint_activations: bool = False
 
 
 HELP: dict[str, str] = {
@@ -44,6 +46,8 @@ HELP: dict[str, str] = {
     "http_port": "Port of the node's HTTP endpoint; 0 takes a free one.",
     "log_format": "Format of the log lines: text or json.",
     "password_file": "File whose first line is the password of the account's keystore.",
+    "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
+    "checkpoint_activations": "Compute activations again in the backward pass: less memory, about a third more time.",
 }
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ledger.client import LedgerClient
 from ledger.events import Sealed
-from ledger.typed import Plan
 from node.metrics import Metrics
 from p2p.exchange import BlobExchange
 from p2p.gossip import Gossip
@@ -30,15 +29,11 @@ class RunContext:
     metrics: Metrics
     directory: Path  # of this run's state
     blobs_directory: Path
+    private_data: Path | None  # a prepared folder to train on instead of the run's data
+    checkpoint_activations: bool
     contributions_topic: str
     seals_topic: str
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
     bytes_sent: Callable[[], int]
-
-    @property
-    def ledger_plan(self) -> Plan:
-        """The manifest's plan as statements carry it."""
-        plan = self.manifest.plan
-        return Plan(plan.level, plan.rank, plan.inner_steps)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ledger.events import Sealed
+from ledger.typed import Plan
 from ledger.view import RunView
 from node.errors import Failure
 
@@ -24,7 +25,11 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions: int
     signers: int
     tokens: int
-    plan: str  # "level/rank/inner steps", in force delay + 1 rounds later
+    level: int | None  # and rank of the plan in force, which contributions name by its hash; None: an empty seal
+    rank: int | None
+    next_level: int  # of the plan that the seal carries for the round delay + 1 later
+    next_rank: int
+    next_inner_steps: int  # binds through stage 0's seal
     transaction: str  # 0x hex
     block: int
     time: int  # of the block, Unix seconds
@@ -35,6 +40,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     time: int  # of the last seal, Unix seconds
+    inner_steps: int | None  # that each counted contribution took in this round; None: an empty round
     loss: float | None  # nats per token, token-weighted mean of the last stage; None: not sealed yet, or empty
     tokens: int
     total_tokens: int  # of the run up to and including this round
@@ -69,11 +75,12 @@ def history(view: RunView) -> History:
             RoundRow(
                 round=number,
                 time=max(sealed.at.time for sealed in seals),
+                inner_steps=_inner_steps(seals),
                 loss=last.seal.mean_loss / _MICRO if last and last.seal.count else None,
                 tokens=seals[0].seal.total_tokens,
                 total_tokens=total,
                 sealed=len(seals) == config.stages,
-                stages=tuple(_stage_row(sealed) for sealed in seals),
+                stages=tuple(_stage_row(view, sealed) for sealed in seals),
             )
         )
     return History(
@@ -88,20 +95,23 @@ def history(view: RunView) -> History:
 
 def to_csv(found: History) -> str:
     """One line per round; the columns of each stage are named stage0_weights and so on."""
-    names = ("weights", "contributions", "signers", "plan", "transaction")
+    names = (
+        *("weights", "contributions", "signers", "level", "rank"),
+        *("next_level", "next_rank", "next_inner_steps", "transaction"),
+    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = [f"stage{stage}_{name}" for stage in range(found.stage_count) for name in names]
-    writer.writerow(["round", "time", "loss", "tokens", "total_tokens", *columns])
+    writer.writerow(["round", "time", "inner_steps", "loss", "tokens", "total_tokens", *columns])
     for row in found.rounds:
         by_stage = {stage.stage: stage for stage in row.stages}
         cells = [
-            getattr(by_stage[stage], name) if stage in by_stage else ""
+            getattr(by_stage[stage], name) if stage in by_stage else None
             for stage in range(found.stage_count)
             for name in names
         ]
         loss = "" if row.loss is None else f"{row.loss:.6f}"
-        writer.writerow([row.round, utc(row.time), loss, row.tokens, row.total_tokens, *cells])
+        writer.writerow([row.round, utc(row.time), row.inner_steps, loss, row.tokens, row.total_tokens, *cells])
     return text.getvalue()
 
 
@@ -163,19 +173,42 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_row(sealed: Sealed) -> StageRow:
-    seal = sealed.seal
+def _stage_row(view: RunView, sealed: Sealed) -> StageRow:
+    seal, plan = sealed.seal, _plan_in_force(view, sealed)
     return StageRow(
         stage=sealed.stage,
         weights=seal.next_weights.hex(),
         contributions=seal.count,
         signers=len(sealed.signers),
         tokens=seal.total_tokens,
-        plan=f"{seal.plan_level}/{seal.plan_rank}/{seal.plan_inner_steps}",
+        level=plan.level if plan else None,
+        rank=plan.rank if plan else None,
+        next_level=seal.plan_level,
+        next_rank=seal.plan_rank,
+        next_inner_steps=seal.plan_inner_steps,
         transaction="0x" + sealed.at.tx.hex(),
         block=sealed.at.block,
         time=sealed.at.time,
     )
+
+
+def _inner_steps(seals: list[Sealed]) -> int | None:
+    return next((sealed.contributions[0].contribution.inner_steps for sealed in seals if sealed.contributions), None)
+
+
+def _plan_in_force(view: RunView, sealed: Sealed) -> Plan | None:
+    """The plan that the counted contributions name by its hash: an earlier seal's. Which one depends on the run's
+    delay, of which the ledger knows nothing; the first seals carry the manifest's."""
+    if not sealed.contributions:
+        return None
+    counted = sealed.contributions[0].contribution
+    for round in (sealed.round - 1, sealed.round - 2, 0):
+        if (sealed.stage, round) in view.sealed:
+            seal = view.sealed[sealed.stage, round].seal
+            plan = Plan(seal.plan_level, seal.plan_rank, counted.inner_steps)
+            if plan.hash() == counted.plan:
+                return plan
+    return None
 
 
 def _at(place: float, rounds: list[int], tokens: list[int]) -> float:

@@ -30,6 +30,8 @@ from node.http import serve_http
 from node.identity import Account, NodeKey
 from node.metrics import Metrics
 from node.overview import Overview
+from node.round import plans
+from node.round.plans import Terms
 from node.runs import check_pipes, config_of
 from node.session import Session
 from node.trainer.client import Trainer
@@ -75,6 +77,7 @@ class Node:
         self.counted: bool | None = None
         self.stopping = False
         self._sealed_at: float | None = None
+        self._terms: Terms | None = None
         settings = startup.settings
         self.store = BlobStore(startup.datadir.blobs)
         for leftover in startup.datadir.blobs.glob(".*.tmp"):  # of a process killed while it wrote
@@ -90,6 +93,11 @@ class Node:
         self._exchange = BlobExchange(self.host, self.store)
         self._gossip = Gossip(self.host, self._topics)
         self._pipes = PipeService(self.host, self._refuse_pipe)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over; as long as its manifest is not here, by its number of rounds alone."""
+        return self.view.finished if self._terms is None else plans.finished(self._terms, self.view)
 
     # ---- life ----
 
@@ -134,7 +142,7 @@ class Node:
         with trio.move_on_after(LEAVE_SECONDS):
             if self.session is not None:
                 await self.session.finish_step(LEAVE_SECONDS / 2)
-            held = self.view.slot_of(self.startup.account.address) is not None and not self.view.finished
+            held = self.view.slot_of(self.startup.account.address) is not None and not self.finished
             if for_good and held:
                 try:
                     await trio.to_thread.run_sync(self.client.leave_run, self.startup.run, abandon_on_cancel=True)
@@ -149,7 +157,7 @@ class Node:
             await self._trainer.loaded.wait()  # a round that opens with us must not wait for our imports
             slot = self.view.slot_of(context.account)
             if slot is None:
-                if self.view.finished:
+                if self.finished:
                     log.info("the run is finished: serving its blobs until stopped")
                     await trio.sleep_forever()
                 await self._join(context)
@@ -262,11 +270,14 @@ class Node:
         await self._public_blob(_hash(manifest.data.manifest), manifest.data.manifest.size)
         path = self.store.path(_hash(manifest.data.manifest))
         listed = data.parse_data_manifest(path.read_bytes())
-        shards = [BlobRef(shard.sha256, shard.size) for shard in (*listed.train, *listed.heldout)]
-        for damaged in await trio.to_thread.run_sync(data.verify_shards, path, self.startup.datadir.blobs):
-            self.store.path(bytes.fromhex(damaged)).unlink(missing_ok=True)
-        await self._public_blobs([*shards, *manifest.genesis])
+        await self._public_blobs([*listed.blobs(), *manifest.genesis])
+        while damaged := await trio.to_thread.run_sync(data.verify_shards, path, self.startup.datadir.blobs):
+            for name in damaged:
+                self.store.path(bytes.fromhex(name)).unlink(missing_ok=True)
+            await self._public_blobs(listed.blobs())
+        private_data = await trio.to_thread.run_sync(_private_data, self.startup, manifest, listed)
         self._restart_feed(manifest)
+        self._terms = Terms.of(manifest)
         directory = self.startup.datadir.state / self.startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         return RunContext(
@@ -274,6 +285,7 @@ class Node:
             account=self.startup.account.address, account_key=self.startup.account.secret, client=self.client,
             store=self.store, exchange=self._exchange, gossip=self._gossip, pipe_service=self._pipes,
             metrics=self.metrics, directory=directory, blobs_directory=self.startup.datadir.blobs,
+            private_data=private_data, checkpoint_activations=self.startup.settings.checkpoint_activations,
             contributions_topic=self._topics[0], seals_topic=self._topics[1], peer_of=self.peer_of,
             reject=self.reject, on_sealed=self._on_sealed, bytes_sent=lambda: self.host.bytes_sent,
         )  # fmt: skip
@@ -356,6 +368,20 @@ class Node:
 def run_node(startup: Startup, client: LedgerClient) -> None:
     """Runs a node until it is stopped. Raises Failure."""
     trio.run(Node(startup, client).run)
+
+
+def _private_data(startup: Startup, manifest: Manifest, public: data.DataManifest) -> Path | None:
+    """The folder of private data that the user named, checked. Raises Failure and DataError."""
+    if not startup.settings.private_data:
+        return None
+    folder = Path(startup.settings.private_data).expanduser().resolve()
+    if not manifest.data.private:
+        raise Failure("this run allows no private data (data.private in its manifest): start without --private-data")
+    if folder.is_relative_to(startup.datadir.blobs.resolve()):
+        raise Failure(f"{folder} is served to everybody: move the private data elsewhere")
+    data.check_private(folder, public)
+    log.info("training on private data", folder=str(folder))
+    return folder
 
 
 def _forget_other_stages(directory: Path, stage: int) -> None:

@@ -75,7 +75,7 @@ class Overview:
         node = self._node
         if node.stopping:
             return "stopping"
-        if node.view.created and node.view.finished:
+        if node.finished:
             return "finished"
         machine = node.session.machine if node.session else None
         if machine is None:

@@ -16,8 +16,10 @@ from node.audit.blobs import BlobMissing, Blobs, BlobWrong, Source
 from node.audit.replay import Replay, ReplayError
 from node.errors import Failure
 from training.atomic import write_bytes
+from training.data import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from training.export import ExportError, export
 from training.manifest import MAX_BYTES, Manifest, ManifestError, parse
+from training.vocabulary import Vocabulary
 
 PROVENANCE = "provenance.json"
 _MICRO = 1_000_000  # the ledger holds losses in micro-nats
@@ -60,7 +62,7 @@ def pull(
         for stage in range(view.config.stages):
             progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
             files.append(replay.rebuild(stage, chosen, progress).weights)
-        model = export(replay.manifest, files, work / "model")
+        model = export(replay.manifest, files, work / "model", _vocabulary(replay.manifest, blobs, progress))
         found = provenance(domain, view, chosen) | {"model": model.hex()}
         write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
         os.replace(work / "model", out)
@@ -96,6 +98,23 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
         "loss": last.mean_loss / _MICRO if last is not None and last.count else None,
         "stages": stages,
     }
+
+
+def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Vocabulary | None:
+    """Of the run's data; None where its tokens are bytes, and where nobody has it: the weights are of use without."""
+    named = manifest.data.manifest
+    try:
+        content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()
+        data = parse_data_manifest(content)
+        if data.tokenizer == "bytes":
+            return None
+        path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
+        return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer")
+    except (BlobMissing, BlobWrong) as error:
+        progress(f"no copy of the run's tokenizer: {error}")
+    except DataError as error:
+        progress(f"no tokenizer is written: {error}")
+    return None
 
 
 def _manifest(view: RunView, blobs: Blobs) -> Manifest:

@@ -15,8 +15,9 @@ from ledger.typed import RunConfig, run_id
 from ledger.view import RunView
 from node.datadir import DataDir
 from node.errors import Failure, UsageFailure
+from node.round.plans import Terms, finished
 from p2p.frames import FRAME_LIMIT
-from training import atomic
+from training import atomic, stability
 from training.manifest import (
     MAX_BYTES,
     BlobRef,
@@ -92,8 +93,8 @@ def create_run(
     """
     draft = draft_from_toml(draft_path)
     check_pipes(draft)
-    if int(draft.model.config["vocab_size"]) < BYTE_VALUES:
-        raise ManifestError(f"model.config.vocab_size: byte-level data needs {BYTE_VALUES}")
+    for warning in stability.warnings(draft.outer):
+        progress(f"warning: {warning}")
     manifest = _frozen(draft, datadir, client, progress)
     digest = atomic.write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)
@@ -209,11 +210,17 @@ def read_manifest(view: RunView, blobs: Path) -> Manifest | None:
 
 def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None]) -> Manifest:
     """The manifest with data and genesis as blobs. Kept, so that its random salt is drawn once for a run."""
-    from training import data
-
-    progress("freezing the data into shards")
-    data_manifest = data.prepare(draft.sources, datadir.blobs, draft.data.heldout)
-    terms = msgspec.structs.replace(draft, data=msgspec.structs.replace(draft.data, source=[data_manifest.sha256]))
+    data_manifest = _data(draft, datadir.blobs, progress)
+    # What the data manifest says already is left out: where the data lay does not make it another run.
+    data = msgspec.structs.replace(
+        draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text"
+    )
+    terms = msgspec.structs.replace(draft, data=data)
+    genesis = None
+    if draft.model.source:  # which tells nothing about its bytes
+        genesis = _genesis(draft, datadir.blobs, progress)
+        source = ",".join(blob.sha256 for blob in genesis)
+        terms = msgspec.structs.replace(terms, model=msgspec.structs.replace(draft.model, source=source))
     creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
     folder = datadir.state / "created"
     kept = folder / f"{hashlib.sha256(msgspec.json.encode(creation)).hexdigest()}.json"
@@ -221,20 +228,50 @@ def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Call
         manifest = parse(kept.read_bytes())
         if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
             return manifest
-    manifest = complete(draft, _genesis(draft, datadir.blobs, progress), data_manifest)
+    manifest = complete(draft, genesis or _genesis(draft, datadir.blobs, progress), data_manifest)
     folder.mkdir(mode=0o700, exist_ok=True)
     atomic.write_bytes(kept, canonical_bytes(manifest))
     return manifest
 
 
-def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:
-    from training import stages, weights  # torch and transformers: seconds to import
+def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef:
+    """The data as blobs. Raises DataError, and ManifestError where it does not fit the model."""
+    from training import data, prepare
 
+    if draft.data.prepared:
+        folder = Path(draft.data.prepared)
+        _check_vocabulary(draft, data.read_prepared(folder).vocab_size)
+        progress("checking the prepared data")
+        blob = prepare.adopt_folder(folder, blobs)
+    else:
+        given = draft.data
+        tokenizer = Path(given.tokenizer) if given.tokenizer else None
+        recipe = prepare.Recipe(draft.sources, given.heldout, tokenizer, given.separator, given.field)
+        _check_vocabulary(draft, recipe.vocabulary.size if recipe.vocabulary else BYTE_VALUES)
+        progress("freezing the data into shards")
+        blob = prepare.prepare_blobs(recipe, blobs)
+    if not data.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):
+        length = draft.data.sequence_length
+        raise ManifestError(f"data.sequence_length: the training data has no sample of {length} tokens and one more")
+    return blob
+
+
+def _check_vocabulary(draft: Draft, needed: int) -> None:
+    given = int(draft.model.config["vocab_size"])
+    if given < needed:
+        raise ManifestError(f"model.config.vocab_size: expected at least the data's {needed} tokens, got {given}")
+
+
+def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:
+    from training import pretrained, stages, weights  # torch and transformers: seconds to import
+
+    checkpoint = pretrained.Checkpoint(draft) if draft.model.source else None
     genesis = []
     for stage in range(len(draft.stages)):
-        progress(f"drawing the first weights of stage {stage}")
+        progress(f"{'reading' if checkpoint else 'drawing'} the first weights of stage {stage}")
         # The only place where weights come from a seed; draft and manifest agree on all that it reads.
-        name = weights.write_blob(stages.initialise(draft, stage), blobs).hex()  # type: ignore[arg-type]
+        tensors = checkpoint.weights(stage) if checkpoint else stages.initialise(draft, stage)
+        name = weights.write_blob(tensors, blobs).hex()
         genesis.append(BlobRef(sha256=name, size=(blobs / name).stat().st_size))
     return genesis
 
@@ -243,6 +280,7 @@ def _summary(view: RunView, blobs: Path) -> RunSummary:
     config = view.config
     manifest = read_manifest(view, blobs)
     sealed = min(view.next_round(stage) for stage in range(config.stages))
+    over = finished(Terms.of(manifest), view) if manifest else view.finished
     return RunSummary(
         run="0x" + view.run.hex(),
         name=manifest.name if manifest else None,
@@ -252,5 +290,5 @@ def _summary(view: RunView, blobs: Path) -> RunSummary:
         sealed_rounds=sealed,
         stages=config.stages,
         members=len(view.members()),
-        state="finished" if view.finished else "waiting for members" if view.open_round is None else "training",
+        state="finished" if over else "waiting for members" if view.open_round is None else "training",
     )

@@ -4,35 +4,36 @@ Everything runs in the trio task group of `Session.run`; the machine decides, th
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import trio
 
 from ledger.errors import LedgerError
-from ledger.typed import UNIT, SignatureError, SignedContribution, TypedError, sign
+from ledger.typed import Plan, SignatureError, SignedContribution, TypedError, sign
 from ledger.view import RunView
 from node import logs
 from node.context import RunContext
 from node.messages import Statement, event_of, message_of
+from node.payloads import Payloads
 from node.pipes import Pipes
 from node.round import events as e
 from node.round.machine import RoundMachine
-from node.round.rules import Rules, plan_of
+from node.round.plans import manifest_plan, plan_of
+from node.round.rules import Rules
 from node.statements import Statements, make_contribution
 from node.trainer import messages as m
-from node.trainer.client import Trainer, TrainerError, TrainerSilent
+from node.trainer.client import Trainer
 from node.versions import Differs, Unavailable, Versions
 from p2p import wire
-from p2p.exchange import BlobError
 from p2p.frames import PipeFrame, PipeTensor, PipeWant
 from p2p.gossip import Gossiped
 from p2p.pipe import Pipe
-from training.manifest import Plan
 from training.records import RoundInputs, Trained
 
 TICK_SECONDS = 0.2
-PAYLOAD_SECONDS = 30.0
 log = logs.get(__name__)
 
 
@@ -82,7 +83,8 @@ class Session:
             opened = await self.trainer.open(
                 m.Open(
                     context.manifest_hash, self.stage, self.replica, str(self._directory / "slot"),
-                    str(context.blobs_directory),
+                    str(context.blobs_directory), str(context.private_data) if context.private_data else None,
+                    context.checkpoint_activations,
                 ),
                 self._on_trainer,
             )  # fmt: skip
@@ -103,28 +105,17 @@ class Session:
 
     def _begin(self, opened: m.Opened) -> None:
         context = self.context
-        timing = context.manifest.timing
-        self.rules = Rules(
-            domain=context.client.domain,
-            run=context.run,
-            stages=len(context.manifest.stages),
-            rounds=context.manifest.rounds,
-            delay=context.manifest.outer.delay,
-            tokens_per_step=context.manifest.tokens_per_step,
-            plan=context.ledger_plan,
-            max_payload_size=opened.max_payload_size,
-            straggler_grace=timing.straggler_grace,
-            proposal_timeout=timing.proposal_timeout,
-            round_timeout=timing.round_timeout,
-            eviction_time=timing.eviction_time,
-        )
+        self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
+        self._payloads = Payloads(context, self.rules, self.stage, self.trainer)
         self.versions = Versions(
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
         )
         own = self._statements.load()
         view = self._first_view
         if opened.trained is not None and opened.trained.round not in own:  # trained, but killed before it was signed
-            own[opened.trained.round] = self._sign_contribution(opened.trained, own, view)
+            plan = plan_of(self.rules, view, self.stage, opened.trained.round)
+            if plan is not None:  # None: its seals were taken back meanwhile
+                own[opened.trained.round] = self._sign_contribution(opened.trained, plan, own, None)
         newest, oldest = self.versions.newest(view)
         self.machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
@@ -206,8 +197,9 @@ class Session:
         self.progress.tokens_per_second = trained.tokens / seconds if seconds > 0 else None
         self.progress.losses[trained.round] = trained.loss / 1e6
         self.context.metrics.loss.set(trained.loss / 1e6)
+        exchange_seconds = self.machine.exchange_seconds(trained.round, time.time())
         signed = self.machine.own.get(trained.round) or self._sign_contribution(
-            trained, self.machine.own, self.machine.view
+            trained, self._plan, self.machine.own, exchange_seconds
         )
         self.emit(e.RoundTrained(signed))
 
@@ -240,9 +232,11 @@ class Session:
                 digest = seal.digest(self.rules.domain)
                 self.emit(e.SealSigned(digest, sign(digest, self.context.account_key)))
             case e.FetchPayload(signed=signed):
-                self._nursery.start_soon(self._fetch_payload, signed)
+                self._nursery.start_soon(self._with_view, self._payloads.fetch, signed)
             case e.ComputeOuter():
-                self._nursery.start_soon(self._compute_outer, action)
+                self._nursery.start_soon(self._with_view, self._payloads.outer, action)
+            case e.MeasurePolicy():
+                self._nursery.start_soon(self._with_view, self._payloads.measure, action)
             case e.AdoptVersion(version=version):
                 self._nursery.start_soon(self._adopt, version)
             case e.KeepEvidence(first=first, second=second):
@@ -264,59 +258,22 @@ class Session:
         self.progress.round, self.progress.step, self.progress.steps = action.round, 0, action.plan.inner_steps
         self.progress.started = time.monotonic()
         self.context.metrics.round.set(action.round)
-        plan = Plan(action.plan.level, action.plan.rank, action.plan.inner_steps)
         inputs = RoundInputs(
             round=action.round,
-            plan=plan,
+            plan=manifest_plan(action.plan),
             steps_before=action.steps_before,
-            total_steps=self.rules.rounds * self.rules.plan.inner_steps,
+            total_steps=self.rules.total_steps,
             base_version=action.base,
             base_weights=self.machine.view.weights(self.stage, action.base),
             left_out=action.left_out,
         )
+        self._plan = action.plan
         self.trainer.post(m.Train(inputs))
 
-    async def _fetch_payload(self, signed: SignedContribution) -> None:
-        statement = signed.contribution
-        payload, limit = statement.payload, self.rules.max_payload_size[self.stage]  # the stated size may be a lie
-        peer = self.context.peer_of(statement.account)
-        try:
-            try:
-                path = await self.context.exchange.fetch(payload, limit, [peer] if peer else None, 5.0)
-            except BlobError:  # its maker is silent: whoever has it
-                path = await self.context.exchange.fetch(payload, limit, None, PAYLOAD_SECONDS)
-            assert self.machine is not None
-            bound = plan_of(self.rules, self.machine.view, self.stage, statement.round)
-            await self.trainer.check(payload, Plan(bound.level, bound.rank, bound.inner_steps))
-        except (BlobError, TrainerSilent, OSError) as error:
-            log.info("payload not here yet", payload=payload.hex()[:12], error=str(error))
-            self.emit(e.PayloadMissing(payload))
-        except TrainerError as error:
-            log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-            self.emit(e.PayloadRefused(payload, "bad_payload"))
-        else:
-            self.emit(e.PayloadReady(payload, path.stat().st_size))
-
-    async def _compute_outer(self, action: e.ComputeOuter) -> None:
+    async def _with_view(self, work: Callable[[RunView, Any], Awaitable[e.Event]], subject: Any) -> None:
+        """Work on payloads, under the view that it was asked for; its event goes to the machine."""
         assert self.machine is not None
-        view = self.machine.view
-        listed = tuple(signed.contribution.hash() for signed in action.listed)
-        bound = plan_of(self.rules, view, self.stage, action.round)
-        plan = Plan(bound.level, bound.rank, bound.inner_steps)
-        payloads = tuple(
-            m.SealedPayload(s.contribution.payload, s.contribution.tokens, UNIT, plan) for s in action.listed
-        )
-        started = time.monotonic()
-        try:
-            answer = await self.trainer.outer(
-                view.weights(self.stage, action.round), view.momentum(self.stage, action.round), payloads
-            )
-        except TrainerError as error:
-            log.warning("outer step failed", round=action.round, error=str(error))
-            self.emit(e.OuterFailed(action.round, listed, str(error)))
-            return
-        self.context.metrics.outer_seconds.observe(time.monotonic() - started)
-        self.emit(e.OuterComputed(action.round, listed, answer.weights, answer.momentum))
+        self.emit(await work(self.machine.view, subject))
 
     async def _adopt(self, version: int) -> None:
         assert self.machine is not None
@@ -367,16 +324,16 @@ class Session:
     # ---- helpers ----
 
     def _sign_contribution(
-        self, trained: Trained, own: dict[int, SignedContribution], view: RunView
+        self, trained: Trained, plan: Plan, own: dict[int, SignedContribution], exchange_seconds: float | None
     ) -> SignedContribution:
-        bound = plan_of(self.rules, view, self.stage, trained.round)
         signed = make_contribution(
             trained,
             run=self.context.run,
             account=self.context.account,
             replica=self.replica,
             stage=self.stage,
-            plan=Plan(bound.level, bound.rank, bound.inner_steps),
+            plan=plan,
+            exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
             own=own,
             domain=self.rules.domain,
             key=self.context.account_key,

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from ledger.typed import STATE_RESET, Contribution, Domain, SignedContribution
+from ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Domain, SignedContribution
 from ledger.typed import Plan as LedgerPlan
 from node.round.rules import NO_HASH
 from training.atomic import write_bytes
-from training.manifest import Plan
 from training.records import NO_PAYLOAD, Trained
 
 
@@ -34,11 +33,6 @@ class Statements:
         write_bytes(self._evidence / name, first.encode() + second.encode())
 
 
-def ledger_plan(plan: Plan) -> LedgerPlan:
-    """The plan as statements carry it."""
-    return LedgerPlan(plan.level, plan.rank, plan.inner_steps)
-
-
 def make_contribution(
     trained: Trained,
     *,
@@ -46,12 +40,17 @@ def make_contribution(
     account: str,
     replica: int,
     stage: int,
-    plan: Plan,
+    plan: LedgerPlan,
+    exchange_ms: int,
     own: dict[int, SignedContribution],
     domain: Domain,
     key: bytes,
 ) -> SignedContribution:
-    """The signed statement about one trained round; `own` are the slot's earlier contributions."""
+    """The signed statement about one trained round; `own` are the slot's earlier contributions.
+
+    What the adaptive plan compares is the exchange of the round before (`exchange_ms`, 0: not measured) with the time
+    that this round's training took, in which the exchange hides: waiting for stage neighbours is part of that.
+    """
     earlier = [round for round in own if round < trained.round]
     previous = own[max(earlier)].contribution.hash() if earlier else NO_HASH
     folded = (*trained.folded, NO_PAYLOAD, NO_PAYLOAD)
@@ -64,7 +63,7 @@ def make_contribution(
         base_weights=trained.base_weights,
         payload=trained.payload,
         payload_size=trained.payload_size,
-        plan=ledger_plan(plan).hash(),
+        plan=plan.hash(),
         inner_steps=trained.inner_steps,
         tokens=trained.tokens,
         loss=trained.loss,
@@ -80,7 +79,12 @@ def make_contribution(
         residual_after=trained.residual_after,
         segments_root=trained.segments_root,
         segments=trained.segments,
-        compute_ms=min(trained.compute_ms, 2**32 - 1),
-        exchange_ms=min(trained.exchange_ms, 2**32 - 1),
-        flags=STATE_RESET if trained.reset and previous != NO_HASH else 0,
+        compute_ms=min(trained.compute_ms + trained.exchange_ms, 2**32 - 1),
+        exchange_ms=min(exchange_ms, 2**32 - 1),
+        flags=_flags(trained, previous),
     ).sign(domain, key)
+
+
+def _flags(trained: Trained, previous: bytes) -> int:
+    reset = STATE_RESET if trained.reset and previous != NO_HASH else 0
+    return reset | (PRIVATE_DATA if trained.private_data else 0)

@@ -8,12 +8,13 @@ import trio
 from ledger.events import Sealed
 from ledger.view import RunView
 from node import logs
-from node.round.rules import Rules, plan_of
+from node.round.plans import manifest_plan, plan_of
+from node.round.rules import Rules
 from node.trainer.client import Trainer, TrainerError, TrainerSilent
 from node.trainer.messages import SealedPayload
 from p2p.exchange import BlobError, BlobExchange
 from p2p.store import BlobStore
-from training.manifest import Manifest, Plan
+from training.manifest import Manifest
 
 FETCH_SECONDS = 60.0  # for one blob; a node that is offered it slowly asks again
 log = logs.get(__name__)
@@ -103,7 +104,8 @@ class Versions:
 
     def _payloads(self, view: RunView, sealed: Sealed) -> tuple[SealedPayload, ...]:
         bound = plan_of(self.rules, view, self.stage, sealed.round)
-        plan = Plan(bound.level, bound.rank, bound.inner_steps)
+        assert bound is not None, "a sealed round has a plan"
+        plan = manifest_plan(bound)
         return tuple(
             SealedPayload(signed.contribution.payload, signed.contribution.tokens, multiplier, plan)
             for signed, multiplier in zip(sealed.contributions, sealed.seal.multipliers, strict=True)

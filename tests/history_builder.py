@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,10 +39,11 @@ from ledger.typed import (
     summarise,
 )
 from ledger.typed import Plan as LedgerPlan
-from training import codecs, data, weights
+from training import codecs, policy, weights
 from training.atomic import write_blob
 from training.manifest import BlobRef, Draft, DraftData, Manifest, Model, Outer, Plan, Timing, canonical_bytes, complete
-from training.outer import SealedPayload, apply_round
+from training.outer import SealedPayload, apply_round, measure_round
+from training.prepare import prepare
 from training.stages import initialise, stage_shapes
 
 ZERO = bytes(32)
@@ -73,12 +75,22 @@ def _same_hash(stage: int, round: int, made: bytes) -> bytes:
     return made
 
 
+def _same_multipliers(stage: int, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
+    return honest
+
+
+def _same_plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
+    return kept
+
+
 @dataclass(frozen=True)
 class Mischief:
-    """What the members of a history do wrong, all together: the chain lets both pass."""
+    """What the members of a history do wrong, all together: the chain lets all of it pass."""
 
     record: Callable[[SignedContribution], SignedContribution] = _same_record  # after it was signed
     next_weights: Callable[[int, int, bytes], bytes] = _same_hash  # (stage, round, honest hash) -> what they seal
+    multipliers: Callable[[int, int, tuple[int, ...]], tuple[int, ...]] = _same_multipliers  # in the same way
+    plan: Callable[[int, int, LedgerPlan], LedgerPlan] = _same_plan  # the one that went before -> what they seal
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,7 @@ class Network:
         self.rpc_url, self.blobs, self._rounds = rpc_url, folder / "blobs", rounds
         self.blobs.mkdir(parents=True)
         (folder / "text.txt").write_text("".join(f"line {n} of a text with structure: {n % 7}\n" for n in range(200)))
-        self._data = data.prepare([folder / "text.txt"], self.blobs)
+        self._data = prepare([folder / "text.txt"], self.blobs)
         keys = [hashlib.sha256(f"account {n}".encode()).digest() for n in range(STAGES * REPLICAS)]
         self.keys = {account_of(key): key for key in keys}
         self.node_keys = {account: hashlib.sha256(b"node" + key).digest() for account, key in self.keys.items()}
@@ -149,10 +161,11 @@ class Network:
         mischief: Mischief = Mischief(),
         outer: Outer = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1, alpha=0.7),
         empty: Collection[tuple[int, int]] = (),
+        **changes: Any,
     ) -> History:
         """A new run whose rounds are all sealed; `name` also seeds the noise. `empty`: the (stage, round) that time
-        out without a contribution, which costs 2 to 5 seconds each."""
-        manifest = self._manifest(name, outer)
+        out without a contribution, which costs 2 to 5 seconds each. `changes` are other fields of the draft."""
+        manifest = self._manifest(name, outer, changes)
         content = canonical_bytes(manifest)
         creator = next(iter(self.clients.values()))
         run = creator.create_run(_config(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
@@ -160,7 +173,10 @@ class Network:
         with ThreadPoolExecutor(len(self.clients)) as pool:
             slots = dict(zip(self.clients, pool.map(lambda c: c.join_run(run), self.clients.values()), strict=True))
             domain = Domain(creator.chain_id, self.ledger)
-            members = [_Stage(self, manifest, run, domain, stage, slots, mischief, empty) for stage in range(STAGES)]
+            plans: dict[tuple[int, int], LedgerPlan] = {}
+            members = [
+                _Stage(self, manifest, run, domain, stage, slots, mischief, empty, plans) for stage in range(STAGES)
+            ]
             for round in range(self._rounds):
                 list(pool.map(_Stage.seal, members, [round] * STAGES))
         return History(
@@ -177,8 +193,8 @@ class Network:
             payloads={(s.stage, t): digests for s in members for t, digests in enumerate(s.payloads)},
         )
 
-    def _manifest(self, name: str, outer: Outer) -> Manifest:
-        draft = Draft(
+    def _manifest(self, name: str, outer: Outer, changes: dict[str, Any]) -> Manifest:
+        values: dict[str, Any] = dict(
             name=name,
             model=Model(TINY),
             stages=[(0, 1), (1, 2)],
@@ -191,6 +207,7 @@ class Network:
             min_replicas=REPLICAS,
             max_replicas=4,
         )
+        draft = Draft(**{**values, **changes})
         genesis = []
         for stage in range(STAGES):
             content = weights.serialise(initialise(draft, stage))
@@ -211,6 +228,7 @@ class _Stage:
         slots: dict[str, tuple[int, int]],
         mischief: Mischief,
         empty: Collection[tuple[int, int]],
+        plans: dict[tuple[int, int], LedgerPlan],
     ) -> None:
         self.stage = stage
         self.versions = [(bytes.fromhex(manifest.genesis[stage].sha256), ZERO)]
@@ -221,8 +239,14 @@ class _Stage:
         self._members = sorted(self._replicas, key=lambda account: int(account, 16))
         self._shapes = stage_shapes(manifest, stage)
         self._codec = codecs.codec(manifest.codec.name)
-        plan = manifest.plan
-        self._plan = LedgerPlan(plan.level, plan.rank, plan.inner_steps)
+        self._plans = plans  # as sealed, by (stage, round)
+
+    def plan(self, round: int) -> LedgerPlan:
+        """The one in force: its stage's level and rank, stage 0's inner steps."""
+        source, first = round - self._manifest.outer.delay - 1, self._manifest.plan
+        if source < 0 or self._manifest.adaptive is None:
+            return LedgerPlan(first.level, first.rank, first.inner_steps)
+        return replace(self._plans[self.stage, source], inner_steps=self._plans[0, source].inner_steps)
 
     def seal(self, round: int) -> None:
         """Publish, propose, attest, seal: as one."""
@@ -230,10 +254,17 @@ class _Stage:
         listed = [] if (self.stage, round) in self._empty else self._members
         records = [self._mischief.record(self._contribution(account, round)) for account in listed]
         self.payloads.append([record.contribution.payload for record in records])
+        bound, planned = self.plan(round), self.plan(round + self._manifest.outer.delay)
+        plan = Plan(bound.level, bound.rank, bound.inner_steps)
         counted = [
-            SealedPayload(blobs / r.contribution.payload.hex(), r.contribution.tokens, UNIT, self._manifest.plan)
-            for r in records
+            SealedPayload(blobs / r.contribution.payload.hex(), r.contribution.tokens, UNIT, plan) for r in records
         ]
+        honest = (UNIT,) * len(records)
+        if self._manifest.outer.policy != "mean":
+            honest = policy.multipliers(measure_round(self._manifest, self.stage, counted))
+        weighed = self._mischief.multipliers(self.stage, round, honest)
+        counted = [replace(one, multiplier=by) for one, by in zip(counted, weighed, strict=True)]
+        sealed_plan = self._plans[self.stage, round] = self._mischief.plan(self.stage, round, planned)
         momentum = None if before[1] == ZERO else blobs / before[1].hex()
         made = apply_round(self._manifest, self.stage, blobs / before[0].hex(), momentum, counted, blobs)
         after = self._mischief.next_weights(self.stage, round, made.weights), made.momentum
@@ -252,10 +283,10 @@ class _Stage:
             count=summary.count,
             total_tokens=summary.total_tokens,
             mean_loss=summary.mean_loss,
-            plan_level=self._plan.level,
-            plan_rank=self._plan.rank,
-            plan_inner_steps=self._plan.inner_steps,
-            multipliers=(UNIT,) * len(records),
+            plan_level=sealed_plan.level,
+            plan_rank=sealed_plan.rank,
+            plan_inner_steps=sealed_plan.inner_steps,
+            multipliers=weighed,
         )
         digest = seal.digest(self._domain)
         signatures = {account: sign(digest, self._network.keys[account]) for account in self._members}
@@ -271,8 +302,10 @@ class _Stage:
     def _contribution(self, account: str, round: int) -> SignedContribution:
         seed = f"{self._manifest.name} {self.stage} {round} {self._replicas[account]}"
         noise = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big"))
-        update = {name: torch.randn(shape, generator=noise) * 1e-2 for name, shape in self._shapes.items()}
-        payload = self._codec.encode(update, self._manifest.plan)
+        scale = 1e-2 * (1 + self._replicas[account])  # so that norms differ
+        update = {name: torch.randn(shape, generator=noise) * scale for name, shape in self._shapes.items()}
+        plan = self.plan(round)
+        payload = self._codec.encode(update, Plan(plan.level, plan.rank, plan.inner_steps))
         base = max(0, round - self._manifest.outer.delay)
         statement = Contribution(
             run=self._run,
@@ -283,9 +316,9 @@ class _Stage:
             base_weights=self.versions[base][0],
             payload=write_blob(self._network.blobs, [payload]),
             payload_size=len(payload),
-            plan=self._plan.hash(),
-            inner_steps=self._plan.inner_steps,
-            tokens=self._plan.inner_steps * self._manifest.tokens_per_step,
+            plan=plan.hash(),
+            inner_steps=plan.inner_steps,
+            tokens=plan.inner_steps * self._manifest.tokens_per_step,
             loss=5_500_000 - 300_000 * round,
             previous=ZERO,
             start_payload=ZERO,

@@ -1,17 +1,18 @@
-"""Training data as blobs: shards of raw bytes, a data manifest that lists them, and who trains on which sample.
+"""Training data as blobs: shards of token ids, a data manifest that lists them, and who trains on which sample.
 
-A document is one file; its bytes are followed by one byte 0. Importing this module loads neither torch nor numpy's
-heavier parts, so that a node can list a run's shards without them.
+Importing this module loads neither torch nor pyarrow, so that a node can list a run's shards without them;
+`training.prepare` makes shards of documents.
 """
 
 import hashlib
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +25,11 @@ from training.manifest import BlobRef
 if TYPE_CHECKING:
     import torch
 
-SHARD_BYTES = 16 * 1024 * 1024  # the largest shard
+SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of any dtype
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+MAX_VOCABULARY = 1 << 20
+PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 
 Split = Literal["train", "heldout"]
 
@@ -44,44 +48,39 @@ class Shard(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Token ids of documents one after the other, `separator` after each; they are bytes where there is no
+    tokenizer."""
+
     train: list[Shard]
     heldout: list[Shard]
-    tokenizer: Literal["bytes"] = "bytes"
-    vocab_size: Literal[256] = 256
-    dtype: Literal["uint8"] = "uint8"
+    tokenizer: BlobRef | Literal["bytes"] = "bytes"  # the blob of a tokenizer.json
+    vocab_size: Annotated[int, Meta(ge=2, le=MAX_VOCABULARY)] = 256  # every token id is below it
+    separator: Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)] = 0
+    dtype: Literal["uint8", "uint16", "uint32"] = "uint8"  # little-endian
 
     def shards(self, split: Split) -> list[Shard]:
         return self.train if split == "train" else self.heldout
 
+    def tokens(self, split: Split) -> int:
+        return sum(shard.tokens for shard in self.shards(split))
 
-def prepare(
-    sources: Sequence[Path], blobs: Path, heldout: float = 0.05, progress: Callable[[int, int], None] | None = None
-) -> BlobRef:
-    """Write text files as shards to `blobs` and return the data manifest's blob.
+    def blobs(self) -> list[BlobRef]:
+        """Everything that the data is made of, the manifest itself aside."""
+        shards = [BlobRef(shard.sha256, shard.size) for shard in self.train + self.heldout]
+        return shards if self.tokenizer == "bytes" else [self.tokenizer, *shards]
 
-    `sources` are files or folders (searched for files, hidden ones left out). The files are read in the order of their
-    paths below the sources' common folder, which with their bytes decides every bit of the result. About `heldout` of
-    the bytes are held out: whole files, chosen by a hash of their relative path, or the end of the largest file where
-    the files are too few or too large for that. `progress(done, total)` is called with bytes. Raises DataError.
-    """
-    documents = _documents(sources)
-    kept, total = _held_out_from(documents, heldout), sum(size for _, _, size in documents)
-    blobs.mkdir(parents=True, exist_ok=True)
-    train, held, done = _ShardWriter(blobs), _ShardWriter(blobs), 0
-    for name, path, size in documents:
-        for chunk, offset in _read(path, size):
-            cut = min(max(kept[name] - offset, 0), len(chunk))
-            train.add(chunk[:cut])
-            held.add(chunk[cut:])
-            done += len(chunk)
-            if progress:
-                progress(done, total)
-        if kept[name] > 0:
-            train.add(b"\0")
-        if kept[name] < size:
-            held.add(b"\0")
-    manifest = rfc8785.dumps(msgspec.to_builtins(DataManifest(train=train.finish(), heldout=held.finish())))
-    return BlobRef(sha256=atomic.write_blob(blobs, [manifest]).hex(), size=len(manifest))
+
+class Problem(NamedTuple):
+    """Something wrong with a blob of the data."""
+
+    blob: str  # hex
+    reason: str
+    again: bool  # whether the right blob would help
+
+
+def canonical_bytes(manifest: DataManifest) -> bytes:
+    """The data manifest as RFC 8785 JSON."""
+    return rfc8785.dumps(msgspec.to_builtins(manifest))
 
 
 def parse_data_manifest(data: bytes) -> DataManifest:
@@ -92,28 +91,84 @@ def parse_data_manifest(data: bytes) -> DataManifest:
         manifest = msgspec.json.decode(data, type=DataManifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise DataError(f"data manifest: {error}") from None
-    if any(shard.tokens != shard.size for shard in manifest.train + manifest.heldout):
-        raise DataError("data manifest: a shard's tokens differ from its bytes")
-    if rfc8785.dumps(msgspec.to_builtins(manifest)) != data:
+    if wrong := _contradiction(manifest):
+        raise DataError(f"data manifest: {wrong}")
+    if canonical_bytes(manifest) != data:
         raise DataError("data manifest: expected canonical JSON (RFC 8785) with every key present")
     return manifest
 
 
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """Of a tokenizer's ids in shards."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def read_prepared(folder: Path) -> DataManifest:
+    """The data manifest of a prepared folder. Raises DataError."""
+    if not (folder / PREPARED).exists():
+        raise DataError(f"{folder}: holds no {PREPARED}, so `dlx-node data prepare` has not finished there")
+    return read_data_manifest(folder / PREPARED)
+
+
+def read_data_manifest(path: Path) -> DataManifest:
+    """The data manifest in a file; one that is named like a blob has to be that blob. Raises DataError."""
+    if re.fullmatch(r"[0-9a-f]{64}", path.name):
+        return parse_data_manifest(_load(path, MAX_MANIFEST_BYTES))
+    try:
+        with open(path, "rb") as file:
+            return parse_data_manifest(file.read(MAX_MANIFEST_BYTES + 1))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def verify_shards(data_manifest: Path, blobs: Path) -> list[str]:
-    """The names of shards that are missing in `blobs` or whose bytes do not match their name: fetch those again."""
-    manifest = parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES))
-    return [shard.sha256 for shard in manifest.train + manifest.heldout if not _intact(blobs / shard.sha256, shard)]
+    """The names of blobs of the data that are missing in `blobs` or do not match their name: fetch those again.
+
+    Raises DataError for a data manifest whose shards hold other tokens than it says: nothing helps then.
+    """
+    names = []
+    for problem in check(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs):
+        if not problem.again:
+            raise DataError(f"data blob {problem.blob}: {problem.reason}")
+        names.append(problem.blob)
+    return names
+
+
+def check(
+    manifest: DataManifest, blobs: Path, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[Problem]:
+    """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
+    size once it was read."""
+    limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below 256 anyway
+    tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer.sha256
+    for blob in manifest.blobs():
+        found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob.sha256 == tokenizer else limit)
+        if found:
+            yield found
+        progress(blob.size)
+
+
+def check_private(folder: Path, public: DataManifest) -> None:
+    """Raises DataError unless the folder holds intact prepared data, of the same tokens as the run's public data."""
+    mine = read_prepared(folder)
+    if (mine.tokenizer, mine.separator) != (public.tokenizer, public.separator):
+        raise DataError(f"{folder}: was prepared with another tokenizer or separator than the run's data")
+    for problem in check(mine, folder):
+        raise DataError(f"{folder}: {problem.blob}: {problem.reason}")
 
 
 class Dataset:
-    """Memory-mapped shards. A sample is `sequence_length` tokens and their successor, all from one shard."""
+    """Memory-mapped shards. A sample is `sequence_length` tokens and their successor, all from one shard.
 
-    def __init__(self, manifest: DataManifest, blobs: Path) -> None:
-        self.manifest = manifest
+    `private` data belongs to one replica alone, which walks through all of it (see `Dataset.assigned`).
+    """
+
+    def __init__(self, manifest: DataManifest, blobs: Path, private: bool = False) -> None:
+        self.manifest, self.private = manifest, private
         self.vocab_size: int = manifest.vocab_size
         self._shards = {
-            "train": [_map(blobs, shard) for shard in manifest.train],
-            "heldout": [_map(blobs, shard) for shard in manifest.heldout],
+            "train": [_map(blobs, shard, manifest.dtype) for shard in manifest.train],
+            "heldout": [_map(blobs, shard, manifest.dtype) for shard in manifest.heldout],
         }
         self._ends: dict[tuple[str, int], list[int]] = {}  # sample count up to and including each shard
 
@@ -122,8 +177,18 @@ class Dataset:
         """The data that the blob at `data_manifest` lists. Checks sizes only, see `verify_shards`. Raises DataError."""
         return cls(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs)
 
+    @classmethod
+    def open_private(cls, folder: Path) -> "Dataset":
+        """A prepared folder as the replica's own data. Checks sizes only, see `check`. Raises DataError."""
+        return cls(read_prepared(folder), folder, private=True)
+
+    @property
+    def identity(self) -> bytes:
+        """sha256 of the data manifest: 32 bytes."""
+        return hashlib.sha256(canonical_bytes(self.manifest)).digest()
+
     def tokens(self, split: Split) -> int:
-        return sum(shard.tokens for shard in self.manifest.shards(split))
+        return self.manifest.tokens(split)
 
     def len_samples(self, split: Split, sequence_length: int) -> int:
         """How many samples the split has; ids run from 0 to this, exclusive."""
@@ -143,6 +208,14 @@ class Dataset:
             start = (sample - (ends[shard - 1] if shard else 0)) * sequence_length
             row[:] = self._shards[split][shard][start : start + sequence_length + 1]
         return torch.from_numpy(rows)
+
+    def assigned(
+        self, seed: int, step_index: int, replica: int, max_replicas: int, batch_size: int, sequence_length: int
+    ) -> list[int]:
+        """`sample_ids` of the training data; private data has nobody to share an epoch with."""
+        samples = self.len_samples("train", sequence_length)
+        place = (0, 1) if self.private else (replica, max_replicas)
+        return sample_ids(seed, step_index, *place, batch_size, samples)
 
     def _sample_ends(self, split: Split, sequence_length: int) -> list[int]:
         key = (split, sequence_length)
@@ -189,78 +262,21 @@ def _keyed(key: bytes, turn: int, value: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _documents(sources: Sequence[Path]) -> list[tuple[str, Path, int]]:
-    """(relative path, path, bytes) of every non-empty file, in the order of the relative paths."""
-    found: set[Path] = set()
-    for source in (path.resolve() for path in sources):
-        if source.is_dir():
-            below = (path for path in source.rglob("*") if path.is_file())
-            found.update(path for path in below if not any(p.startswith(".") for p in path.relative_to(source).parts))
-        elif source.is_file():
-            found.add(source)
-        else:
-            raise DataError(f"{source}: no such file or folder")
-    folders = [path if path.is_dir() else path.parent for path in (path.resolve() for path in sources)]
-    base = os.path.commonpath(folders) if folders else ""
-    named = sorted((Path(os.path.relpath(path, base)).as_posix(), path) for path in found)
-    documents = [(name, path, path.stat().st_size) for name, path in named]
-    documents = [document for document in documents if document[2]]
-    if sum(size for _, _, size in documents) < 2:
-        raise DataError("the data sources hold no text")
-    return documents
-
-
-def _held_out_from(documents: list[tuple[str, Path, int]], fraction: float) -> dict[str, int]:
-    """For each document the offset from which on its bytes are held out (its size: nothing is)."""
-    start = {name: size for name, _, size in documents}
-    left = int(sum(start.values()) * fraction)
-    for name in sorted(start, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if start[name] <= left and len(start) > 1:
-            left -= start[name]
-            start[name] = 0
-    wanted = int(sum(size for _, _, size in documents) * fraction)
-    if wanted - left < left:  # too little: take the end of the largest one as well
-        largest = max(start, key=lambda name: start[name])
-        start[largest] -= left
-    return start
-
-
-def _read(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
-    """The file in (chunk, offset) pieces; raises DataError when it cannot be read or its size changes meanwhile."""
-    offset = 0
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk, offset
-                offset += len(chunk)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    if offset != size:
-        raise DataError(f"{path}: its size changed while it was read")
-
-
-class _ShardWriter:
-    """Cuts a stream of bytes into shard blobs."""
-
-    def __init__(self, blobs: Path) -> None:
-        self._blobs = blobs
-        self._buffer = bytearray()
-        self._shards: list[Shard] = []
-
-    def add(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= SHARD_BYTES:
-            self._flush(SHARD_BYTES)
-
-    def finish(self) -> list[Shard]:
-        if self._buffer:
-            self._flush(len(self._buffer))
-        return self._shards
-
-    def _flush(self, size: int) -> None:
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        self._shards.append(Shard(sha256=atomic.write_blob(self._blobs, [data]).hex(), size=size, tokens=size))
+def _contradiction(manifest: DataManifest) -> str | None:
+    """What single keys cannot say."""
+    bytewise = manifest.tokenizer == "bytes"
+    dtype = "uint8" if bytewise else token_dtype(manifest.vocab_size)
+    if bytewise and (manifest.vocab_size, manifest.separator) != (256, 0):
+        return "bytes have a vocabulary of 256, and 0 between documents"
+    if manifest.dtype != dtype:
+        return f"expected dtype {dtype} for this tokenizer, got {manifest.dtype}"
+    if manifest.separator >= manifest.vocab_size:
+        return f"separator {manifest.separator} is not below vocab_size ({manifest.vocab_size})"
+    if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.size > MAX_TOKENIZER_BYTES:
+        return f"expected a tokenizer of at most {MAX_TOKENIZER_BYTES} bytes"
+    if any(shard.tokens * np.dtype(dtype).itemsize != shard.size for shard in manifest.train + manifest.heldout):
+        return "a shard's tokens differ from its bytes"
+    return None
 
 
 def _load(path: Path, limit: int) -> bytes:
@@ -270,25 +286,33 @@ def _load(path: Path, limit: int) -> bytes:
         raise DataError(str(error)) from None
 
 
-def _map(blobs: Path, shard: Shard) -> np.ndarray:
+def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
     path = blobs / shard.sha256
     try:
-        data = np.memmap(path, np.uint8, "r")
+        data = np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
     except (OSError, ValueError) as error:
         raise DataError(f"data shard {shard.sha256}: cannot be opened ({error})") from None
-    if len(data) != shard.size:
-        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {len(data)}")
+    if len(data) != shard.tokens:
+        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {path.stat().st_size}")
     return data
 
 
-def _intact(path: Path, shard: Shard) -> bool:
-    digest = hashlib.sha256()
+def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:
+    """What is wrong with a blob; the token ids in it have to be below `limit`, unless that is 0."""
+    digest, kind, largest = hashlib.sha256(), np.dtype(dtype).newbyteorder("<"), 0
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != shard.size:
-                return False
-            while chunk := file.read(_CHUNK):
+            size = os.fstat(file.fileno()).st_size
+            if size != blob.size:
+                return Problem(blob.sha256, f"expected {blob.size} bytes, got {size}", True)
+            while chunk := file.read(_CHUNK):  # a whole number of tokens: sizes are
                 digest.update(chunk)
-    except OSError:
-        return False
-    return digest.hexdigest() == shard.sha256
+                if limit:
+                    largest = max(largest, int(np.frombuffer(chunk, kind).max()))
+    except OSError as error:
+        return Problem(blob.sha256, error.strerror or "cannot be read", True)
+    if digest.hexdigest() != blob.sha256:
+        return Problem(blob.sha256, "its bytes do not match its name", True)
+    if limit and largest >= limit:
+        return Problem(blob.sha256, f"holds token {largest}, which is not below vocab_size ({limit})", False)
+    return None

@@ -1,6 +1,6 @@
 """How good a model is: its loss on held-out text, and text that it writes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,18 @@ def heldout_loss_of_stages(
     manifest: Manifest, stage_files: Sequence[Path], dataset: Dataset, max_samples: int = 64
 ) -> float:
     """`heldout_loss` of a version as its canonical stage files. Raises WeightsError and DataError."""
+    stages = [weights.read(path, stage_shapes(manifest, stage)) for stage, path in enumerate(stage_files)]
+    return heldout_loss_of_weights(manifest, stages, dataset, max_samples)
+
+
+def heldout_loss_of_weights(
+    manifest: Manifest, stages: Sequence[Mapping[str, Tensor]], dataset: Dataset, max_samples: int = 64
+) -> float:
+    """`heldout_loss` of each stage's float32 tensors. Raises DataError."""
     models = []
-    for stage, path in enumerate(stage_files):
+    for stage, tensors in enumerate(stages):
         model = build_stage(manifest, stage)
-        model.load_state_dict(weights.read(path, stage_shapes(manifest, stage)))
+        model.load_state_dict(tensors)
         models.append(model)
 
     def logits(hidden: Tensor) -> Tensor:

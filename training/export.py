@@ -11,17 +11,19 @@ from typing import Any
 from training import atomic, weights
 from training.manifest import Manifest
 from training.stages import model_config, stage_shapes
+from training.vocabulary import Vocabulary
 
 
 class ExportError(ValueError):
     """The model cannot be exported there, or from these files."""
 
 
-def export(manifest: Manifest, stage_files: Sequence[Path], out: Path) -> bytes:
+def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabulary: Vocabulary | None = None) -> bytes:
     """Write `out` (config.json, model.safetensors, a tokenizer), loadable by `AutoModelForCausalLM.from_pretrained`.
 
-    `stage_files` are the canonical weights of all stages in order. The folder appears complete or not at all. Returns
-    the sha256 of model.safetensors. Raises ExportError, also when `out` exists and is not an empty folder.
+    `stage_files` are the canonical weights of all stages in order; `vocabulary` is that of the run's data, None where
+    its tokens are bytes. The folder appears complete or not at all. Returns the sha256 of model.safetensors. Raises
+    ExportError, also when `out` exists and is not an empty folder.
     """
     if len(stage_files) != len(manifest.stages):
         raise ExportError(f"expected one file per stage ({len(manifest.stages)}), got {len(stage_files)}")
@@ -37,9 +39,10 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path) -> bytes:
     try:
         temporary.mkdir(parents=True)
         digest = weights.write(merged, temporary / "model.safetensors")
-        for name, content in _describe(manifest).items():
-            text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            atomic.write_bytes(temporary / name, text.encode())
+        for name, content in _describe(manifest, vocabulary).items():
+            if not isinstance(content, bytes):
+                content = (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+            atomic.write_bytes(temporary / name, content)
         os.replace(temporary, out)
     except OSError as error:
         raise ExportError(f"{out}: cannot be written ({error.strerror})") from None
@@ -49,24 +52,22 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path) -> bytes:
     return digest
 
 
-def _describe(manifest: Manifest) -> dict[str, dict]:
-    """The folder's JSON files."""
+def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The folder's JSON files, some as their very bytes."""
     import transformers
 
-    config = model_config(manifest)
+    config, end = model_config(manifest), _DOCUMENT_END if vocabulary is None else vocabulary.separator
     model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    config.architectures = [model_class.__name__]
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, _DOCUMENT_END, None
-    files = {
-        "config.json": config.to_diff_dict(),
-        "generation_config.json": {"do_sample": True, "eos_token_id": _DOCUMENT_END},
-    }
-    if config.vocab_size == 256:
+    config.architectures, config.eos_token_id = [model_class.__name__], end
+    files = {"config.json": config.to_diff_dict(), "generation_config.json": {"do_sample": True, "eos_token_id": end}}
+    if vocabulary is not None:
+        files |= vocabulary.folder_files(config.max_position_embeddings)
+    elif config.vocab_size == 256:
         files |= _byte_tokenizer(config.max_position_embeddings)
     return files
 
 
-_DOCUMENT_END = 0
+_DOCUMENT_END = 0  # of bytes
 
 
 def _byte_tokenizer(max_length: int) -> dict[str, dict]:

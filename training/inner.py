@@ -1,15 +1,20 @@
-"""The inner loop of one slot: AdamW steps of its stage on the replica's own data."""
+"""The inner loop of one slot: optimiser steps of its stage on the replica's own data."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from training.data import Dataset, sample_ids
-from training.manifest import Inner, Manifest
+from training import adamw, muon, schedule
+from training.data import Dataset
+from training.manifest import Draft, Inner, Manifest
 from training.pipeline import Link, norm_and_loss, run_step
 from training.stages import build_stage, stage_shapes
+from training.weights import Shapes
+
+STATE_KINDS = (*adamw.STATE_KINDS, *muon.STATE_KINDS)  # of the optimiser state: a name is a kind, or "kind.parameter"
 
 
 class TrainingError(RuntimeError):
@@ -17,22 +22,36 @@ class TrainingError(RuntimeError):
 
 
 class InnerLoop:
-    """Weights and AdamW moments of slot (replica, stage), and the steps that change them.
+    """Weights and optimiser state of slot (replica, stage), and the steps that change them.
 
-    `dataset` is needed on the first and on the last stage. Weights and moments are zero until loaded. With one torch
-    thread a step gives the same bits in every process on the same kind of machine.
+    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
+    thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
+    time for memory, see StageModel.
     """
 
-    def __init__(self, manifest: Manifest, stage: int, replica: int, dataset: Dataset | None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        replica: int,
+        dataset: Dataset | None,
+        checkpoint_activations: bool = False,
+    ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
+        self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
-        self._model = build_stage(manifest, stage)
+        self._model = build_stage(manifest, stage, checkpoint_activations)
         self._needs_data = self._model.is_first or self._model.is_last
-        self._samples = self._count_samples() if self._needs_data else 0
+        if self._needs_data:
+            self._check_data()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._optimiser = _adamw(list(self._parameters.values()), manifest.inner)
+        self._optimisers = _optimisers(self._parameters, manifest.inner)
         self.load_weights({name: torch.zeros(shape) for name, shape in self.shapes.items()})
-        self.load_optimiser_state({})
+
+    @property
+    def data(self) -> bytes | None:
+        """sha256 of the data manifest that this stage trains on; None between the first and the last stage."""
+        return self._dataset.identity if self._needs_data and self._dataset else None
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy in float32 tensors with exactly the names and shapes of `.shapes`. Raises TrainingError."""
@@ -46,33 +65,15 @@ class InnerLoop:
         return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def optimiser_state(self) -> dict[str, Tensor]:
-        """Clones of AdamW's float32 state: `exp_avg.<name>`, `exp_avg_sq.<name>`, and `step` of shape [1]."""
-        state = self._optimiser.state
-        moments = {
-            f"{moment}.{name}": state[parameter][moment].clone()
-            for moment in _MOMENTS
-            for name, parameter in self._parameters.items()
-        }
-        return moments | {"step": self._step_count().clone().reshape(1)}
+        """Clones of the float32 state, named as in `optimiser_shapes`."""
+        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
         """The counterpart of `optimiser_state`; {} stands for a fresh optimiser. Raises TrainingError."""
         if tensors:
             _expect(tensors, self.optimiser_shapes, "optimiser state")
-        for name, parameter in self._parameters.items():
-            self._optimiser.state[parameter] = {
-                "step": tensors["step"].clone().reshape(()) if tensors else torch.zeros(()),
-                **{
-                    moment: tensors[f"{moment}.{name}"].clone() if tensors else torch.zeros_like(parameter)
-                    for moment in _MOMENTS
-                },
-            }
-
-    @property
-    def optimiser_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of `optimiser_state`."""
-        moments = {f"{moment}.{name}": shape for moment in _MOMENTS for name, shape in self.shapes.items()}
-        return moments | {"step": (1,)}
+        for one in self._optimisers:
+            one.load(tensors)
 
     def step(
         self,
@@ -83,18 +84,18 @@ class InnerLoop:
         stop: Callable[[], bool] = lambda: False,
     ) -> float:
         """The run's inner step `index` of `total_steps` on this replica's own batch; returns the replica's loss in nats
-        per token. Raises PipeBroken (Stopped after `stop()`), which leaves weights and moments as they were, and
+        per token. Raises PipeBroken (Stopped after `stop()`), which leaves weights and state as they were, and
         TrainingError when the loss or the gradients are not finite."""
         data = self._manifest.data
         micro_batches = None
         if self._needs_data:
             assert self._dataset is not None
-            ids = sample_ids(
-                data.seed, index, self._replica, self._manifest.max_replicas, data.batch_size, self._samples
+            ids = self._dataset.assigned(
+                data.seed, index, self._replica, self._manifest.max_replicas, data.batch_size, data.sequence_length
             )
             batch = self._dataset.batch("train", ids, data.sequence_length)
             micro_batches = batch.split(data.batch_size // data.micro_batches)
-        self._optimiser.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm, loss = norm_and_loss(gradients, mean, index, previous, next)
@@ -104,46 +105,47 @@ class InnerLoop:
         inner = self._manifest.inner
         if norm > inner.clip:
             torch._foreach_mul_(gradients, inner.clip / (norm + 1e-6))
-        self._optimiser.param_groups[0]["lr"] = learning_rate(inner, index, total_steps)
-        self._optimiser.step()
+        factor = schedule.factor(inner, index, total_steps)
+        for one in self._optimisers:
+            one.step(factor)
         return loss
 
-    def _step_count(self) -> Tensor:
-        return self._optimiser.state[next(iter(self._parameters.values()))]["step"]
-
-    def _count_samples(self) -> int:
+    def _check_data(self) -> None:
         if self._dataset is None:
             raise TrainingError("the first and the last stage need the run's data")
         if self._dataset.vocab_size > int(self._manifest.model.config["vocab_size"]):
             raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
-        samples = self._dataset.len_samples("train", self._manifest.data.sequence_length)
-        if not samples:
+        if not self._dataset.len_samples("train", self._manifest.data.sequence_length):
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
-        return samples
 
 
-def learning_rate(inner: Inner, index: int, total_steps: int) -> float:
-    """The rate at inner step `index`: linear warm-up from lr / steps to lr, then a cosine down to lr * final."""
-    warmup = int(inner.warmup * total_steps)
-    if index < warmup:
-        return inner.lr * (index + 1) / warmup
-    progress = min(1.0, (index - warmup) / max(1, total_steps - warmup))
-    return inner.lr * (inner.final + (1 - inner.final) * 0.5 * (1 + math.cos(math.pi * progress)))
+def optimiser_shapes(manifest: Manifest | Draft, stage: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the optimiser state of a stage."""
+    matrices, others = _divide(stage_shapes(manifest, stage), manifest.inner)
+    return muon.state_shapes(matrices) | (adamw.state_shapes(others) if others else {})
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+def _optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
+    matrices, others = _divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
+    optimisers: list[adamw.AdamW | muon.Muon] = []
+    if matrices:
+        optimisers.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
+    if others:
+        optimisers.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
+    return optimisers
 
 
-def _adamw(parameters: list[Tensor], inner: Inner) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        parameters,
-        lr=inner.lr,
-        betas=(inner.beta1, inner.beta2),
-        eps=inner.eps,
-        weight_decay=inner.weight_decay,
-        foreach=False,
-        fused=True,  # one kernel per tensor: the fastest on a CPU
-    )
+def _divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
+    """Which parameters Muon steps and which AdamW: with `muon`, the matrices of the layers and all others."""
+    if inner.optimiser == "adamw":
+        return {}, shapes
+    matrices = {name: shape for name, shape in shapes.items() if _is_layer_matrix(name, shape)}
+    return matrices, {name: shape for name, shape in shapes.items() if name not in matrices}
+
+
+def _is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    # In every family a layer's parameters carry the layer's number, and embeddings, last norm and head carry none.
+    return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
 def _expect(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:

@@ -16,6 +16,9 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
+from training.families import FAMILIES, Config, config_class
+from training.presets import INNER_STEPS, PRESETS, expand
+
 MAX_BYTES = 256 * 1024  # of a manifest, and of a draft
 
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -40,29 +43,16 @@ class BlobRef(Struct, frozen=True, forbid_unknown_fields=True):
     size: _Size
 
 
-class LlamaConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a transformers Llama config that a manifest may, and must, state. Dropout does not exist here:
-    a step has to be replayable."""
-
-    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
-    hidden_size: _Count
-    intermediate_size: Annotated[int, Meta(ge=1, le=1 << 18)]
-    num_hidden_layers: Annotated[int, Meta(ge=1, le=1024)]
-    num_attention_heads: Annotated[int, Meta(ge=1, le=1024)]
-    num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)]
-    max_position_embeddings: Annotated[int, Meta(ge=1, le=1 << 20)]
-    model_type: Literal["llama"] = "llama"
-    hidden_act: Literal["silu", "gelu", "relu"] = "silu"
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    rms_norm_eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-6
-    rope_theta: Annotated[float, Meta(ge=1, le=1e9)] = 10000.0
-    initializer_range: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    tie_word_embeddings: Literal[False] = False  # type: ignore[valid-type]
-
-
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    config: dict[str, bool | int | float | str]  # a transformers config; see LlamaConfig for the keys
+    config: dict[str, bool | int | float | str]  # a transformers config; training/families.py has the keys
+
+
+class DraftModel(Model, frozen=True, forbid_unknown_fields=True):
+    """Either the config of a model that starts from scratch, or the Hugging Face folder that it starts from, whose
+    config reading the draft fills in."""
+
+    config: dict[str, bool | int | float | str] = {}
+    source: str = ""  # absolute after reading
 
 
 class Data(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +102,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
     level: Annotated[int, Meta(ge=2, le=8)] = 4
     rank: Annotated[int, Meta(ge=0, le=4096)] = 0
-    inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = INNER_STEPS
 
 
 class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,8 +161,14 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     retention: Retention
 
 
-class DraftData(Struct, frozen=True, forbid_unknown_fields=True):
-    source: Annotated[list[str], Meta(min_length=1, max_length=1000)]  # files, folders or globs; absolute after reading
+class DraftData(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Either sources, and what to make of them, or the folder that `dlx-node data prepare` made of some."""
+
+    source: Annotated[list[str], Meta(max_length=1000)] = []  # files, folders or globs; absolute after reading
+    prepared: str = ""  # absolute after reading
+    tokenizer: str = ""  # a tokenizer.json, absolute after reading; without one every byte is a token
+    separator: str | int | None = None  # token between documents, by text or id
+    field: str = "text"  # key or column of records
     sequence_length: _Count
     batch_size: _Count
     micro_batches: _Count = 1
@@ -186,7 +182,7 @@ class Draft(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     version: Literal[1] = 1
     name: _Name
-    model: Model
+    model: DraftModel
     stages: Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]
     data: DraftData
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -249,13 +245,14 @@ def draft_from_toml(path: Path) -> Draft:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{path}: not readable as TOML ({error})") from None
-    draft = _convert(raw, Draft)
-    full_config = msgspec.to_builtins(_model_config(draft.model))
-    source = _expand(draft.data.source, path.parent.resolve())
+    if raw.get("preset", "default") not in list(PRESETS):  # whatever type it has
+        _fail("preset", f"expected one of {', '.join(PRESETS)}", raw["preset"])
+    draft = _convert(expand(raw), Draft)
+    model = _draft_model(draft, path.parent.resolve())
     draft = msgspec.structs.replace(
         draft,
-        model=Model(full_config),
-        data=msgspec.structs.replace(draft.data, source=source),
+        model=model,
+        data=_draft_data(draft.data, raw["data"], path.parent.resolve()),
         tokens_per_step=draft.tokens_per_step or draft.data.batch_size * draft.data.sequence_length,
     )
     _check(draft)
@@ -264,9 +261,10 @@ def draft_from_toml(path: Path) -> Draft:
 
 def complete(draft: Draft, genesis: list[BlobRef], data_manifest: BlobRef, salt: bytes | None = None) -> Manifest:
     """The manifest of a new run; `salt` (32 bytes) is random unless given. Raises ManifestError."""
-    shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field != "data"}
+    shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field not in ("data", "model")}
     data = {field: getattr(draft.data, field) for field in Data.__struct_fields__ if field != "manifest"}
     salt_hex = (secrets.token_bytes(32) if salt is None else salt).hex()
+    shared["model"] = Model(draft.model.config)
     manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=Data(manifest=data_manifest, **data))
     return parse(canonical_bytes(manifest))
 
@@ -274,7 +272,15 @@ def complete(draft: Draft, genesis: list[BlobRef], data_manifest: BlobRef, salt:
 def activation_bytes(manifest: Manifest | Draft) -> int:
     """Bytes of one activation or gradient message between two stages (float32): what a link must be able to carry."""
     micro_batch = manifest.data.batch_size // manifest.data.micro_batches
-    return micro_batch * manifest.data.sequence_length * int(manifest.model.config["hidden_size"]) * 4
+    return micro_batch * manifest.data.sequence_length * parse_model(manifest.model).width * 4
+
+
+def parse_model(model: Model) -> Config:
+    """The model's config as its family's. Raises ManifestError; what depends on several keys is not checked again."""
+    kind = config_class(model.config)
+    if kind is None:
+        _fail("model.config.model_type", f"expected one of {', '.join(FAMILIES)}", model.config["model_type"])
+    return _convert(model.config, kind, "model.config.")  # type: ignore[arg-type]
 
 
 _T = TypeVar("_T")
@@ -349,22 +355,30 @@ def _at(raw: Any, path: str) -> Any:
     return raw
 
 
-def _model_config(model: Model) -> LlamaConfig:
-    # The one supported family; another one is another Struct, chosen by model_type.
-    return _convert(model.config, LlamaConfig, "model.config.")
+def _draft_model(draft: Draft, base: Path) -> DraftModel:
+    """With every key of the config, and an absolute source."""
+    model = draft.model
+    if bool(model.config) == bool(model.source):
+        raise ManifestError("model: expected either model.config or model.source")
+    if not model.source:
+        return DraftModel(msgspec.to_builtins(parse_model(model)))
+    from training.pretrained import read_config  # transformers: seconds to import
+
+    folder = base / model.source
+    return DraftModel(read_config(folder, untie=len(draft.stages) > 1), str(folder))
 
 
 def _check(manifest: Manifest | Draft) -> None:
     """What single keys cannot say."""
-    config = _model_config(manifest.model)
+    config = parse_model(manifest.model)
     _check_model(manifest, config)
-    _check_stages(manifest, config.num_hidden_layers)
+    _check_stages(manifest, config.layers)
     data, timing, outer = manifest.data, manifest.timing, manifest.outer
     if data.batch_size % data.micro_batches:
         _fail("data.micro_batches", f"expected a divisor of data.batch_size ({data.batch_size})", data.micro_batches)
-    if data.sequence_length > config.max_position_embeddings:
-        limit = f"at most model.config.max_position_embeddings ({config.max_position_embeddings})"
-        _fail("data.sequence_length", f"expected {limit}", data.sequence_length)
+    too_long = config.positions_problem(data.sequence_length)
+    if too_long:
+        _fail("data.sequence_length", too_long, data.sequence_length)
     tokens = data.batch_size * data.sequence_length
     if manifest.tokens_per_step != tokens:
         expected = f"expected data.batch_size x data.sequence_length = {tokens}"
@@ -373,6 +387,8 @@ def _check(manifest: Manifest | Draft) -> None:
         expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace}"
         _fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout})", timing.round_timeout)
     _check_plan(manifest.codec, manifest.plan)
+    if manifest.adaptive is not None:
+        _check_adaptive(manifest.codec, manifest.plan, manifest.adaptive)
     if outer.nesterov and not outer.momentum:
         _fail("outer.nesterov", "expected false, or outer.momentum > 0", True)
     if outer.alpha and not outer.delay:
@@ -384,16 +400,15 @@ def _check(manifest: Manifest | Draft) -> None:
         _fail("min_replicas", f"expected at most max_replicas ({manifest.max_replicas})", manifest.min_replicas)
 
 
-def _check_model(manifest: Manifest | Draft, config: LlamaConfig) -> None:
+def _check_model(manifest: Manifest | Draft, config: Config) -> None:
     absent = msgspec.to_builtins(config).keys() - manifest.model.config.keys()
     if absent:
         raise ManifestError(f"model.config.{min(absent)}: missing")
-    if config.hidden_size % (2 * config.num_attention_heads):
-        expected = f"expected a multiple of 2 x num_attention_heads ({2 * config.num_attention_heads})"
-        _fail("model.config.hidden_size", expected, config.hidden_size)
-    if config.num_attention_heads % config.num_key_value_heads:
-        expected = f"expected a divisor of num_attention_heads ({config.num_attention_heads})"
-        _fail("model.config.num_key_value_heads", expected, config.num_key_value_heads)
+    for key, expected, value in config.problems():
+        _fail(f"model.config.{key}", expected, value)
+    if config.tie_word_embeddings and len(manifest.stages) > 1:
+        # The first and the last stage would each seal a copy of one tensor, and their codecs would drive them apart.
+        _fail("model.config.tie_word_embeddings", "expected false where the model has more than one stage", True)
 
 
 def _check_plan(codec: Codec, plan: Plan) -> None:
@@ -405,6 +420,16 @@ def _check_plan(codec: Codec, plan: Plan) -> None:
         _fail("plan.rank", f"expected {low} to {high} for {codec.name}", plan.rank)
 
 
+def _check_adaptive(codec: Codec, plan: Plan, adaptive: Adaptive) -> None:
+    adapts = ("rank", "inner_steps") if codec.name == "lowrank" else ("inner_steps",)
+    for key in adapts:
+        low, high, value = getattr(adaptive, f"min_{key}"), getattr(adaptive, f"max_{key}"), getattr(plan, key)
+        if low > high:
+            _fail(f"adaptive.min_{key}", f"expected at most adaptive.max_{key} ({high})", low)
+        if not low <= value <= high:
+            _fail(f"plan.{key}", f"expected adaptive.min_{key} to adaptive.max_{key} ({low} to {high})", value)
+
+
 def _check_stages(manifest: Manifest | Draft, layers: int) -> None:
     expected_low = 0
     for index, (low, high) in enumerate(manifest.stages):
@@ -412,13 +437,28 @@ def _check_stages(manifest: Manifest | Draft, layers: int) -> None:
             _fail(f"stages[{index}]", f"expected layers from {expected_low} to a higher one", [low, high])
         expected_low = high
     if expected_low != layers:
-        _fail("stages", f"expected to end at model.config.num_hidden_layers ({layers})", expected_low)
+        _fail("stages", f"expected to end at the model's number of layers ({layers})", expected_low)
     if isinstance(manifest, Manifest) and len(manifest.genesis) != len(manifest.stages):
         _fail("genesis", f"expected one blob per stage ({len(manifest.stages)})", len(manifest.genesis))
 
 
 def _fail(key: str, reason: str, value: object) -> None:
     raise ManifestError(f"{key}: {reason}, got {_shown(value)}")
+
+
+def _draft_data(data: DraftData, given: dict[str, Any], base: Path) -> DraftData:
+    """With absolute paths."""
+    if bool(data.source) == bool(data.prepared):
+        raise ManifestError("data.source: expected either data.source or data.prepared")
+    for key in ("tokenizer", "separator", "field", "heldout"):
+        if data.prepared and key in given:
+            raise ManifestError(f"data.{key}: was decided when data.prepared was made")
+    return msgspec.structs.replace(
+        data,
+        source=_expand(data.source, base),
+        prepared=data.prepared and str(base / Path(data.prepared).expanduser()),
+        tokenizer=data.tokenizer and str(base / Path(data.tokenizer).expanduser()),
+    )
 
 
 def _expand(sources: list[str], base: Path) -> list[str]:

@@ -5,7 +5,7 @@ contributions are listed; no fused form and no reduction. Scalars are rounded to
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from torch import Tensor
 from training import atomic, weights
 from training.codecs import codec
 from training.manifest import Manifest, Outer, Plan
+from training.policy import UNIT, Measured, measure
 from training.stages import stage_shapes
 from training.weights import Shapes
 
-UNIT = 32768  # a multiplier of 1.0
-
 NO_MOMENTUM = bytes(32)
+
+Observer = Callable[[Mapping[str, Tensor]], None]  # sees g, the mean that the seal counts, before it is used up
 
 
 class OuterError(ValueError):
@@ -52,6 +53,7 @@ def apply_round(
     momentum_path: Path | None,
     contributions: Sequence[SealedPayload],
     out: Path,
+    observe: Observer = lambda mean: None,
 ) -> Version:
     """Make V[t+1] of `stage` from V[t] and the contributions sealed in round t, in their listed order.
 
@@ -66,11 +68,21 @@ def apply_round(
     if not contributions:
         return Version(_named(weights_path), NO_MOMENTUM if momentum_path is None else _named(momentum_path))
     gradients = (read_payload(manifest, shapes, one.payload, one.plan) for one in contributions)
-    new_momentum = outer_step(version, momentum, gradients, parts(contributions), manifest.outer)
+    new_momentum = outer_step(version, momentum, gradients, parts(contributions), manifest.outer, observe)
     return Version(
         weights.write_blob(version, out),
         NO_MOMENTUM if new_momentum is None else weights.write_blob(new_momentum, out),
     )
+
+
+def measure_round(manifest: Manifest, stage: int, contributions: Sequence[SealedPayload]) -> Measured:
+    """What the run's policy needs to know of these payloads, whatever their multipliers. Raises as `apply_round`."""
+    shapes = stage_shapes(manifest, stage)
+
+    def gradient(index: int) -> Mapping[str, Tensor]:
+        return read_payload(manifest, shapes, contributions[index].payload, contributions[index].plan)
+
+    return measure(manifest.outer.policy, [one.tokens for one in contributions], gradient)
 
 
 def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, Tensor]:
@@ -79,7 +91,7 @@ def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) 
     Raises BlobError for a file that is missing or not what its name says, CodecError for one that is no payload.
     """
     chosen = codec(manifest.codec.name)
-    return chosen.decode(atomic.read_blob(payload, chosen.max_size(shapes, plan)), shapes, plan)
+    return chosen.decode(atomic.read_blob(payload, chosen.size(shapes, plan)), shapes, plan)
 
 
 def outer_step(
@@ -88,6 +100,7 @@ def outer_step(
     gradients: Iterable[Mapping[str, Tensor]],
     parts: Sequence[float],
     outer: Outer,
+    observe: Observer = lambda mean: None,
 ) -> Mapping[str, Tensor] | None:
     """One step of float32 tensors with g = the sum of each gradient times its part, in the order given.
 
@@ -97,6 +110,7 @@ def outer_step(
     for gradient, part in zip(gradients, parts, strict=True):
         for name, tensor in total.items():
             tensor.add_(gradient[name].mul_(part))
+    observe(total)
     rate, decay = _float32(outer.lr), _float32(outer.momentum)
     if outer.momentum > 0 and momentum is None:
         momentum = {name: torch.zeros_like(tensor) for name, tensor in version.items()}

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from training.manifest import Plan
+from training.segments import SegmentState
 
 NO_PAYLOAD = bytes(32)
 
@@ -35,7 +36,7 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     optimiser_after: bytes
     residual_before: bytes
     residual_after: bytes
-    segments_root: bytes  # see `segments_root`
+    segments_root: bytes  # over the leaves of `states`, see training.segments
     segments: int
     inner_steps: int
     tokens: int
@@ -43,3 +44,11 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     compute_ms: int
     exchange_ms: int  # waiting for stage neighbours
     reset: bool  # residual and moments started from zero
+    between: tuple[SegmentState, ...] = ()  # the states between two segments, oldest first
+    private_data: bool = False  # the replica trained on data of its own
+
+    @property
+    def states(self) -> tuple[SegmentState, ...]:
+        """All that `segments_root` commits to: at the start, between the segments, at the end."""
+        start = SegmentState(self.weights_before, self.optimiser_before)
+        return start, *self.between, SegmentState(self.weights_after, self.optimiser_after)

@@ -20,6 +20,7 @@ _OUTER = Outer(lr=0.7, momentum=0.9, nesterov=True)
 
 _GOLDEN = {
     "decoding": "ed0dedc5883e268f7ee8286dac72535d99389076d5824364c57bf39fa1b27f5d",
+    "the low-rank product": "de2004742d107dcd56ce239955aeec56d0b7da4a9adb2aef6b3738c2f0221010",
     "the outer step": "11555d49e1e90a62b1e8913c4a1aa92c89359bb653305e844c5dc4e292d35bec",
     "the file layout": "34cc963aeb4c4ebb1b651c0f3be3e765123929bf11f4949279a4bf29adb00e27",
 }
@@ -53,6 +54,7 @@ def digests() -> dict[str, str]:
     layout = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.tensor([1.5]), "scalar": torch.tensor(-2.0)}
     return {
         "decoding": decoding.hex(),
+        "the low-rank product": weights.weights_hash(_product()).hex(),
         "the outer step": hashlib.sha256(weights.weights_hash(version) + weights.weights_hash(momentum)).hexdigest(),
         "the file layout": hashlib.sha256(weights.serialise(layout)).hexdigest(),
     }
@@ -73,6 +75,18 @@ def _decoded(seed: int) -> dict[str, Tensor]:
         nibbles[count:] = 0
         payload += scales.astype("<u2").tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
     return int4.decode(payload, _SHAPES, _PLAN)
+
+
+def _product() -> dict[str, Tensor]:
+    """A lowrank payload from a hash's bits, whose sums need every bit of a float64, decoded."""
+    rows, columns, rank = 300, 129, 9
+    bits = np.frombuffer(hashlib.shake_128(b"product").digest(rank * (rows + columns)), np.uint8)
+    codes = (bits.astype(np.int64) % 15 - 7).reshape(rank, -1)
+    codes[:, [0, rows]] = 1  # the canonical form of each component
+    nibbles = np.append(codes.ravel() % 16, 0).astype(np.uint8)
+    exponents = np.linspace(10, 10 - 42, rank).astype(np.int8)  # 42 + 6 + log2(9) bits are the most allowed
+    payload = exponents.tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
+    return codec("lowrank").decode(payload, {"w": (rows, columns)}, Plan(rank=rank))
 
 
 def _flushes_to_zero() -> bool:

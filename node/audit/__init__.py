@@ -34,6 +34,8 @@ def audit(
     view = audit_chain(report, client, progress)
     if view is not None:
         audit_outer(report, view, sources, work, progress)
+        if report.facts["state"] != "complete":
+            report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
     report.cannot_establish(
         "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
     )

@@ -12,11 +12,14 @@ from ledger.view import RunView
 from node.audit.blobs import BlobMissing, Blobs, BlobWrong, Source
 from node.audit.replay import PayloadError, Replay, State
 from node.audit.report import Report, Verdict
+from node.round.plans import finished, has_round, plan_fault
+from node.round.rules import base_version, unit_multipliers
 from node.runs import config_of
 from training import selftest
 from training.codecs import CodecError
 from training.manifest import MAX_BYTES, Manifest, ManifestError, parse
 from training.outer import OuterError
+from training.policy import disagreement
 from training.weights import WeightsError
 
 LEVEL = 2
@@ -95,6 +98,8 @@ class _Audit:
                 if (stage, round) in self._view.sealed:
                     self._progress(f"replay: round {round + 1} of {rounds}, stage {stage}")
                     self._round(stage, round)
+        if finished(self._replay.terms, self._view):
+            self._report.facts["state"] = "complete"  # perhaps by its inner steps, of which the ledger knows nothing
 
     def _genesis(self, stage: int) -> State | None:
         digest = self._view.genesis[stage]
@@ -116,6 +121,7 @@ class _Audit:
         self._statements(sealed)
         state = self._states[stage] or self._restart(stage, round)
         usable = self._payloads(sealed, decode=state is None)
+        self._multipliers(sealed, usable)
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
             self._add("replay", "SKIP", stage, round, sealed.seal.next_weights, reason)
@@ -130,19 +136,33 @@ class _Audit:
         self._replay.forget_payloads(stage, round)
 
     def _terms(self, sealed: Sealed) -> None:
-        """This manifest fixes the plan and weighs contributions by tokens alone: a seal cannot say otherwise."""
-        seal, fixed = sealed.seal, self._replay.manifest.plan
-        wrong = []
-        if (seal.plan_level, seal.plan_rank, seal.plan_inner_steps) != (fixed.level, fixed.rank, fixed.inner_steps):
-            wrong.append(f"seals {seal.plan}, the manifest fixes {fixed}")
-        if any(multiplier != UNIT for multiplier in seal.multipliers):
+        """May the seal change the plan in this way, and does the run still have this round?"""
+        terms, seal = self._replay.terms, sealed.seal
+        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, seal.plan)]
+        if not has_round(terms, self._view, sealed.round):
+            wrong.append("the run had reached its inner steps before this round")
+        if self._replay.manifest.outer.policy == "mean" and seal.multipliers != unit_multipliers(len(seal.multipliers)):
             wrong.append(f"seals the multipliers {seal.multipliers}, all must be {UNIT}")
-        verdict: Verdict = "FAIL" if wrong else "PASS"
-        self._add("terms", verdict, sealed.stage, sealed.round, sealed.digest, "; ".join(wrong))
+        detail = "; ".join(filter(None, wrong))
+        self._add("terms", "FAIL" if detail else "PASS", sealed.stage, sealed.round, sealed.digest, detail)
+
+    def _multipliers(self, sealed: Sealed, usable: bool) -> None:
+        """Where the run's policy weighs contributions by their norms: are the multipliers those of the payloads?"""
+        stage, round, seal = sealed.stage, sealed.round, sealed.seal
+        if self._replay.manifest.outer.policy == "mean" or not seal.multipliers:
+            return
+        if not usable:
+            self._add("multipliers", "SKIP", stage, round, sealed.digest, "a payload cannot be used")
+            return
+        try:
+            detail = disagreement(self._replay.measure(stage, round), seal.multipliers) or ""
+        except (PayloadError, CodecError) as error:
+            detail = f"cannot be measured: {error}"
+        self._add("multipliers", "FAIL" if detail else "PASS", stage, round, sealed.digest, detail)
 
     def _statements(self, sealed: Sealed) -> None:
         """Did each counted contribution start from the right version, under the right plan?"""
-        base = self._replay.base(sealed.stage, sealed.round)
+        base = self._view.weights(sealed.stage, base_version(self._replay.terms, sealed.round))
         plan = self._replay.plan(sealed.stage, sealed.round)
         for record in sealed.contributions:
             counted = record.contribution

@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ledger.events import Sealed
 from ledger.typed import Contribution, Plan
 from ledger.view import RunView
 from node.audit.blobs import BlobMissing, Blobs, BlobWrong
+from node.round.plans import Terms, manifest_plan, plan_of
 from training import codecs, outer, stages, weights
 from training.atomic import BlobError
 from training.manifest import Manifest
 from training.manifest import Plan as ManifestPlan
+from training.policy import Measured
 
 NO_HASH = bytes(32)
 
@@ -45,21 +48,16 @@ class Replay:
         self.manifest = manifest
         self.view = view
         self._blobs = blobs
+        self.terms = Terms.of(manifest)
         self._codec = codecs.codec(manifest.codec.name)
         self._shapes = [stages.stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
 
-    def base(self, stage: int, round: int) -> bytes:
-        """The hash of the version that a contribution to the round must start from."""
-        return self.view.weights(stage, max(0, round - self.manifest.outer.delay))
-
     def plan(self, stage: int, round: int) -> Plan:
-        """The plan that binds the round: level and rank of the stage's own seal, H of stage 0's."""
-        source = round - self.manifest.outer.delay - 1
-        if source < 0:
-            plan = self.manifest.plan
-            return Plan(plan.level, plan.rank, plan.inner_steps)
-        own, first = self.view.sealed[stage, source].seal, self.view.sealed[0, source].seal
-        return Plan(own.plan_level, own.plan_rank, first.plan_inner_steps)
+        """The plan that binds a round whose seal, or the one before it, every stage has."""
+        plan = plan_of(self.terms, self.view, stage, round)
+        if plan is None:
+            raise KeyError((stage, round))
+        return plan
 
     def version(self, stage: int, version: int) -> State:
         """A stored version, by its sealed hashes. Raises BlobMissing or BlobWrong (also where only its momentum is)."""
@@ -74,7 +72,10 @@ class Replay:
 
     def payload(self, contribution: Contribution) -> Path:
         """The checked blob of a counted payload. Raises BlobMissing, BlobWrong or PayloadError."""
-        most = self._codec.max_size(self._shapes[contribution.stage], self._manifest_plan(contribution))
+        try:
+            most = self._codec.size(self._shapes[contribution.stage], self._plan_of(contribution))
+        except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
+            raise PayloadError(contribution, str(error)) from error
         if contribution.payload_size > most:
             stated = f"its contribution states {contribution.payload_size} bytes"
             raise PayloadError(contribution, f"{stated}, the codec gives at most {most}")
@@ -88,7 +89,7 @@ class Replay:
     def check_payload(self, contribution: Contribution, payload: Path) -> None:
         """Raises PayloadError unless the payload decodes."""
         try:
-            plan = self._manifest_plan(contribution)
+            plan = self._plan_of(contribution)
             outer.read_payload(self.manifest, self._shapes[contribution.stage], payload, plan)
         except (codecs.CodecError, BlobError) as error:
             raise PayloadError(contribution, str(error)) from error
@@ -98,13 +99,9 @@ class Replay:
 
         Raises as `payload` does, or what `training.outer.apply_round` raises.
         """
-        round = state.version
-        sealed = self.view.sealed[state.stage, round]
+        sealed = self.view.sealed[state.stage, state.version]
         contributions = [record.contribution for record in sealed.contributions]
-        counted = [
-            outer.SealedPayload(self.payload(counted), counted.tokens, multiplier, self._manifest_plan(counted))
-            for counted, multiplier in zip(contributions, sealed.seal.multipliers, strict=True)
-        ]
+        counted = self._counted(sealed)
         try:
             return outer.apply_round(
                 self.manifest, state.stage, state.weights, state.momentum, counted, self._blobs.work
@@ -113,6 +110,10 @@ class Replay:
             for contribution, payload in zip(contributions, counted, strict=True):
                 self.check_payload(contribution, payload.payload)  # names the one that does not decode
             raise
+
+    def measure(self, stage: int, round: int) -> Measured:
+        """What the run's aggregation policy needs to know of the payloads that a seal counts. Raises as `step`."""
+        return outer.measure_round(self.manifest, stage, self._counted(self.view.sealed[stage, round]))
 
     def advance(self, state: State, made: outer.Version) -> State:
         """The state after `step`. Working copies that are no longer needed go away."""
@@ -164,9 +165,15 @@ class Replay:
                 failure = failure or error
         raise ReplayError(f"stage {stage}: no source has version {version} or an older one: {failure}")
 
-    def _manifest_plan(self, contribution: Contribution) -> ManifestPlan:
-        plan = self.plan(contribution.stage, contribution.round)
-        return ManifestPlan(level=plan.level, rank=plan.rank, inner_steps=plan.inner_steps)
+    def _counted(self, sealed: Sealed) -> list[outer.SealedPayload]:
+        contributions = [record.contribution for record in sealed.contributions]
+        return [
+            outer.SealedPayload(self.payload(counted), counted.tokens, multiplier, self._plan_of(counted))
+            for counted, multiplier in zip(contributions, sealed.seal.multipliers, strict=True)
+        ]
+
+    def _plan_of(self, contribution: Contribution) -> ManifestPlan:
+        return manifest_plan(self.plan(contribution.stage, contribution.round))
 
 
 class ReplayError(Exception):

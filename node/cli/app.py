@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from node.cli import audit, chain, demo, deploy, history, init, peers, pull, run, start, status
+from node.cli import audit, chain, data, demo, deploy, history, init, peers, pull, run, start, status
 from node.errors import Failure
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("init")(init.command)
 app.command("chain")(chain.command)
 app.command("deploy")(deploy.command)
 app.add_typer(run.app, name="run")
+app.add_typer(data.app, name="data")
 app.command("start")(start.command)
 app.command("status")(status.command)
 app.command("peers")(peers.command)

@@ -56,14 +56,19 @@ def _print(found: History) -> None:
         [
             row.round,
             utc(row.time),
+            "" if row.inner_steps is None else row.inner_steps,
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.total_tokens:,}",
             "/".join(str(stage.contributions) for stage in row.stages),
             "/".join(str(stage.signers) for stage in row.stages),
+            " ".join("-" if stage.level is None else f"{stage.level}/{stage.rank}" for stage in row.stages),
             " ".join(stage.weights[:8] for stage in row.stages),
             " ".join(stage.transaction[:10] for stage in row.stages),
         ]
         for row in found.rounds
     ]
-    columns = ["ROUND", "SEALED AT", "LOSS", "TOKENS SO FAR", "COUNTED", "SIGNED", "WEIGHTS PER STAGE", "TRANSACTIONS"]
+    columns = [
+        *("ROUND", "SEALED AT", "STEPS", "LOSS", "TOKENS SO FAR", "COUNTED", "SIGNED"),
+        *("LEVEL/RANK", "WEIGHTS PER STAGE", "TRANSACTIONS"),
+    ]
     options.print_table(columns, rows)

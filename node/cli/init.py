@@ -25,6 +25,7 @@ def command(
     http_port: options.HttpPortOption = None,
     log_format: options.LogFormatOption = None,
     password_file: options.PasswordFileOption = None,
+    private_data: options.PrivateDataOption = None,
     insecure_devnet: Annotated[
         bool, typer.Option("--insecure-devnet", help="Lock the keystore with a password that everybody knows.")
     ] = False,
@@ -46,6 +47,7 @@ def command(
         "http_port": http_port,
         "log_format": log_format,
         "password_file": None if password_file is None else str(Path(password_file).expanduser().absolute()),
+        "private_data": None if private_data is None else str(Path(private_data).expanduser().absolute()),
     }
     from node import identity
 

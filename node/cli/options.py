@@ -45,6 +45,8 @@ HttpHostOption = Annotated[str | None, setting("http_host")]
 HttpPortOption = Annotated[int | None, setting("http_port")]
 LogFormatOption = Annotated[str | None, setting("log_format")]
 PasswordFileOption = Annotated[str | None, setting("password_file")]
+PrivateDataOption = Annotated[str | None, setting("private_data")]
+CheckpointActivationsOption = Annotated[bool | None, setting("checkpoint_activations")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 RunOption = Annotated[
     str | None,

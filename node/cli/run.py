@@ -1,4 +1,4 @@
-"""`dlx-node run create | list | show`: training runs on the ledger."""
+"""`dlx-node run plan | create | list | show`: training runs on the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,66 @@ import typer
 
 from node.cli import options
 
-app = typer.Typer(help="Create, list and show training runs.", no_args_is_help=True)
+app = typer.Typer(help="Plan, create, list and show training runs.", no_args_is_help=True)
+
+
+@app.command()
+def plan(
+    manifest: Annotated[Path, typer.Option(metavar="FILE", help="TOML file that describes the run.")],
+    json: options.JsonOption = False,
+) -> None:
+    """Show what each stage of a run would cost: parameters, operations, memory, traffic; and suggest better stages.
+
+    Needs no data folder and no chain, and changes nothing.
+    """
+    from node import runs
+    from training import balance, stability
+    from training.manifest import draft_from_toml
+
+    draft = draft_from_toml(manifest)
+    runs.check_pipes(draft)
+    warnings = stability.warnings(draft.outer)
+    costs, suggested = balance.costs(draft), balance.balanced(draft)
+    parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
+    stages = [
+        {
+            "stage": cost.stage,
+            "layers": cost.layers,
+            "parameters": cost.parameters,
+            "parameters_share": cost.parameters / parameters,
+            "flops_per_token": cost.flops,
+            "flops_share": cost.flops / flops,
+            "memory": cost.memory.parts(),
+            "payload": cost.payload,
+        }
+        for cost in costs
+    ]
+    if json:
+        found = {
+            "stages": stages,
+            "parameters": parameters,
+            "flops_per_token": flops,
+            "suggested": suggested,
+            "warnings": warnings,
+        }
+        options.print_json(found)
+        return
+    rows = [
+        ["layers", *("{} to {}".format(*cost.layers) for cost in costs)],
+        ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
+        ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
+        *(
+            [f"bytes of {part}", *(f"{cost.memory.parts()[part]:,}" for cost in costs)]
+            for part in costs[0].memory.parts()
+        ),
+        ["bytes of a payload", *(f"{cost.payload:,}" for cost in costs)],
+    ]
+    options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
+    shown = ", ".join(f"[{low}, {high}]" for low, high in suggested)
+    same = suggested == [tuple(layers) for layers in draft.stages]
+    sys.stdout.write(f"\n{'as balanced as can be' if same else 'more balanced'}: stages = [{shown}]\n")
+    for warning in warnings:
+        options.note(f"warning: {warning}")
 
 
 @app.command()

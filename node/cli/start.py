@@ -27,6 +27,8 @@ def command(
     http_port: options.HttpPortOption = None,
     log_format: options.LogFormatOption = None,
     password_file: options.PasswordFileOption = None,
+    private_data: options.PrivateDataOption = None,
+    checkpoint_activations: options.CheckpointActivationsOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
@@ -42,7 +44,8 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
-        password_file=password_file,
+        password_file=password_file, private_data=private_data,
+        checkpoint_activations=checkpoint_activations,
     )  # fmt: skip
     node_key = identity.load_node_key(folder)
     folder.create()

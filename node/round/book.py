@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ledger.typed import Seal, SignedContribution, ascending
 from node.round.rules import OuterResult
+from training.policy import Measured
 
 MAX_PROPOSALS_PER_SIGNER = 8  # honest proposers need one per attempt, and most of those are the same
 MAX_DIGESTS_PER_SIGNER = 8
@@ -34,7 +35,8 @@ class Book:
     proposals: dict[bytes, Proposal] = field(default_factory=dict)  # by seal digest
     proposed: dict[str, set[bytes]] = field(default_factory=dict)  # signer -> digests, those refused since included
     signatures: dict[bytes, dict[str, bytes]] = field(default_factory=dict)  # digest -> signer -> signature
-    outer: dict[tuple[bytes, ...], OuterResult] = field(default_factory=dict)
+    measured: dict[tuple[bytes, ...], Measured] = field(default_factory=dict)  # by what is listed
+    outer: dict[tuple[tuple[bytes, ...], tuple[int, ...]], OuterResult] = field(default_factory=dict)  # and multipliers
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ledger.typed import Plan, Seal, SignedContribution
 from ledger.view import RunView
+from training.policy import Measured
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
@@ -87,16 +88,36 @@ class ReportSeen:
 
 @dataclass(frozen=True, slots=True)
 class OuterComputed:
-    """Our own outer step over `listed` of `round`."""
+    """Our own outer step over `listed` of `round` with these multipliers. Energy: rank -> the part that it keeps of the
+    mean, for the ranks asked for (as far as the update has matrices)."""
 
     round: int
     listed: tuple[bytes, ...]
+    multipliers: tuple[int, ...]
     weights: bytes
     momentum: bytes
+    energy: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class OuterFailed:
+    round: int
+    listed: tuple[bytes, ...]
+    multipliers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMeasured:
+    """What the run's aggregation policy needs to know of the payloads `listed` in `round`."""
+
+    round: int
+    listed: tuple[bytes, ...]
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailed:
     round: int
     listed: tuple[bytes, ...]
     reason: str
@@ -175,6 +196,8 @@ Event = (
     | ReportSeen
     | OuterComputed
     | OuterFailed
+    | PolicyMeasured
+    | PolicyFailed
     | SealSigned
     | VersionAdopted
     | VersionDiffers
@@ -232,7 +255,17 @@ class FetchPayload:
 
 @dataclass(frozen=True, slots=True)
 class ComputeOuter:
-    """V[s,round+1] from V[s,round] and `listed` (ascending accounts)."""
+    """V[s,round+1] from V[s,round] and `listed` (ascending accounts), and what these ranks keep of the mean."""
+
+    round: int
+    listed: tuple[SignedContribution, ...]
+    multipliers: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurePolicy:
+    """What the run's aggregation policy needs to know of `listed` (ascending accounts)."""
 
     round: int
     listed: tuple[SignedContribution, ...]
@@ -324,6 +357,7 @@ Action = (
     | GossipContribution
     | FetchPayload
     | ComputeOuter
+    | MeasurePolicy
     | SignSeal
     | GossipProposal
     | GossipAttestation

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from ledger.view import RunView
 from node.round import events as e
+from node.round.plans import finished
 from node.round.rules import Rules
 
 HEARSAY = 4  # round timeouts; in a round that lasts longer even those who were heard are asked on the ledger
@@ -53,7 +54,7 @@ class Liveness:
 
     def _silent(self, view: RunView, now: float) -> list[str]:
         """Holders of unsealed stages that have said nothing for a round timeout, where the ledger lets us ask."""
-        if view.open_round is None or view.finished:
+        if view.open_round is None or finished(self._rules, view):
             return []
         hopeless = now > max(view.opened_at or now, self._since or now) + HEARSAY * self._rules.round_timeout
         return [

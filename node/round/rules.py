@@ -1,32 +1,62 @@
 """What every member decides alike: pure functions over the rules, the ledger's view and signed statements."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eth_utils import keccak, to_canonical_address
 
-from ledger.typed import UNIT, Domain, Plan, Seal, SignedContribution, ascending, summarise
+from ledger.typed import PRIVATE_DATA, UNIT, Domain, Plan, Seal, SignedContribution, ascending, summarise
 from ledger.view import RunView
+from node.round.plans import Terms, has_round, plan_of
+from training.manifest import Manifest
 
 NO_HASH = bytes(32)
 
+Sizes = tuple[Mapping[int, int], ...]  # of each stage: rank -> the largest payload in bytes
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+
+@dataclass(frozen=True, kw_only=True)
+class Rules(Terms):
     """What the manifest fixes for one run. Times are in seconds."""
 
     domain: Domain
     run: bytes
     stages: int
-    rounds: int
-    delay: int
     tokens_per_step: int
-    plan: Plan
-    max_payload_size: tuple[int, ...]  # bytes, per stage
+    policy: str
+    max_payload_sizes: Sizes
     straggler_grace: float
     proposal_timeout: float
     round_timeout: float
     eviction_time: float
+    private_data: bool = False  # whether contributions may come from it
+
+    @classmethod
+    def of_run(cls, manifest: Manifest, domain: Domain, run: bytes, max_payload_sizes: Sizes) -> "Rules":
+        timing, terms = manifest.timing, Terms.of(manifest)
+        return cls(
+            rounds=terms.rounds,
+            delay=terms.delay,
+            plan=terms.plan,
+            codec=terms.codec,
+            adaptive=terms.adaptive,
+            domain=domain,
+            run=run,
+            stages=len(manifest.stages),
+            tokens_per_step=manifest.tokens_per_step,
+            policy=manifest.outer.policy,
+            max_payload_sizes=max_payload_sizes,
+            straggler_grace=timing.straggler_grace,
+            proposal_timeout=timing.proposal_timeout,
+            round_timeout=timing.round_timeout,
+            eviction_time=timing.eviction_time,
+            private_data=manifest.data.private,
+        )
+
+    def max_payload_size(self, stage: int, plan: Plan) -> int:
+        """Bytes of the stage's largest payload under the plan."""
+        sizes = self.max_payload_sizes[stage]
+        return sizes.get(plan.rank, max(sizes.values()))  # a rank off the ladder: a quorum may seal anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +67,9 @@ class OuterResult:
     momentum: bytes
 
 
-def plan_of(rules: Rules, view: RunView, stage: int, round: int) -> Plan:
-    """The plan that binds `round`: a plan sealed in round t binds t + delay + 1; H always comes from stage 0's seal."""
-    source = round - rules.delay - 1
-    own, first = view.sealed.get((stage, source)), view.sealed.get((0, source))
-    if own is None or first is None:
-        return rules.plan
-    return Plan(own.seal.plan_level, own.seal.plan_rank, first.seal.plan_inner_steps)
-
-
-def steps_before(rules: Rules, view: RunView, round: int) -> int:
-    """Inner steps of the run before `round`: the index of the learning-rate schedule."""
-    return sum(plan_of(rules, view, 0, earlier).inner_steps for earlier in range(round))
-
-
-def base_version(rules: Rules, round: int) -> int:
+def base_version(terms: Terms, round: int) -> int:
     """b = max(0, t - d): the shared version that round t starts from."""
-    return max(0, round - rules.delay)
+    return max(0, round - terms.delay)
 
 
 def left_out(rules: Rules, view: RunView, stage: int, own: dict[int, bytes], round: int) -> tuple[bytes, ...]:
@@ -93,27 +109,41 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
         return "not_a_member"
     if slot != (statement.replica, statement.stage):
         return "wrong_slot"
-    if statement.round >= rules.rounds:
+    if not has_round(rules, view, statement.round):
         return "wrong_round"
     plan = plan_of(rules, view, statement.stage, statement.round)
-    if statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
+    if plan is None or statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
         return "wrong_plan"
     if statement.tokens != statement.inner_steps * rules.tokens_per_step:
         return "wrong_tokens"
-    if not 0 < statement.payload_size <= rules.max_payload_size[statement.stage]:
+    if not 0 < statement.payload_size <= rules.max_payload_size(statement.stage, plan):
         return "payload_size"
+    if statement.flags & PRIVATE_DATA and not rules.private_data:
+        return "private_data"
     base = base_version(rules, statement.round)
     if base <= view.next_round(statement.stage) and statement.base_weights != view.weights(statement.stage, base):
         return "wrong_base"
     return None
 
 
+def unit_multipliers(count: int) -> tuple[int, ...]:
+    """What the policy `mean` seals."""
+    return (UNIT,) * count
+
+
 def build_seal(
-    rules: Rules, view: RunView, stage: int, round: int, listed: Sequence[SignedContribution], result: OuterResult
+    rules: Rules,
+    view: RunView,
+    stage: int,
+    round: int,
+    listed: Sequence[SignedContribution],
+    multipliers: tuple[int, ...],
+    plan: Plan,
+    result: OuterResult,
 ) -> Seal:
-    """The seal that follows from `listed` (ascending accounts): every honest member builds the same one."""
+    """The seal that follows from `listed` (ascending accounts), their multipliers and the plan for a later round: with
+    the same three every honest member builds the same one."""
     summary = summarise(listed)
-    plan = plan_of(rules, view, stage, round + rules.delay)  # the fixed plan: what bound last goes on
     return Seal(
         run=rules.run,
         stage=stage,
@@ -130,7 +160,7 @@ def build_seal(
         plan_level=plan.level,
         plan_rank=plan.rank,
         plan_inner_steps=plan.inner_steps,
-        multipliers=(UNIT,) * len(listed),
+        multipliers=multipliers,
     )
 
 

@@ -13,6 +13,7 @@ import trio
 from node.errors import Failure
 from node.trainer import messages as m
 from training.manifest import Plan
+from training.policy import Measured
 
 OPEN_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
 REQUEST_SECONDS = 120.0
@@ -93,9 +94,20 @@ class Trainer:
         while self._outgoing.statistics().current_buffer_used > MAX_WAITING_FRAMES:
             await trio.sleep(0.01)
 
-    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...]) -> m.Answer:
-        """V[t+1] from V[t] and the payloads, all blobs by hash. Raises TrainerError."""
-        return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads))
+    async def outer(
+        self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...], ranks: tuple[int, ...] = ()
+    ) -> m.Answer:
+        """V[t+1] from V[t] and the payloads, all blobs by hash, and what the ranks keep of the payloads' mean.
+
+        Raises TrainerError.
+        """
+        return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks))
+
+    async def measure(self, payloads: tuple[m.SealedPayload, ...]) -> Measured:
+        """What the aggregation policy needs to know of the payloads. Raises TrainerError."""
+        answer = await self._ask(lambda request: m.Measure(request, payloads))
+        assert answer.measured is not None
+        return answer.measured
 
     async def check(self, payload: bytes, plan: Plan) -> None:
         """Raises TrainerError with the reason unless the payload decodes to finite tensors."""

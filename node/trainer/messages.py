@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from p2p.frames import PipeTensor
 from training.manifest import Plan
+from training.policy import Measured
 from training.records import RoundInputs, Trained
 
 MAX_FRAME = 256 << 20
@@ -25,6 +26,8 @@ class Open(Struct, frozen=True, tag="open"):
     replica: int
     directory: str
     blobs: str
+    private_data: str | None = None  # a prepared folder, trained on instead of the run's data
+    checkpoint_activations: bool = False
 
 
 class Train(Struct, frozen=True, tag="train"):
@@ -45,11 +48,19 @@ class SealedPayload(Struct, frozen=True):
 
 
 class Outer(Struct, frozen=True, tag="outer"):
-    """One canonical outer step; `request` comes back with the answer."""
+    """One canonical outer step, and what these ranks keep of the mean; `request` comes back with the answer."""
 
     request: int
     weights: Hash
     momentum: Hash
+    payloads: tuple[SealedPayload, ...]
+    ranks: tuple[int, ...]
+
+
+class Measure(Struct, frozen=True, tag="measure"):
+    """What does the run's aggregation policy need to know of these payloads? Their multipliers do not matter."""
+
+    request: int
     payloads: tuple[SealedPayload, ...]
 
 
@@ -79,10 +90,10 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """The slot's saved state: the last round trained here, and the largest payload of each stage in bytes."""
+    """The slot's saved state: the last round trained here; and each stage's largest payload in bytes, by rank."""
 
     trained: Trained | None
-    max_payload_size: tuple[int, ...]
+    max_payload_sizes: tuple[dict[int, int], ...]
 
 
 class Step(Struct, frozen=True, tag="step"):
@@ -103,12 +114,14 @@ class Abandoned(Struct, frozen=True, tag="abandoned"):
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """To an Outer (weights, momentum) or a Check (error None: it is fine)."""
+    """To an Outer (weights, momentum, energy by rank), a Measure (measured) or a Check (error None: it is fine)."""
 
     request: int
     error: str | None = None
     weights: bytes = b""
     momentum: bytes = b""
+    energy: dict[int, float] = {}
+    measured: Measured | None = None
 
 
 class Failed(Struct, frozen=True, tag="failed"):
@@ -117,7 +130,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     reason: str
 
 
-ToTrainer = Open | Train | Stop | Outer | Check | Tensor | Fresh
+ToTrainer = Open | Train | Stop | Outer | Measure | Check | Tensor | Fresh
 FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Tensor
 
 LENGTH = struct.Struct(">I")

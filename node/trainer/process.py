@@ -12,8 +12,12 @@ import sys
 import threading
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from node.trainer import messages as m
 from p2p.frames import FRAME_LIMIT, PipeTensor
+from training.adaptive import ladders
+from training.manifest import Manifest
 
 RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
 MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
@@ -35,7 +39,7 @@ class Server:
         self._sending = threading.Lock()
         self._links = {name: SocketLink(name, self.send) for name in ("previous", "next")}
         self._stop = threading.Event()
-        self._work: queue.SimpleQueue[m.Outer | m.Check] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[m.Outer | m.Measure | m.Check] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[m.Train] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -69,7 +73,7 @@ class Server:
                 self._stop.set()
                 for link in self._links.values():
                     link.close(message.reason)
-            case m.Outer() | m.Check():
+            case m.Outer() | m.Measure() | m.Check():
                 self._work.put(message)
 
     def _guard(self, target, *args) -> None:  # type: ignore[no-untyped-def]
@@ -95,7 +99,6 @@ class Server:
 
         torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
         from training import selftest
-        from training.codecs import codec
         from training.data import Dataset
         from training.manifest import parse
         from training.slot import Slot
@@ -104,15 +107,15 @@ class Server:
         selftest.run()
         blobs = Path(message.blobs)
         manifest = parse((blobs / message.manifest.hex()).read_bytes())
-        dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+        if message.private_data:
+            dataset = Dataset.open_private(Path(message.private_data))
+        else:
+            dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
-        slot = Slot.open(manifest, message.stage, message.replica, Path(message.directory), blobs, dataset)
-        bounds = tuple(
-            codec(manifest.codec.name).max_size(stage_shapes(manifest, stage), manifest.plan)
-            for stage in range(len(manifest.stages))
-        )
-        self.send(m.Opened(slot.last, bounds))
+        directory, checkpointing = Path(message.directory), message.checkpoint_activations
+        slot = Slot.open(manifest, message.stage, message.replica, directory, blobs, dataset, checkpointing)
+        self.send(m.Opened(slot.last, _max_payload_sizes(manifest)))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot)
 
@@ -144,27 +147,47 @@ class Server:
         while True:
             request = self._work.get()
             try:
-                self.send(self._outer(request) if isinstance(request, m.Outer) else self._check(request))
+                self.send(self._answer(request))
             except Exception as error:
                 self.send(m.Answer(request.request, f"{type(error).__name__}: {error}"))
 
-    def _outer(self, request: m.Outer) -> m.Answer:
-        from training.outer import SealedPayload, apply_round
+    def _answer(self, request: m.Outer | m.Measure | m.Check) -> m.Answer:
+        match request:
+            case m.Outer():
+                return self._outer(request)
+            case m.Measure():
+                return self._measure(request)
+            case m.Check():
+                return self._check(request)
 
-        payloads = [
-            SealedPayload(
-                self._blobs / sealed.payload.hex(),
-                sealed.tokens,
-                sealed.multiplier,
-                sealed.plan,
-            )
-            for sealed in request.payloads
-        ]
-        momentum = self._blobs / request.momentum.hex() if any(request.momentum) else None
+    def _outer(self, request: m.Outer) -> m.Answer:
+        from training.outer import apply_round
+        from training.spectrum import kept_energy
+
+        energy: dict[int, float] = {}
         version = apply_round(
-            self._manifest, self._stage, self._blobs / request.weights.hex(), momentum, payloads, self._blobs
+            self._manifest,
+            self._stage,
+            self._blobs / request.weights.hex(),
+            self._blobs / request.momentum.hex() if any(request.momentum) else None,
+            self._sealed(request.payloads),
+            self._blobs,
+            lambda mean: energy.update(kept_energy(mean, request.ranks)),
         )
-        return m.Answer(request.request, None, version.weights, version.momentum)
+        return m.Answer(request.request, None, version.weights, version.momentum, energy)
+
+    def _measure(self, request: m.Measure) -> m.Answer:
+        from training.outer import measure_round
+
+        measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads))
+        return m.Answer(request.request, measured=measured)
+
+    def _sealed(self, payloads):  # type: ignore[no-untyped-def]
+        from training.outer import SealedPayload
+
+        return [
+            SealedPayload(self._blobs / one.payload.hex(), one.tokens, one.multiplier, one.plan) for one in payloads
+        ]
 
     def _check(self, request: m.Check) -> m.Answer:
         from training.outer import read_payload
@@ -226,6 +249,17 @@ class SocketLink:
     def _check(self) -> None:
         if self._broken is not None:
             raise _broken(self._broken)
+
+
+def _max_payload_sizes(manifest: Manifest) -> tuple[dict[int, int], ...]:
+    """Of each stage: rank -> the largest payload in bytes, for every rank that a plan of the run can have."""
+    from training.codecs import codec
+    from training.stages import stage_shapes
+
+    chosen, plan = codec(manifest.codec.name), manifest.plan
+    plans = [replace(plan, rank=rank) for rank in ladders(manifest.codec.name, plan, manifest.adaptive).ranks]
+    shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
+    return tuple({one.rank: chosen.size(each, one) for one in plans} for each in shapes)
 
 
 def _broken(reason: str) -> Exception:

@@ -209,12 +209,17 @@ def test_copies_are_independent(story):
     assert early.next_round(0) == 0 and len(early.sealed) == 0 and early.slot_of(ACCOUNTS[3]) == (3, 0)
     late = story.view.copy()
     story.open(1)
-    first, second = story.sealed(0, [0], [0, 1, 2]), story.sealed(0, [1], [0, 1, 2])
+    first = story.sealed(0, [0], [0, 1, 2], plan_inner_steps=14)
+    second = story.sealed(0, [1], [0, 1, 2], plan_inner_steps=7)
     late.apply(RoundOpened(RUN, 1, 5, story.at()))
     story.view.apply(first)
     late.apply(second)  # another branch of the chain
     assert story.view.sealed[0, 1] is first and late.sealed[0, 1] is second
     assert list(late.sealed) == [(0, 0), (0, 1)]
+    assert [story.view.sealed.planned_steps(0, rounds) for rounds in range(3)] == [0, 10, 24]
+    assert [late.sealed.planned_steps(0, rounds) for rounds in range(3)] == [0, 10, 17]
+    with pytest.raises(KeyError):
+        early.sealed.planned_steps(0, 1)
 
 
 def test_a_copy_costs_the_same_after_thousands_of_seals(story):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,17 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import eth_abi
+import msgspec
 import pytest
 import requests
 
 import contracts
 from ledger.client import LedgerClient
 from ledger.events import Sealed, event_topic
+from ledger.typed import UNIT
+from ledger.typed import Plan as LedgerPlan
+from ledger.view import RunView
 from node.audit import Folder, Report, audit
 from node.errors import Failure
+from node.history import history as summary
 from tests.history_builder import History, Mischief, Network, altered
 from training import weights
-from training.manifest import Outer
+from training.manifest import Adaptive, Codec, Outer, Plan
 from training.stages import stage_shapes
 
 pytest_plugins = ["tests.history_builder"]
@@ -212,6 +218,101 @@ def test_a_contribution_that_its_account_did_not_sign_fails(
     failures = [c for c in report.checks if c.verdict == "FAIL"]
     assert [(c.check, c.round, c.stage) for c in failures] == [("contributions", t, stage) for t in range(3)]
     assert all("signature" in c.detail and victim in c.detail for c in failures)
+
+
+def test_multipliers_that_the_norms_do_not_give_fail(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    def heavier(stage: int, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
+        assert sorted(honest)[0] < UNIT
+        return tuple(one + 1 for one in honest) if round == 0 else (UNIT, UNIT) if (stage, round) == (1, 2) else honest
+
+    clipped = Outer(policy="clip")
+    history = history_network.run("weighed", Mischief(multipliers=heavier), outer=clipped)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert (failure.check, failure.stage, failure.round) == ("multipliers", 1, 2) and "its norm gives" in failure.detail
+    verdicts = Counter(c.verdict for c in report.checks if c.check == "multipliers")
+    assert verdicts == {"PASS": 5, "FAIL": 1}, "one unit is what two machines may differ by"
+    (tmp_path / "blobs" / history.payloads[0, 1][0].hex()).unlink()
+    shutil.rmtree(tmp_path / "work")
+    report = run_audit(history, own=[tmp_path / "blobs"])
+    assert [(c.stage, c.round) for c in report.checks if (c.check, c.verdict) == ("multipliers", "SKIP")] == [(0, 1)]
+
+
+def test_multipliers_where_the_run_has_no_policy_fail(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    history = history_network.run("halved", Mischief(multipliers=lambda s, t, honest: (UNIT, UNIT // 2)))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", t, s) for t in range(3) for s in range(2)}
+
+
+_NO_NAME = str.maketrans(" '(),", "-----")
+_ADAPTIVE: dict[str, Any] = {
+    "outer": Outer(delay=0),
+    "codec": Codec("lowrank"),
+    "plan": Plan(4, 4, 4),
+    "adaptive": Adaptive(inner_steps=13, window=2, min_rank=2, max_rank=8, min_inner_steps=2, max_inner_steps=8),
+}
+
+
+def _planned(changes: dict[tuple[int, int], tuple[int, int]]) -> Mischief:
+    """(stage, round) -> the rank and inner steps that its seal plans."""
+
+    def plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
+        rank, steps = changes.get((stage, round), (kept.rank, kept.inner_steps))
+        return LedgerPlan(kept.level, rank, steps)
+
+    return Mischief(plan=plan)
+
+
+def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
+    history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}), **_ADAPTIVE)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert report.verdict == "PASS", report.text()
+    assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
+    view = RunView(history.run)
+    for event in history.client().poll(history.client().feed(history.run)).events:
+        view.apply(event)
+    last = summary(view).rounds[2]
+    assert last.inner_steps == 5 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "why"),
+    [
+        ({(1, 1): (8, 4)}, (1, 1), "no rung of the ladder next to 4"),
+        ({(0, 1): (4, 8)}, (1, 0), "no rung of the ladder next to 4"),
+        ({(1, 0): (5, 4)}, (0, 1), "inside a window"),
+        ({(0, 1): (4, 2)}, (1, 0), "the sealed timings give 5"),
+        ({(1, 1): (4, 5)}, (1, 1), "stage 0's to change"),
+    ],
+)
+def test_plans_that_no_rule_gives_fail(
+    history_network: Network,
+    tmp_path: Path,
+    run_audit: Callable[..., Report],
+    changes: dict[tuple[int, int], tuple[int, int]],
+    where: tuple[int, int],
+    why: str,
+) -> None:
+    history = history_network.run(f"plan-{why[:9]}-{where}".translate(_NO_NAME), _planned(changes), **_ADAPTIVE)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert failure.check == "terms" and (failure.round, failure.stage) == where and why in failure.detail
+
+
+def test_a_round_after_the_runs_last_inner_step_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    over = {**_ADAPTIVE, "adaptive": msgspec.structs.replace(_ADAPTIVE["adaptive"], inner_steps=8)}
+    history = history_network.run("over", **over)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", 2, 0), ("terms", 2, 1)}
 
 
 # A chain node that does not tell the truth.

@@ -61,7 +61,8 @@ def test_the_loss_is_the_last_stages_and_tokens_are_counted_once(found: History)
     assert [row.sealed for row in found.rounds] == [True, True, True, False]
     last = found.rounds[2].stages[1]
     assert (last.stage, last.weights, last.contributions, last.signers) == (1, "0102" * 16, 1, 1)
-    assert last.plan == "0/4/10" and last.transaction.startswith("0x") and len(last.transaction) == 66
+    assert (last.next_level, last.next_rank, last.next_inner_steps) == (0, 4, 10)
+    assert last.transaction.startswith("0x") and len(last.transaction) == 66
 
 
 def test_csv_has_a_line_per_round_and_columns_per_stage(found: History) -> None:

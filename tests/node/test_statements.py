@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.typed import STATE_RESET, Domain, SignatureError, SignedContribution, account_of
+from ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
 from node.statements import Statements, make_contribution
-from training.manifest import Plan
 from training.records import NO_PAYLOAD, Trained
 
 KEY = b"\x07" * 32
@@ -29,8 +28,8 @@ def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> 
 
 def contribution(what: Trained, own: dict[int, SignedContribution]) -> SignedContribution:
     return make_contribution(
-        what, run=digest(10), account=account_of(KEY), replica=1, stage=2, plan=Plan(inner_steps=10), own=own,
-        domain=DOMAIN, key=KEY,
+        what, run=digest(10), account=account_of(KEY), replica=1, stage=2, plan=Plan(4, 0, 10), exchange_ms=250,
+        own=own, domain=DOMAIN, key=KEY,
     )  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def test_a_contribution_says_what_was_trained_and_names_the_one_before() -> None
     assert second.flags == STATE_RESET
     assert (first.folded_payload, first.folded_payload2) == (digest(20), NO_PAYLOAD)
     assert (first.replica, first.stage, first.tokens, first.payload) == (1, 2, 640, digest(103))
-    assert first.compute_ms == 2**32 - 1, "as much as the field takes"
+    assert (first.compute_ms, first.exchange_ms) == (2**32 - 1, 250), "as much as the field takes"
     earlier = contribution(trained(4), own).contribution
     assert earlier.previous == first.hash(), "later ones are not before it"
 

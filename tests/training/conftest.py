@@ -13,9 +13,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
-from training import data, weights
+from training import weights
+from training.data import Dataset
 from training.manifest import BlobRef, Draft, DraftData, Inner, Manifest, Model, Plan, complete
 from training.pipeline import Link, queue_links
+from training.prepare import prepare
 from training.stages import StageModel, build_stage, initialise
 
 TINY = {
@@ -74,12 +76,12 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data_manifest(corpus: Path, blobs: Path) -> BlobRef:
-    return data.prepare([corpus], blobs)
+    return prepare([corpus], blobs)
 
 
 @pytest.fixture(scope="session")
-def dataset(data_manifest: BlobRef, blobs: Path) -> data.Dataset:
-    return data.Dataset.open(blobs / data_manifest.sha256, blobs)
+def dataset(data_manifest: BlobRef, blobs: Path) -> Dataset:
+    return Dataset.open(blobs / data_manifest.sha256, blobs)
 
 
 @pytest.fixture(scope="session")

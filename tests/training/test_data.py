@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training import data
-from training.data import DataError, Dataset, parse_data_manifest, prepare, sample_ids, verify_shards
+from training.data import DataError, Dataset, parse_data_manifest, sample_ids, verify_shards
 from training.manifest import BlobRef
+from training.prepare import prepare
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -124,9 +125,18 @@ def test_damaged_or_missing_shards_are_named(corpus: Path, tmp_path: Path) -> No
         Dataset.open(manifest_path, tmp_path)
 
 
+BPE = {
+    "tokenizer": {"sha256": "ab" * 32, "size": 9},
+    "vocab_size": 1000,
+    "separator": 999,
+    "dtype": "uint16",
+    "train": [{"sha256": "ab" * 32, "size": 100, "tokens": 50}],
+}
+
+
 def _hostile(change: Callable[[dict], object]) -> bytes:
     shard = {"sha256": "ab" * 32, "size": 100, "tokens": 100}
-    raw = {"tokenizer": "bytes", "vocab_size": 256, "dtype": "uint8", "train": [shard], "heldout": []}
+    raw = {"tokenizer": "bytes", "vocab_size": 256, "dtype": "uint8", "train": [shard], "heldout": [], "separator": 0}
     change(raw)
     return rfc8785.dumps(raw)
 
@@ -139,6 +149,17 @@ def _hostile(change: Callable[[dict], object]) -> bytes:
         _hostile(lambda raw: raw.pop("dtype")),
         _hostile(lambda raw: raw.update(dtype="pickle")),
         _hostile(lambda raw: raw.update(extra=1)),
+        _hostile(lambda raw: raw.update(vocab_size=300)),
+        _hostile(lambda raw: raw.update(separator=1)),
+        _hostile(lambda raw: raw.update(dtype="uint16")),
+        _hostile(lambda raw: raw.update(tokenizer="file")),
+        _hostile(lambda raw: raw.update(BPE, tokenizer={"sha256": "../x", "size": 1})),
+        _hostile(lambda raw: raw.update(BPE, tokenizer={"sha256": "ab" * 32, "size": 1 << 30})),
+        _hostile(lambda raw: raw.update(BPE, dtype="uint32")),
+        _hostile(lambda raw: raw.update(BPE, vocab_size=1 << 17)),
+        _hostile(lambda raw: raw.update(BPE, vocab_size=1 << 40)),
+        _hostile(lambda raw: raw.update(BPE, separator=1000)),
+        _hostile(lambda raw: raw.update(BPE, train=[{"sha256": "ab" * 32, "size": 100, "tokens": 100}])),
         _hostile(lambda raw: raw["train"][0].update(size=data.SHARD_BYTES + 1, tokens=data.SHARD_BYTES + 1)),
         _hostile(lambda raw: raw["train"][0].update(tokens=99)),
         _hostile(lambda raw: raw["train"][0].update(sha256="../../etc/passwd")),
@@ -147,6 +168,7 @@ def _hostile(change: Callable[[dict], object]) -> bytes:
 )
 def test_a_hostile_data_manifest_is_refused(content: bytes) -> None:
     assert parse_data_manifest(_hostile(lambda raw: None)).train[0].size == 100
+    assert parse_data_manifest(_hostile(lambda raw: raw.update(BPE))).separator == 999
     with pytest.raises(DataError):
         parse_data_manifest(content)
 
@@ -171,6 +193,28 @@ def test_no_sample_comes_twice_in_an_epoch_and_none_is_left_out(
         for sample in sample_ids(seed, step, replica, replicas, batch, samples)
     ]
     assert sorted(order[:samples]) == sorted(order[samples : 2 * samples]) == list(range(samples))
+
+
+@given(
+    samples=st.integers(8, 600),
+    seed=st.integers(0, 2**53 - 1),
+    first=st.integers(0, 10**6),
+    steps=st.lists(st.integers(0, 3), max_size=20),
+)
+def test_whoever_takes_part_from_whichever_step_on_nobody_trains_on_anothers_sample(
+    samples: int, seed: int, first: int, steps: list[int]
+) -> None:
+    """Replicas come and go in the middle of epochs (`steps`: who trains in each step, as bits)."""
+    epochs: dict[int, list[int]] = {}
+    for index, present in enumerate(steps):
+        for replica in (0, 1):
+            if present >> replica & 1:
+                ids = sample_ids(seed, first + index, replica, 2, 2, samples)
+                place = ((first + index) * 2 + replica) * 2
+                for at, sample in enumerate(ids):
+                    epochs.setdefault((place + at) // samples, []).append(sample)
+    for seen in epochs.values():
+        assert len(set(seen)) == len(seen)
 
 
 @given(samples=st.integers(1, 2**40), step=st.integers(0, 2**40), seed=st.integers(0, 2**53 - 1))

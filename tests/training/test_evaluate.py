@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from training import weights
-from training.data import DataError, Dataset, prepare
+from training.data import DataError, Dataset
 from training.evaluate import EvaluateError, generate, heldout_loss, heldout_loss_of_stages
 from training.export import export
 from training.inner import InnerLoop
 from training.manifest import Manifest
+from training.prepare import prepare
 from training.stages import initialise
 
 SPLIT = [(0, 1), (1, 3)]

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from training.export import ExportError, export
 from training.manifest import Manifest
 from training.stages import StageModel
+from training.vocabulary import Vocabulary
 
 SPLIT = [(0, 1), (1, 3)]
 IDS = torch.randint(0, 256, (3, 16), generator=torch.Generator().manual_seed(0))
@@ -64,6 +65,24 @@ def test_the_tokenizer_gives_the_bytes_of_the_text(manifest: Manifest, stage_fil
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["dtype"] == "float32"
+
+
+def test_a_run_with_a_tokenizer_exports_its_very_bytes(
+    manifest: Manifest, stage_files: list[Path], tmp_path: Path
+) -> None:
+    tokens = {"<eos>": 0, "line": 1, "file": 2, "?": 3}
+    model = {"type": "WordLevel", "vocab": tokens, "unk_token": "?"}
+    added = {"id": 0, "content": "<eos>", "special": True}
+    added |= {key: False for key in ("single_word", "lstrip", "rstrip", "normalized")}
+    raw = {"version": "1.0", "added_tokens": [added], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    raw |= {key: None for key in ("truncation", "padding", "normalizer", "post_processor", "decoder")}
+    content = json.dumps(raw).encode()
+    export(manifest, stage_files, tmp_path / "hf", Vocabulary.parse(content, None, "test"))
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == content
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer("line file line")["input_ids"] == [1, 2, 1]
+    assert tokenizer.eos_token == "<eos>"
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["eos_token_id"] == 0
 
 
 def test_text_generation_works_out_of_the_box(manifest: Manifest, stage_files: list[Path], tmp_path: Path) -> None:

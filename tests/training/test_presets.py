@@ -39,6 +39,7 @@ def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> Non
     found = draft_from_toml(draft(tmp_path, 'preset = "dilocox"', "[plan]\ninner_steps = 50\n"))
     assert (found.outer.nesterov, found.outer.delay, found.codec.name) == (True, 1, "lowrank")
     assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
+    assert found.adaptive is not None and found.adaptive.inner_steps == 4 * 50
     assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
     sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
     assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay) == ("topk", 2, 0)

@@ -42,10 +42,11 @@ def test_flushing_denormals_is_noticed() -> None:
     ("name", "wrong"),
     [
         ("torch.Tensor.sub_", lambda tensor, other: tensor.copy_((tensor.double() - other * 1.0000001).float())),
-        ("training.codecs.int4._PAIRS", np.zeros(256, np.uint64)),
+        ("training.codecs.int4._VALUES", {4: np.zeros((256, 2), np.float32)}),
+        ("torch.mm", lambda one, other, out: out.copy_(one.float() @ other.float())),
         ("json.dumps", lambda *args, **options: "{}"),
     ],
-    ids=["outer", "decoding", "layout"],
+    ids=["outer", "decoding", "product", "layout"],
 )
 def test_other_arithmetic_or_layout_is_noticed(name: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name, wrong)

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from training import atomic, weights
 from training.codecs import CodecError, codec
 from training.data import Dataset
 from training.inner import InnerLoop
-from training.manifest import Manifest, Outer, Plan
+from training.manifest import DraftData, Inner, Manifest, Outer, Plan
 from training.outer import SealedPayload, apply_round
 from training.pipeline import Link, PipeBroken, Stopped, queue_links
-from training.slot import NO_PAYLOAD, SEGMENT_STEPS, RoundInputs, Slot, SlotError, Trained, segments_root
+from training.records import NO_PAYLOAD, RoundInputs, Trained
+from training.segments import SEGMENT_STEPS, SegmentState, prove, proves, segments_root
+from training.slot import Slot, SlotError
 
 DELAYS = {0: Outer(lr=1.0), 1: Outer(lr=0.8, delay=1, alpha=0.8)}
 
@@ -181,29 +183,31 @@ def test_learning_lowers_the_loss(history: Callable[..., _History]) -> None:
         assert losses[-1] < losses[0] * 0.85
 
 
-def test_a_round_of_several_segments(history: Callable[..., _History], dataset: Dataset) -> None:
-    run = history(0, plan=Plan(inner_steps=2 * SEGMENT_STEPS + 1))
+def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
+    history: Callable[..., _History], dataset: Dataset
+) -> None:
+    steps = 2 * SEGMENT_STEPS + 1
+    run = history(0, plan=Plan(inner_steps=steps))
     loop = InnerLoop(run.manifest, 0, 0, dataset)
     loop.load_weights(weights.read(run.blobs / run.versions[0].hex(), loop.shapes))
-    leaves = []
-    for index in range(2 * SEGMENT_STEPS + 1):
-        if index % SEGMENT_STEPS == 0:
-            leaves.append(weights.weights_hash(loop.weights()) + weights.weights_hash(loop.optimiser_state()))
-        loop.step(index, 8 * (2 * SEGMENT_STEPS + 1), None, None)
-    leaves.append(weights.weights_hash(loop.weights()) + weights.weights_hash(loop.optimiser_state()))
+    states, files = [], set()
+    for index in range(steps + 1):
+        if index % SEGMENT_STEPS == 0 or index == steps:
+            kept = [weights.serialise(loop.weights()), weights.serialise(loop.optimiser_state())]
+            states.append(SegmentState(*(hashlib.sha256(one).digest() for one in kept)))
+            files |= {hashlib.sha256(one).hexdigest() for one in kept if index}
+        if index < steps:
+            loop.step(index, 8 * steps, None, None)
     trained = run.round()
+    assert trained.states == tuple(states)
     assert trained.segments == 3
-    assert trained.segments_root == segments_root([hashlib.sha256(leaf).digest() for leaf in leaves])
-
-
-def test_segments_root_is_a_merkle_tree() -> None:
-    def node(left: bytes, right: bytes) -> bytes:
-        return hashlib.sha256(left + right).digest()
-
-    a, b, c, d, e = (bytes([index]) * 32 for index in range(5))
-    assert segments_root([a, b]) == node(a, b)
-    assert segments_root([a, b, c]) == node(node(a, b), c)
-    assert segments_root([a, b, c, d, e]) == node(node(node(a, b), node(c, d)), e)
+    leaves = [state.leaf() for state in states]
+    assert trained.segments_root == segments_root(leaves)
+    for index, leaf in enumerate(leaves):
+        assert proves(trained.segments_root, trained.segments, index, leaf, prove(leaves, index))
+    # All but the first: its weights are the version that the round started from, its optimiser state is fresh.
+    assert files == _names(run) - {"slot.json", trained.residual_after.hex()}
+    assert run.slot.recent == (trained,)
 
 
 # ---- what is finished stays, what is not leaves nothing
@@ -252,20 +256,69 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_state_files_of_three_rounds_are_kept(history: Callable[..., _History]) -> None:
-    run = history(1)
-    foreign = run.folder / "slot-0" / "contribution"
-    foreign.write_text("somebody else's")
-    for _ in range(6):
+@pytest.mark.parametrize("steps", [4, SEGMENT_STEPS + 1])
+def test_state_files_of_three_rounds_are_kept(steps: int, history: Callable[..., _History]) -> None:
+    run = history(1, plan=Plan(inner_steps=steps))
+    (run.folder / "slot-0" / "contribution").write_text("somebody else's")
+    for _ in range(5):
         run.round()
     litter = run.folder / "slot-0" / f".{'0' * 16}.tmp"
     litter.write_bytes(b"half")
-    history(1)
-    names = {path.name for path in foreign.parent.iterdir()}
-    states = {run.trained[2].optimiser_after.hex(), run.trained[2].residual_after.hex()}
-    for one in run.trained[3:]:
-        states |= {one.optimiser_after.hex(), one.residual_after.hex()}
-    assert names == states | {"slot.json", "contribution"}
+    again = history(1, plan=Plan(inner_steps=steps))
+    assert again.slot.recent == tuple(run.trained[2:])
+    states = {run.trained[1].optimiser_after, run.trained[1].residual_after}
+    for one in run.trained[2:]:
+        assert len(one.states) == 1 + -(-steps // SEGMENT_STEPS)
+        states |= {digest for state in one.states[1:] for digest in (state.weights, state.optimiser)}
+        states.add(one.residual_after)
+    assert _names(run) == {digest.hex() for digest in states} | {"slot.json", "contribution"}
+
+
+def _names(run: _History) -> set[str]:
+    return {path.name for path in (run.folder / "slot-0").iterdir()}
+
+
+def test_an_attempt_that_broke_off_leaves_its_files_until_the_next_one_only(history: Callable[..., _History]) -> None:
+    run = history(0, plan=Plan(inner_steps=SEGMENT_STEPS + 1))
+    run.round()
+    before, seen = _names(run), []
+    with pytest.raises(Stopped):
+        run.round(stop=lambda: len(seen) > SEGMENT_STEPS - 1, on_step=lambda done, loss: seen.append(done))
+    assert len(_names(run) - before) == 2
+    with pytest.raises(Stopped):
+        run.round(stop=lambda: True)
+    assert _names(run) == before
+
+
+def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_does_without_a_lost_one(
+    history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[bytes, Plan] | None] = []
+    encode = type(codec("int4")).encode
+
+    def spy(self: Any, tensors: Any, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
+        given.append(previous)
+        return encode(self, tensors, plan, previous)
+
+    monkeypatch.setattr(type(codec("int4")), "encode", spy)
+    run = history(0)
+    run.round()
+    run.round()
+    run = history(0)
+    lost = run.blobs / run.trained[1].payload.hex()
+    content = lost.read_bytes()
+    lost.unlink()
+    run.round()
+    lost.write_bytes(content)
+    run = history(0)
+    run.round()
+    payloads = [(run.blobs / one.payload.hex()) for one in run.trained]
+    assert given == [
+        None,
+        (payloads[0].read_bytes(), Plan(inner_steps=4)),
+        None,
+        (payloads[2].read_bytes(), Plan(inner_steps=4)),
+    ]
 
 
 def test_state_of_another_stage_or_run_is_refused(tiny_run: RunMaker, history: Callable[..., _History]) -> None:
@@ -424,8 +477,8 @@ def processes() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-_END = 4 + 4 * 3  # inner steps; fsync, rename and fsync of the folder for each of 4 files
-KILL_POINTS = {0: [3, 9, _END - 3, _END - 2], 1: range(_END)}
+_END = 4 + 5 * 3  # inner steps; fsync, rename and fsync of the folder for each of 5 files
+KILL_POINTS = {0: [3, 9, _END - 3, _END - 2], 1: [2, *range(4, _END)]}
 
 
 @pytest.mark.parametrize("delay", DELAYS)
@@ -433,17 +486,51 @@ def test_killed_anywhere_the_history_goes_on_bit_for_bit(
     delay: int, history: Callable[..., _History], processes: multiprocessing.context.ForkServerContext, tmp_path: Path
 ) -> None:
     run = history(delay, left_out=(0, 1))
+    _kill_and_go_on(run, KILL_POINTS[delay], _END - 2, processes, tmp_path)
+
+
+def test_killed_between_segments_and_in_the_middle_of_an_epoch_a_muon_history_goes_on_bit_for_bit(
+    history: Callable[..., _History],
+    dataset: Dataset,
+    processes: multiprocessing.context.ForkServerContext,
+    tmp_path: Path,
+) -> None:
+    steps, samples = SEGMENT_STEPS + 1, 4 * 16  # of the run's epoch in one step: replicas x batch
+    run = history(
+        1,
+        left_out=(0, 1),
+        inner=Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2, schedule="wsd"),
+        plan=Plan(inner_steps=steps),
+        data=DraftData(source=["corpus"], sequence_length=16, batch_size=16, micro_batches=2, seed=7),
+        tokens_per_step=16 * 16,
+    )
+    epoch = dataset.len_samples("train", 16) / samples
+    assert _ROUNDS_BEFORE * steps < epoch < (_ROUNDS_BEFORE + 1) * steps  # ends in the round that is killed
+    # After 20 steps come two files of 3 events each, then one step and five files.
+    end = steps + 7 * 3
+    _kill_and_go_on(run, [15, SEGMENT_STEPS + 4, end - 3], end - 2, processes, tmp_path, rounds=2)
+
+
+def _kill_and_go_on(
+    run: _History,
+    kill_points: Iterable[int],
+    committed_from: int,
+    processes: multiprocessing.context.ForkServerContext,
+    tmp_path: Path,
+    rounds: int = 3,
+) -> None:
     for _ in range(_ROUNDS_BEFORE):
         run.round()
-    for kill_at in KILL_POINTS[delay]:
+    for kill_at in kill_points:
         shutil.copytree(run.folder, tmp_path / f"killed-{kill_at}")
-    expected = [run.round() for _ in range(3)]
-    for kill_at in KILL_POINTS[delay]:
+    expected = [run.round() for _ in range(rounds)]
+    for kill_at in kill_points:
         folder = tmp_path / f"killed-{kill_at}"
         process = processes.Process(target=_until_killed, args=(run.manifest, run.blobs, folder, kill_at))
         process.start()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
         again = _History(run.manifest, _dataset(run.manifest, run.blobs), run.blobs, folder, left_out=(0, 1))
-        assert (again.slot.last.round == _ROUNDS_BEFORE) == (kill_at >= _END - 2)  # from slot.json's rename on
+        assert (again.slot.last.round == _ROUNDS_BEFORE) == (kill_at >= committed_from)  # slot.json's rename
         assert _bits([again.round() for _ in expected]) == _bits(expected), f"killed at {kill_at}"
+        assert _names(again) == _names(run)

@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ledger import events as chain
 from ledger.events import EventPosition
@@ -15,7 +16,9 @@ from ledger.typed import Contribution, Domain, Plan, RunConfig, Seal, account_of
 from ledger.view import RunView
 from node.round import events as e
 from node.round.machine import RoundMachine
+from node.round.plans import finished, plan_of
 from node.round.rules import Rules, base_version
+from training.policy import Measured
 
 DOMAIN = Domain(31337, account_of(b"\x09" * 32))
 RUN = hashlib.sha256(b"run").digest()
@@ -27,11 +30,13 @@ def digest(*parts: object) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
-def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1) -> Rules:
-    return Rules(
+def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1, **changes: Any) -> Rules:
+    values = dict(
         domain=DOMAIN, run=RUN, stages=stages, rounds=rounds, delay=delay, tokens_per_step=64, plan=Plan(4, 0, 5),
-        max_payload_size=(1000,) * stages, straggler_grace=8, proposal_timeout=3, round_timeout=12, eviction_time=10,
+        codec="int4", adaptive=None, policy="mean", max_payload_sizes=({0: 1000},) * stages, straggler_grace=8,
+        proposal_timeout=3, round_timeout=12, eviction_time=10,
     )  # fmt: skip
+    return Rules(**{**values, **changes})
 
 
 @dataclass
@@ -145,9 +150,10 @@ class Simulation:
 
     def act(self, member: Member, action: e.Action) -> None:
         match action:
-            case e.StartRound(round=round):
+            case e.StartRound(round=round, plan=plan):
                 assert member.training is None
-                member.training = (round, self.now + self.train_seconds * (0.8 + 0.4 * self.random.random()))
+                seconds = self.round_seconds(plan.inner_steps)
+                member.training = (round, self.now + seconds * (0.8 + 0.4 * self.random.random()))
             case e.AbandonRound(round=round, reason=reason):
                 member.training = None
                 self.disconnect(member.account)
@@ -171,9 +177,12 @@ class Simulation:
                     self.later(member, e.PayloadReady(signed.contribution.payload, PAYLOAD_SIZE))
                 else:
                     self.later(member, e.PayloadMissing(signed.contribution.payload))
-            case e.ComputeOuter(round=round, listed=listed):
-                names = tuple(signed.contribution.hash() for signed in listed)
-                self.later(member, e.OuterComputed(round, names, self.outer(round, action.listed), bytes(32)))
+            case e.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
+                names, made = self.names(listed), self.outer(round, listed, multipliers)
+                energy = self.energy(member, round) if action.ranks else {}
+                self.later(member, e.OuterComputed(round, names, multipliers, made, bytes(32), energy))
+            case e.MeasurePolicy(round=round, listed=listed):
+                self.later(member, e.PolicyMeasured(round, self.names(listed), self.measured(member, listed)))
             case e.SignSeal(seal=seal):
                 signature = sign(seal.digest(DOMAIN), member.key)
                 self.later(member, e.SealSigned(seal.digest(DOMAIN), signature), 0.001)
@@ -197,8 +206,26 @@ class Simulation:
                 ok = self.ledger_up and self.transact(member, action)
                 self.later(member, e.TransactionEnded(action, ok, "" if ok else "refused"), 0.5)
 
-    def outer(self, round: int, listed: tuple) -> bytes:
-        return digest("outer", round, [signed.contribution.payload for signed in listed])
+    def names(self, listed: tuple) -> tuple[bytes, ...]:
+        return tuple(signed.contribution.hash() for signed in listed)
+
+    def outer(self, round: int, listed: tuple, multipliers: tuple[int, ...]) -> bytes:
+        return digest("outer", round, [signed.contribution.payload for signed in listed], multipliers)
+
+    def energy(self, member: Member, round: int) -> dict[int, float]:
+        """What ranks keep of a round's mean, as the member measures it."""
+        return {}
+
+    def measured(self, member: Member, listed: tuple) -> Measured:
+        """The norms of payloads, and which pull against the others, as the member measures them."""
+        return Measured((1.0,) * len(listed))
+
+    @property
+    def finished(self) -> bool:
+        return finished(self.rules, self.view)
+
+    def round_seconds(self, inner_steps: int) -> float:
+        return self.train_seconds * inner_steps / self.rules.plan.inner_steps
 
     def finish(self, member: Member) -> None:
         """All stages of a replica finish together, as their barrier makes them."""
@@ -221,15 +248,17 @@ class Simulation:
         assert slot is not None
         payload = digest("payload", member.account, round, changes)
         member.payloads.add(payload)
-        steps = self.rules.plan.inner_steps
+        plan = plan_of(self.rules, self.view, slot[1], round) or self.rules.plan
+        steps, exchange = plan.inner_steps, member.machine.exchange_seconds(round, self.now)
         values = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,
             base_weights=self.base_weights(slot[1], round), payload=payload,
-            payload_size=PAYLOAD_SIZE, plan=self.rules.plan.hash(), inner_steps=steps,
+            payload_size=PAYLOAD_SIZE, plan=plan.hash(), inner_steps=steps,
             tokens=steps * self.rules.tokens_per_step, loss=5_000_000 - round, previous=bytes(32),
             start_payload=bytes(32), folded_payload=bytes(32), folded_payload2=bytes(32), weights_before=bytes(32),
             weights_after=bytes(32), optimiser_before=bytes(32), optimiser_after=bytes(32), residual_before=bytes(32),
-            residual_after=bytes(32), segments_root=bytes(32), segments=1, compute_ms=1, exchange_ms=1, flags=0,
+            residual_after=bytes(32), segments_root=bytes(32), segments=1,
+            compute_ms=int(1000 * self.round_seconds(steps)), exchange_ms=int(1000 * (exchange or 0)), flags=0,
         )  # fmt: skip
         return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)  # type: ignore[arg-type]
 
@@ -308,7 +337,8 @@ class Simulation:
         counting = [signer for signer in event.signers if signer in view.voters(seal.stage)]
         if len(set(counting)) < view.quorum(seal.stage):
             return False
-        assert seal.next_weights == (self.outer(seal.round, listed) if listed else seal.previous_weights)
+        made = self.outer(seal.round, listed, seal.multipliers)
+        assert seal.next_weights == (made if listed else seal.previous_weights)
         assert (seal.stage, seal.round) not in self.seals
         self.seals[seal.stage, seal.round] = seal.next_weights
         self.apply(event)

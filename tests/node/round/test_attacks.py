@@ -8,7 +8,7 @@ from coincurve import PrivateKey
 
 from ledger.typed import SignedContribution, ascending, sign
 from node.round import events as e
-from node.round.rules import OuterResult, build_seal, proposers
+from node.round.rules import OuterResult, build_seal, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, PAYLOAD_SIZE, Member, Simulation, make_rules
 
 
@@ -19,8 +19,9 @@ def in_turn(sim: Simulation) -> Member:
 
 def proposal(sim: Simulation, liar: Member, listed: tuple[SignedContribution, ...]) -> e.Event:
     """A correct seal of round 0 that lists these."""
-    result = OuterResult(sim.outer(0, listed), bytes(32))
-    seal = build_seal(sim.rules, sim.view, liar.machine.stage, 0, listed, result)
+    multipliers = unit_multipliers(len(listed))
+    result = OuterResult(sim.outer(0, listed, multipliers), bytes(32))
+    seal = build_seal(sim.rules, sim.view, liar.machine.stage, 0, listed, multipliers, sim.rules.plan, result)
     names = tuple(signed.contribution.hash() for signed in listed)
     signatures = tuple(signed.signature for signed in listed)
     return e.ProposalSeen(seal, names, signatures, 0, sign(seal.digest(DOMAIN), liar.key), liar.account)

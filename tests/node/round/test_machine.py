@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ledger.typed import PRIVATE_DATA
 from node.round import events as e
 from tests.node.round.simulation import Simulation, digest, make_rules
 
@@ -89,6 +90,7 @@ def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None
         "payload_size": sim.contribution(liar, 0, payload_size=10**9),
         "wrong_base": sim.contribution(liar, 0, base_weights=digest("base")),
         "wrong_round": sim.contribution(liar, 10**6),
+        "private_data": sim.contribution(liar, 0, flags=PRIVATE_DATA),
     }
     for reason, signed in cases.items():
         sim.feed(victim, e.ContributionSeen(signed, liar.account, "peer"))
@@ -114,15 +116,14 @@ def test_two_contributions_to_one_round_are_kept_as_evidence_and_the_round_is_un
 
 def test_a_wrong_seal_is_never_signed() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=9)
-    original = sim.outer
     liar = sim.members[sim.view.holder(1, 0)]
-    sim.outer = lambda round, listed: original(round, listed)  # type: ignore[method-assign]
     real_act = sim.act
 
     def act(member, action):  # type: ignore[no-untyped-def]
         if isinstance(action, e.ComputeOuter) and member is liar:
-            names = tuple(signed.contribution.hash() for signed in action.listed)
-            sim.later(member, e.OuterComputed(action.round, names, digest("a lie"), bytes(32)))
+            names = sim.names(action.listed)
+            made = e.OuterComputed(action.round, names, action.multipliers, digest("a lie"), bytes(32), {})
+            sim.later(member, made)
         else:
             real_act(member, action)
 

@@ -1,0 +1,124 @@
+"""`dlx-node data prepare | check`: training data as shards of token ids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.cli import options
+from node.errors import Failure, UsageFailure
+
+if TYPE_CHECKING:
+    from training.data import DataManifest
+
+app = typer.Typer(help="Prepare and check training data.", no_args_is_help=True)
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        list[Path],
+        typer.Option(
+            "--source",
+            metavar="PATH",
+            help="Text, .jsonl or .parquet file, `datasets` folder, or folder of those; can be given more than once.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the shards.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A tokenizer.json.", show_default="none: every byte is a token")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Key or column that holds a record's text.")] = "text",
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", help="Token between documents, by text or id.", show_default="the tokenizer's end of text"
+        ),
+    ] = None,
+    heldout: Annotated[float, typer.Option(help="Fraction of the text that is not trained on, up to 0.5.")] = 0.05,
+    json: options.JsonOption = False,
+) -> None:
+    """Tokenise documents into shards, for `data.prepared` in a run's draft or for `start --private-data`.
+
+    The same input gives the same shards. What an interrupted call leaves is not data yet: give the same command again.
+    """
+    if not 0 < heldout <= 0.5:
+        raise UsageFailure(f"--heldout {heldout:g}: expected a fraction above 0 and up to 0.5")
+    from training.prepare import Recipe, prepare_folder
+
+    chosen = int(separator) if separator is not None and separator.isascii() and separator.isdecimal() else separator
+    with _progress("preparing") as progress:
+        manifest = prepare_folder(Recipe(source, heldout, tokenizer, chosen, field), out, progress)
+    _tell(out, manifest, [], json)
+
+
+@app.command()
+def check(
+    given: Annotated[
+        Path, typer.Argument(metavar="DIR|MANIFEST", help="A prepared folder, or a data manifest beside its shards.")
+    ],
+    json: options.JsonOption = False,
+) -> None:
+    """Read all shards and the tokenizer and compare them with the data manifest. Exit code 1 if they differ."""
+    from training import data, vocabulary
+
+    blobs = given if given.is_dir() else given.parent
+    manifest = data.read_prepared(given) if given.is_dir() else data.read_data_manifest(given)
+    total, done = sum(blob.size for blob in manifest.blobs()), 0
+    with _progress("checking") as progress:
+
+        def seen(size: int) -> None:
+            nonlocal done
+            done += size
+            progress(done, total)
+
+        problems = [f"{problem.blob}: {problem.reason}" for problem in data.check(manifest, blobs, seen)]
+    if not problems and (problem := vocabulary.tokenizer_problem(manifest, blobs)):
+        problems = [problem]
+    _tell(given, manifest, problems, json)
+
+
+def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) -> None:
+    import hashlib
+
+    from training.data import canonical_bytes
+
+    tokenizer = manifest.tokenizer if isinstance(manifest.tokenizer, str) else manifest.tokenizer.sha256
+    found = {
+        "data": str(where),
+        "data_manifest": hashlib.sha256(canonical_bytes(manifest)).hexdigest(),
+        "tokenizer": tokenizer,
+        "vocab_size": manifest.vocab_size,
+        "separator": manifest.separator,
+        "dtype": manifest.dtype,
+        "train_tokens": manifest.tokens("train"),
+        "heldout_tokens": manifest.tokens("heldout"),
+        "shards": len(manifest.train) + len(manifest.heldout),
+        "bytes": sum(blob.size for blob in manifest.blobs()),
+    }
+    if json:
+        options.print_json(found | {"problems": problems})
+    else:
+        fields = [(name.replace("_", " "), value) for name, value in found.items()]
+        options.print_fields([*fields, ("problems", len(problems) or "none")])
+        for problem in problems:
+            sys.stdout.write(f"wrong: {problem}\n")
+    if problems:
+        raise Failure(f"{where}: {len(problems)} of its blobs are not what the data manifest says")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr, and nothing in a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,184 @@
+"""What a member has heard of the open rounds: every statement is judged on arrival, then kept in its round's book."""
+
+from collections import deque
+
+from ledger.typed import SignatureError, SignedContribution, merkle_root
+from ledger.view import RunView
+from node.round import events as e
+from node.round.book import Book, Proposal
+from node.round.liveness import Liveness
+from node.round.pending import RETRY_SECONDS, Pending
+from node.round.plans import has_round, plan_of
+from node.round.rules import Rules, proposers, records_hash, refusal
+
+MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
+
+
+class Knowledge:
+    """The books of one member of `stage`. `view` is its newest view of the ledger."""
+
+    def __init__(
+        self, rules: Rules, account: str, stage: int, view: RunView, pending: Pending, liveness: Liveness
+    ) -> None:
+        self.view = view
+        self.books: dict[int, Book] = {}
+        self._rules, self._account, self._stage = rules, account, stage
+        self._pending, self._liveness = pending, liveness
+        self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
+
+    @property
+    def unsealed(self) -> int:
+        """The lowest round of our stage without a seal."""
+        return self.view.next_round(self._stage)
+
+    def book(self, round: int) -> Book:
+        return self.books.setdefault(round, Book(round))
+
+    def holds_slot(self, signed: SignedContribution | None) -> bool:
+        """Whether a listed account still holds the slot it contributed from; unknown contributions may."""
+        if signed is None:
+            return True
+        statement = signed.contribution
+        return self.view.slot_of(statement.account) == (statement.replica, statement.stage)
+
+    def records(self, book: Book, proposal: Proposal) -> tuple[SignedContribution, ...]:
+        """The listed contributions with the proposal's signatures; those not held or not so signed are left out."""
+        found = []
+        for identity, signature in zip(proposal.listed, proposal.record_signatures, strict=True):
+            held = book.contributions.get(identity)
+            if held is None:
+                continue
+            signed = held if held.signature == signature else SignedContribution(held.contribution, signature)
+            try:
+                if signed is not held:
+                    signed.verify(self._rules.domain)
+                found.append(signed)
+            except SignatureError:
+                continue
+        return tuple(found)
+
+    # ---- what is heard ----------------------------------------------------------------------------------------------
+
+    def see_ledger(self, view: RunView, now: float, out: list[e.Action]) -> None:
+        self.view = view
+        for round in [round for round in self.books if round < self.unsealed - 1]:
+            del self.books[round]
+        early = list(self._early)
+        self._early.clear()
+        for contribution in early:
+            self.see_contribution(contribution, now, out)
+
+    def see_contribution(self, event: e.ContributionSeen, now: float, out: list[e.Action]) -> None:
+        statement = event.signed.contribution
+        if statement.run == self._rules.run and statement.stage < self._rules.stages:
+            if statement.round < self.view.next_round(statement.stage):
+                return  # late, not wrong: its seal has decided
+            if self._is_early(event):
+                self._early.append(event)
+                return
+        reason = refusal(self._rules, self.view, event.signed, event.signer)
+        if reason is not None:
+            out.append(e.Reject(reason, event.peer))
+            return
+        self._liveness.heard(event.signer, now)
+        if statement.stage != self._stage:
+            return
+        verdict, first = self.book(statement.round).add(event.signed)
+        if verdict == "conflict" and first is not None:
+            out += [e.KeepEvidence(first, event.signed), e.Reject("equivocation", event.peer)]
+        elif verdict == "duplicate":
+            out.append(e.Reject("equivocation", event.peer))
+
+    def see_proposal(self, event: e.ProposalSeen, now: float, out: list[e.Action]) -> None:
+        if self._refuse_signer(event.signer, event.seal.stage, event.signature.hex()[:16], out):
+            return
+        self._hear(event.signer, event.seal.stage, event.seal.round, now)
+        if event.seal.stage != self._stage or event.seal.round != self.unsealed:
+            return
+        order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
+        elapsed = max(0.0, now - (self.view.opened_at or now))
+        if order[0] != event.signer or event.attempt > elapsed / self._rules.proposal_timeout + 2:
+            out.append(e.Reject("not_the_proposer", event.signer))
+            return
+        if len(event.listed) != len(event.record_signatures):
+            out.append(e.Reject("wrong_listing", event.signer))
+            return
+        if merkle_root(event.listed) != event.seal.contributions_root:  # anybody may have made the unsigned list
+            out.append(e.Reject("wrong_listing", event.signer))
+            return
+        digest = event.seal.digest(self._rules.domain)
+        book = self.book(event.seal.round)
+        proposal = Proposal(event.seal, event.listed, event.record_signatures, event.attempt, event.signer)
+        known = all(identity in book.contributions for identity in proposal.listed)
+        if known and records_hash(self.records(book, proposal)) != proposal.seal.contributions_hash:
+            out.append(e.Reject("wrong_listing", event.signer))  # the seal does not cover these signatures
+            return
+        if book.propose(digest, proposal):
+            book.sign(digest, event.signer, event.signature)
+        else:
+            out.append(e.Reject("too_many_proposals", event.signer))
+
+    def see_attestation(self, event: e.AttestationSeen, now: float, out: list[e.Action]) -> None:
+        if self._refuse_signer(event.signer, event.stage, event.digest.hex()[:16], out):
+            return
+        if self._liveness.is_news(event.signer, event.digest):  # its round is not signed: a repetition says nothing
+            self._hear(event.signer, event.stage, event.round, now)
+        if event.stage != self._stage or event.round != self.unsealed:
+            return
+        self.book(event.round).sign(event.digest, event.signer, event.signature)
+
+    def see_report(self, event: e.ReportSeen, now: float, out: list[e.Action]) -> None:
+        if self._refuse_signer(event.signer, event.stage, "report", out):
+            return
+        self._hear(event.signer, event.stage, event.round, now)
+        if event.stage != self._stage or event.round != self.unsealed:
+            return
+        book = self.book(event.round)
+        book.reports[event.signer] = frozenset(event.holding)
+        for identity in event.missing:
+            signed = book.contributions.get(identity)
+            if signed is not None and self._pending.due(("help", identity), now, RETRY_SECONDS):
+                out.append(e.GossipContribution(signed))
+
+    def see_payload(self, event: e.PayloadReady | e.PayloadRefused | e.PayloadMissing, now: float) -> list[e.Action]:
+        missing = isinstance(event, e.PayloadMissing)
+        self._pending.end(("payload", event.payload), now + RETRY_SECONDS if missing else None)
+        for book in self.books.values():
+            if isinstance(event, e.PayloadReady):
+                book.ready[event.payload] = event.size
+            elif isinstance(event, e.PayloadRefused):
+                book.refused.add(event.payload)
+        return [e.Reject(event.reason, event.payload.hex())] if isinstance(event, e.PayloadRefused) else []
+
+    def file_own(self, signed: SignedContribution) -> None:
+        """Our own contribution needs no judge; its payload is on our disk."""
+        if signed.contribution.round >= self.unsealed:
+            book = self.book(signed.contribution.round)
+            book.add(signed)
+            book.ready[signed.contribution.payload] = signed.contribution.payload_size
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _is_early(self, event: e.ContributionSeen) -> bool:
+        """Whether a holder's contribution is to a round that our view of the ledger cannot judge yet."""
+        statement, rules = event.signed.contribution, self._rules
+        if event.signer != statement.account or not self.holds_slot(event.signed):
+            return False
+        if not has_round(rules, self.view, statement.round):
+            return False
+        is_far = statement.round > self.view.next_round(statement.stage) + rules.delay
+        return is_far or plan_of(rules, self.view, statement.stage, statement.round) is None
+
+    def _refuse_signer(self, signer: str, stage: int, what: str, out: list[e.Action]) -> bool:
+        if signer == self._account:
+            return True  # somebody repeats our own words to us
+        slot = self.view.slot_of(signer)
+        if slot is None or slot[1] != stage:
+            out.append(e.Reject("not_a_member", f"{signer} ({what})"))
+            return True
+        return False
+
+    def _hear(self, signer: str, stage: int, round: int, now: float) -> None:
+        """Statements about sealed rounds prove nothing: anybody may repeat those of a member that is gone."""
+        if round >= self.view.next_round(stage):
+            self._liveness.heard(signer, now)

@@ -1,0 +1,170 @@
+"""Which plan binds which round, how far the run goes, and which plan a seal may carry: from the ledger's seals alone.
+
+A plan sealed in round t binds round t + delay + 1: level and rank through the stage's own seal, the inner steps through
+stage 0's, because the stages of a replica step together. Earlier rounds have the manifest's plan, and so has every
+round of a run whose plan does not adapt, whatever a quorum may seal.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ledger.typed import Plan
+from ledger.view import RunView
+from training import adaptive
+from training.adaptive import Ladders, Timing
+from training.manifest import Adaptive, Manifest
+from training.manifest import Plan as ManifestPlan
+
+Energy = Mapping[int, float]  # rank -> the part of the shared update that it keeps, as measured by this node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the manifest says about rounds and plans."""
+
+    rounds: int  # at most
+    delay: int
+    plan: Plan
+    codec: str
+    adaptive: Adaptive | None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Terms":
+        plan = Plan(manifest.plan.level, manifest.plan.rank, manifest.plan.inner_steps)
+        return Terms(
+            rounds=manifest.rounds,
+            delay=manifest.outer.delay,
+            plan=plan,
+            codec=manifest.codec.name,
+            adaptive=manifest.adaptive,
+        )
+
+    @cached_property
+    def ladders(self) -> Ladders:
+        """The ranks and inner steps that plans of the run can have."""
+        return adaptive.ladders(self.codec, manifest_plan(self.plan), self.adaptive)
+
+    @property
+    def total_steps(self) -> int:
+        """The inner steps of the run that the learning-rate schedule spans."""
+        return self.rounds * self.plan.inner_steps if self.adaptive is None else self.adaptive.inner_steps
+
+
+def manifest_plan(plan: Plan) -> ManifestPlan:
+    """The plan as the training engine takes it."""
+    return ManifestPlan(plan.level, plan.rank, plan.inner_steps)
+
+
+def plan_of(terms: Terms, view: RunView, stage: int, round: int) -> Plan | None:
+    """The plan that binds `round` for a stage; None as long as the seals that decide it are missing."""
+    source = round - terms.delay - 1
+    if terms.adaptive is None or source < 0:
+        return terms.plan
+    own, first = view.sealed.get((stage, source)), view.sealed.get((0, source))
+    if own is None or first is None:
+        return None
+    return Plan(own.seal.plan_level, own.seal.plan_rank, first.seal.plan_inner_steps)
+
+
+def steps_before(terms: Terms, view: RunView, round: int) -> int:
+    """Inner steps of the run before `round`: the index of the learning-rate schedule.
+
+    Raises KeyError for a round so late that the plan of the one before it is not known.
+    """
+    from_seals = max(0, round - terms.delay - 1) if terms.adaptive else 0
+    return (round - from_seals) * terms.plan.inner_steps + view.sealed.planned_steps(0, from_seals)
+
+
+def has_round(terms: Terms, view: RunView, round: int) -> bool:
+    """Whether the run has this round, as far as it can be known yet: it ends with the round that reaches the manifest's
+    inner steps, where the plan adapts, and at the manifest's rounds in any case."""
+    if terms.adaptive is None or round >= terms.rounds:
+        return round < terms.rounds
+    known = min(round, view.next_round(0) + terms.delay + 1)
+    return steps_before(terms, view, known) < terms.adaptive.inner_steps
+
+
+def finished(terms: Terms, view: RunView) -> bool:
+    """Whether every stage has sealed the run's last round."""
+    return view.created and not has_round(terms, view, min(map(view.next_round, range(view.config.stages))))
+
+
+def kept_plan(terms: Terms, view: RunView, stage: int, round: int) -> Plan:
+    """The plan that a seal of `round` carries if nothing changes: what went before. Every stage has sealed the round
+    before."""
+    found = plan_of(terms, view, stage, round + terms.delay)
+    assert found is not None, f"round {round} cannot be sealed before stage 0 and {stage} have sealed the last one"
+    return found
+
+
+def next_plan(terms: Terms, view: RunView, stage: int, round: int, energy: Energy) -> Plan:
+    """The plan that this node would seal in `round`: what went before, but at the end of a window one rung closer to
+    what was measured."""
+    kept = kept_plan(terms, view, stage, round)
+    if terms.adaptive is None or not _ends_window(terms.adaptive, round):
+        return kept
+    rank = adaptive.next_rank(terms.ladders.ranks, kept.rank, energy, terms.adaptive.energy)
+    return Plan(kept.level, rank, _next_inner_steps(terms, terms.adaptive, view, stage, round, kept.inner_steps))
+
+
+def plan_fault(terms: Terms, view: RunView, stage: int, round: int, plan: Plan, energy: Energy | None = None) -> str:
+    """Why a seal of `round` must not carry `plan`; empty where it may.
+
+    At the end of a window rank and inner steps may each move by one rung, and have to be within a rung of what this
+    node would seal; what an auditor cannot have measured (`energy`) leaves the rank its one rung. The inner steps
+    follow from sealed timings, which everybody has.
+    """
+    kept = kept_plan(terms, view, stage, round)
+    if plan == kept:
+        return ""
+    if terms.adaptive is None:
+        return f"{plan}, the manifest fixes {kept}"
+    if not _ends_window(terms.adaptive, round):
+        return f"{plan} inside a window of {terms.adaptive.window} rounds, {kept} went before"
+    if plan.level != kept.level:
+        return f"the level {plan.level}, {kept.level} went before"
+    ranks, steps = terms.ladders
+    for name, rungs, found, before in (
+        ("rank", ranks, plan.rank, kept.rank),
+        ("inner steps", steps, plan.inner_steps, kept.inner_steps),
+    ):
+        if not adaptive.within_a_rung(rungs, found, before):
+            return f"{name} {found}, no rung of the ladder next to {before}"
+    own = next_plan(terms, view, stage, round, energy or {})
+    if not adaptive.within_a_rung(ranks, plan.rank, own.rank):
+        return f"rank {plan.rank}, the energy gives {own.rank}"
+    if not adaptive.within_a_rung(steps, plan.inner_steps, own.inner_steps):
+        return f"inner steps {plan.inner_steps}, the sealed timings give {own.inner_steps}"
+    if stage and plan.inner_steps != kept.inner_steps:
+        return f"inner steps {plan.inner_steps}, but they are stage 0's to change"
+    return ""
+
+
+def window(terms: Terms, round: int) -> range:
+    """The rounds whose energies a seal of `round` rests on."""
+    return range(max(0, round + 1 - (terms.adaptive.window if terms.adaptive else 1)), round + 1)
+
+
+def watched_ranks(terms: Terms, view: RunView, stage: int, round: int) -> tuple[int, ...]:
+    """The ranks whose energy is worth measuring in `round`."""
+    return adaptive.watched_ranks(terms.ladders.ranks, kept_plan(terms, view, stage, round).rank)
+
+
+def _ends_window(terms: Adaptive, round: int) -> bool:
+    return (round + 1) % terms.window == 0
+
+
+def _next_inner_steps(terms: Terms, adapts: Adaptive, view: RunView, stage: int, round: int, current: int) -> int:
+    if stage:
+        return current
+    earlier = range(max(0, round - adapts.window), round)  # sealed by every stage, so the same for everybody
+    timings = [_timing(view, at, earlier, current) for at in range(view.config.stages)]
+    measured = [one for one in timings if one is not None]
+    return adaptive.next_inner_steps(terms.ladders.inner_steps, current, measured)
+
+
+def _timing(view: RunView, stage: int, rounds: range, inner_steps: int) -> Timing | None:
+    """Medians over the counted contributions of rounds with as many inner steps as now."""
+    counted = (record.contribution for round in rounds for record in view.sealed[stage, round].contributions)
+    return adaptive.timing((one.compute_ms, one.exchange_ms) for one in counted if one.inner_steps == inner_steps)

@@ -1,0 +1,293 @@
+"""Closing a round of one stage: fetch what was contributed, propose a seal, attest others', send the first complete.
+
+What nobody can recompute exactly (multipliers of a policy, the next plan) is the proposer's to choose; an attester
+takes any choice within a unit, or a rung, of its own, and checks the rest of the seal against that choice, bit for bit.
+"""
+
+from ledger.typed import Plan, SignedContribution, ascending
+from node.round import events as e
+from node.round.book import Book, Proposal
+from node.round.knowledge import Knowledge
+from node.round.pending import RETRY_SECONDS, Pending
+from node.round.plans import Energy, kept_plan, next_plan, plan_fault, watched_ranks, window
+from node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
+from training import policy
+
+REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
+EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to an empty seal
+
+
+class Sealing:
+    """The seals of `stage`, as `account` has a part in them. `own`: round -> own contribution, the machine's."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        account: str,
+        stage: int,
+        own: dict[int, SignedContribution],
+        known: Knowledge,
+        pending: Pending,
+    ) -> None:
+        self._rules, self._account, self._stage = rules, account, stage
+        self._own, self._known, self._pending = own, known, pending
+        # What ranks keep of the rounds' means. Only in memory: the chain does not have it, so a node that has just
+        # come proposes to keep the rank, and takes any proposal within a rung of that.
+        self._energy: dict[int, Energy] = {}
+        self._training: int | None = None
+        self._since: float = 0.0
+
+    def advance(self, now: float, version: int | None, training: int | None, since: float, out: list[e.Action]) -> None:
+        """Whatever is due: `version` is the newest on disk, `training` the round under way, `since` when we began."""
+        self._training, self._since = training, since
+        self._fetch(now, out)
+        self._gossip_own(now, out)
+        view = self._known.view
+        round, opened_at = view.open_round, view.opened_at
+        if round is None or opened_at is None or round != self._known.unsealed:
+            return
+        book = self._known.book(round)
+        stuck = now > opened_at + self._rules.round_timeout or (
+            book.ready_since is not None and now > book.ready_since + self._rules.proposal_timeout
+        )
+        if stuck and self._pending.due("report", now, self._rules.proposal_timeout / 2):  # also says: I am alive
+            out.append(e.GossipReport(round, book.holding(), ()))
+        if version != round:
+            return
+        usable = book.usable()
+        graced = now >= opened_at + self._rules.straggler_grace
+        if book.ready_since is None and (graced or set(expected_accounts(view, self._stage)) <= set(usable)):
+            book.ready_since = now
+        if book.ready_since is not None:
+            attempt = int((now - book.ready_since) / self._rules.proposal_timeout)
+            self._propose(book, usable, attempt, now, out)
+        for digest, proposal in list(book.proposals.items()):
+            if any(not self._known.holds_slot(book.contributions.get(identity)) for identity in proposal.listed):
+                del book.proposals[digest]  # the ledger refuses accounts that have lost their slot: propose again
+                continue
+            self._attest(book, digest, proposal, usable, graced, now, out)
+            self._send(book, digest, proposal, now, out)
+
+    def see_own_signature(self, event: e.SealSigned) -> None:
+        self._pending.end(("sign", event.digest))
+        book = self._known.books.get(self._known.unsealed)
+        if book is not None and event.digest in book.proposals:
+            book.signatures.setdefault(event.digest, {})[self._account] = event.signature  # however many there are
+
+    def see_outer(self, event: e.OuterComputed | e.OuterFailed, now: float) -> None:
+        failed = isinstance(event, e.OuterFailed)
+        self._pending.end(
+            ("outer", event.round, event.listed, event.multipliers), now + RETRY_SECONDS if failed else None
+        )
+        if isinstance(event, e.OuterComputed):
+            if event.round in self._known.books:
+                result = OuterResult(event.weights, event.momentum)
+                self._known.books[event.round].outer[event.listed, event.multipliers] = result
+            self._energy[event.round] = event.energy
+            kept = window(self._rules, event.round)
+            self._energy = {round: energy for round, energy in self._energy.items() if round >= kept.start}
+
+    def see_policy(self, event: e.PolicyMeasured | e.PolicyFailed, now: float) -> None:
+        failed = isinstance(event, e.PolicyFailed)
+        self._pending.end(("policy", event.round, event.listed), now + RETRY_SECONDS if failed else None)
+        if isinstance(event, e.PolicyMeasured) and event.round in self._known.books:
+            self._known.books[event.round].measured[event.listed] = event.measured
+
+    def votes(self, round: int) -> int:
+        """The most signatures that count under one seal of the round."""
+        book = self._known.books.get(round)
+        return max((self._counting(signed) for signed in book.signatures.values()), default=0) if book else 0
+
+    # ---- what is due ------------------------------------------------------------------------------------------------
+
+    def _fetch(self, now: float, out: list[e.Action]) -> None:
+        for book in self._known.books.values():
+            if book.round < self._known.unsealed:
+                continue
+            for signed in book.contributions.values():
+                payload = signed.contribution.payload
+                known = payload in book.ready or payload in book.refused
+                if not known and self._pending.start(("payload", payload), now):
+                    out.append(e.FetchPayload(signed))
+
+    def _gossip_own(self, now: float, out: list[e.Action]) -> None:
+        for recent in (self._known.unsealed, self._known.unsealed + 1):
+            if recent in self._own and self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
+                out.append(e.GossipContribution(self._own[recent]))
+
+    def _propose(self, book: Book, usable: dict[str, bytes], attempt: int, now: float, out: list[e.Action]) -> None:
+        rules, view = self._rules, self._known.view
+        mine = any(p.signer == self._account and p.attempt == attempt for p in book.proposals.values())
+        if mine or proposers(rules, view, self._stage, book.round, attempt)[0] != self._account:
+            return
+        chosen = {a: one for a, one in usable.items() if self._known.holds_slot(book.contributions[one])}
+        if attempt:  # from the second attempt on: only what a quorum of members reports holding
+            reports = {**book.reports, self._account: frozenset(book.holding())}
+            quorum = view.quorum(self._stage)
+            chosen = {a: one for a, one in chosen.items() if sum(one in held for held in reports.values()) >= quorum}
+        listed = tuple(chosen[account] for account in ascending(set(chosen)))
+        if not listed and not self._may_be_empty(book.round, now):
+            return
+        multipliers = self._multipliers(book, listed, now, out)
+        if multipliers is None:
+            return
+        result = self._outer(book, listed, multipliers, now, out)
+        if result is None:
+            return
+        records, plan = book.listing(listed), self._plan(book.round, attempt)
+        seal = build_seal(rules, view, self._stage, book.round, records, multipliers, plan, result)
+        digest = seal.digest(rules.domain)
+        known = book.proposals.get(digest)
+        if known is None or known.attempt < attempt:  # the same seal again: the later attempt's turn is ours
+            signatures = tuple(signed.signature for signed in records)
+            book.proposals[digest] = Proposal(seal, listed, signatures, attempt, self._account)
+
+    def _attest(
+        self,
+        book: Book,
+        digest: bytes,
+        proposal: Proposal,
+        usable: dict[str, bytes],
+        graced: bool,
+        now: float,
+        out: list[e.Action],
+    ) -> None:
+        signature = book.signatures.get(digest, {}).get(self._account)
+        if signature is not None:
+            if self._pending.due(("attest", digest), now, REGOSSIP_SECONDS):
+                out.append(self._statement(book.round, digest, proposal, signature))
+            return
+        missing = tuple(identity for identity in proposal.listed if not book.is_ready(identity))
+        if missing:
+            if self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
+                out.append(e.GossipReport(book.round, book.holding(), missing))
+            return
+        listed = self._known.records(book, proposal)
+        accounts = tuple(signed.contribution.account for signed in listed)
+        if accounts != ascending(set(accounts)) or len(listed) < len(proposal.listed):
+            self._refuse(book, digest, proposal, "its listing", out)
+            return
+        held = {account for account, one in usable.items() if self._known.holds_slot(book.contributions[one])}
+        if not graced and not held <= set(accounts):
+            return  # it leaves out something we hold: before the grace ends, wait for a fuller one
+        if not listed and not self._may_be_empty(book.round, now):
+            return
+        fault = self._fault(book, proposal, listed, now, out)
+        if fault:
+            self._refuse(book, digest, proposal, fault, out)
+        elif fault is not None and self._pending.start(("sign", digest), now):
+            out.append(e.SignSeal(proposal.seal))
+
+    def _send(self, book: Book, digest: bytes, proposal: Proposal, now: float, out: list[e.Action]) -> None:
+        view = self._known.view
+        holders = set(view.holders(self._stage))
+        signatures = {a: s for a, s in book.signatures.get(digest, {}).items() if a in holders}
+        if self._account not in signatures or self._counting(signatures) < view.quorum(self._stage):
+            return
+        records = self._known.records(book, proposal)
+        if len(records) < len(proposal.listed):
+            return  # somebody repeats our own vote of before a restart
+        since = book.quorum_since.setdefault(digest, now)
+        order = proposers(self._rules, view, self._stage, book.round, proposal.attempt)
+        patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
+        if now >= since + patience and self._pending.start(("seal", book.round), now):
+            ordered = tuple((account, signatures[account]) for account in ascending(set(signatures)))
+            out.append(e.SendSeal(proposal.seal, records, ordered))
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _statement(self, round: int, digest: bytes, proposal: Proposal, signature: bytes) -> e.Action:
+        if proposal.signer != self._account:
+            return e.GossipAttestation(round, digest, signature)
+        return e.GossipProposal(proposal.seal, proposal.listed, proposal.record_signatures, proposal.attempt, signature)
+
+    def _refuse(self, book: Book, digest: bytes, proposal: Proposal, fault: str, out: list[e.Action]) -> None:
+        del book.proposals[digest]
+        out.append(e.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
+
+    def _fault(
+        self,
+        book: Book,
+        proposal: Proposal,
+        listed: tuple[SignedContribution, ...],
+        now: float,
+        out: list[e.Action],
+    ) -> str | None:
+        """What is wrong with a proposal ("": nothing); None while what that takes is being computed."""
+        seal, view, rules = proposal.seal, self._known.view, self._rules
+        fault = self._multiplier_fault(book, proposal, now, out)
+        if fault is None or fault:
+            return fault
+        result = self._outer(book, proposal.listed, seal.multipliers, now, out)
+        if result is None:
+            return None
+        energy = self._mean_energy(book.round)
+        if fault := plan_fault(rules, view, self._stage, book.round, seal.plan, energy):
+            return fault
+        built = build_seal(rules, view, self._stage, book.round, listed, seal.multipliers, seal.plan, result)
+        return "" if seal == built else "its fields"
+
+    def _multipliers(
+        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[e.Action]
+    ) -> tuple[int, ...] | None:
+        """Our own choice; None while it is being measured."""
+        if self._rules.policy == "mean" or not listed:
+            return unit_multipliers(len(listed))
+        measured = self._measured(book, listed, now, out)
+        return None if measured is None else policy.multipliers(measured)
+
+    def _multiplier_fault(self, book: Book, proposal: Proposal, now: float, out: list[e.Action]) -> str | None:
+        """What is wrong with the proposal's multipliers ("": nothing); None while ours are being measured."""
+        listed, sealed = proposal.listed, proposal.seal.multipliers
+        if self._rules.policy == "mean" or not listed:
+            return "" if sealed == unit_multipliers(len(listed)) else f"the multipliers {sealed}"
+        measured = self._measured(book, listed, now, out)
+        return None if measured is None else policy.disagreement(measured, sealed) or ""
+
+    def _measured(
+        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[e.Action]
+    ) -> policy.Measured | None:
+        if listed not in book.measured and self._pending.start(("policy", book.round, listed), now):
+            out.append(e.MeasurePolicy(book.round, book.listing(listed)))
+        return book.measured.get(listed)
+
+    def _outer(
+        self, book: Book, listed: tuple[bytes, ...], multipliers: tuple[int, ...], now: float, out: list[e.Action]
+    ) -> OuterResult | None:
+        view = self._known.view
+        if not listed:  # an empty seal leaves weights and momentum as they are
+            return OuterResult(view.weights(self._stage, book.round), view.momentum(self._stage, book.round))
+        key = (listed, multipliers)
+        if key not in book.outer and self._pending.start(("outer", book.round, *key), now):
+            ranks = watched_ranks(self._rules, view, self._stage, book.round)
+            out.append(e.ComputeOuter(book.round, book.listing(listed), multipliers, ranks))
+        return book.outer.get(key)
+
+    def _plan(self, round: int, attempt: int) -> Plan:
+        """The plan that we would seal. From the second attempt on nothing changes: everybody can agree to that, also
+        those whose measurements differ from ours."""
+        if attempt:
+            return kept_plan(self._rules, self._known.view, self._stage, round)
+        return next_plan(self._rules, self._known.view, self._stage, round, self._mean_energy(round))
+
+    def _mean_energy(self, round: int) -> Energy:
+        """Over those rounds of the window in which a rank was measured."""
+        found: dict[int, list[float]] = {}
+        for at in window(self._rules, round):
+            for rank, part in self._energy.get(at, {}).items():
+                found.setdefault(rank, []).append(part)
+        return {rank: sum(parts) / len(parts) for rank, parts in found.items()}
+
+    def _may_be_empty(self, round: int, now: float) -> bool:
+        """An empty seal wastes everybody's round: not before the timeout, which counts anew for who has just started
+        (perhaps everybody has), and not while we may still contribute."""
+        view = self._known.view
+        slot = view.slot_of(self._account)
+        hopeless = slot is None or slot[0] not in view.complete_replicas()
+        patience = 1 if hopeless else EMPTY_PATIENCE
+        since = max(view.opened_at or 0, self._since)
+        return now >= since + patience * self._rules.round_timeout and self._training != round
+
+    def _counting(self, signatures: dict[str, bytes]) -> int:
+        active = set(self._known.view.active(self._stage))
+        return len(set(signatures) & active) if active else len(signatures)

@@ -1,0 +1,105 @@
+"""Real nodes whose plan follows what they measure, and whose seals weigh contributions by their norms."""
+
+import json
+import sysconfig
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ledger.typed import UNIT
+from node.devnet import Devnet
+from tests.e2e.devnets import Watched
+from tests.node.command import dlx
+
+REPLICAS, STAGES = 2, 1
+ROUNDS, STEPS, FIRST_STEPS, WINDOW = 50, 30, 4, 2
+DRAFT = f"""\
+name = "adaptive"
+rounds = {ROUNDS}
+stages = [[0, 2]]
+min_replicas = {REPLICAS}
+max_replicas = {REPLICAS}
+confirmations = 0
+
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 64
+intermediate_size = 128
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 2
+max_position_embeddings = 32
+
+[data]
+source = ["{{source}}"]
+sequence_length = 32
+batch_size = 4
+micro_batches = 2
+
+[outer]
+lr = 0.8
+alpha = 0.8
+delay = 1
+policy = "clip"
+
+[codec]
+name = "lowrank"
+
+[plan]
+level = 4
+rank = 8
+inner_steps = {FIRST_STEPS}
+
+[adaptive]
+inner_steps = {STEPS}
+window = {WINDOW}
+energy = 0.5
+min_rank = 2
+max_rank = 16
+min_inner_steps = 2
+max_inner_steps = 16
+
+[timing]
+straggler_grace = 10
+proposal_timeout = 5
+round_timeout = 30
+eviction_time = 30
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_the_audit(tmp_path: Path) -> None:
+    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
+    root = tmp_path / "devnet"
+    devnet = Devnet.create(root, ROUNDS, REPLICAS, STAGES, lambda line: None, DRAFT.format(source=source))
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+        watched.until("the end of the run at every node", lambda: all_finished(watched))
+        rounds = watched.read().next_round(0)
+        chain = ("--rpc-url", devnet.settings.rpc_url, "--ledger", devnet.settings.ledger)
+        listed = json.loads(dlx("run", "list", "--datadir", devnet.folder("node-0").root, *chain, "--json").stdout)
+        history = json.loads(dlx("history", "--datadir", root, "--json").stdout)["rounds"]
+        report = json.loads(dlx("audit", "--datadir", root, "--json").stdout)
+    finally:
+        devnet.stop()
+    assert rounds < ROUNDS and listed["runs"][0]["state"] == "finished"
+    steps = [row["inner_steps"] for row in history]
+    assert sum(steps[:-1]) < STEPS <= sum(steps)
+    assert steps[0] == FIRST_STEPS < steps[-1], "rounds this short hide no exchange"
+    ranks = [row["stages"][0]["rank"] for row in history]
+    assert ranks[0] == 8 > ranks[-1], "half of the energy needs less"
+    assert all((before == after) or (round + 1) % WINDOW for round, (before, after) in enumerate(pairwise(ranks)))
+    assert report["verdict"] == "PASS" and report["facts"]["state"] == "complete"
+    assert sum(check["check"] == "multipliers" for check in report["checks"]) == STAGES * rounds
+    seals = [seal.seal for seal in watched.seals()]
+    assert all(max(seal.multipliers) == UNIT for seal in seals)
+    assert any(min(seal.multipliers) < UNIT for seal in seals)
+
+
+def all_finished(watched: Watched) -> bool:
+    phases = [status.phase for status in watched.statuses().values()]
+    return phases == ["finished"] * REPLICAS * STAGES

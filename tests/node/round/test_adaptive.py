@@ -1,0 +1,186 @@
+"""Plans that follow what was measured, and policies that weigh contributions, among real round machines."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ledger.typed import UNIT, Plan
+from node.round import events as e
+from node.round.plans import plan_fault, plan_of, steps_before
+from tests.node.round.simulation import Member, Simulation, make_rules
+from training.manifest import Adaptive
+from training.policy import Measured
+
+ADAPTIVE = Adaptive(
+    inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
+)
+
+
+def adaptive_rules(**changes: Any):  # type: ignore[no-untyped-def]
+    sizes = ({rank: 1000 for rank in (4, 5, 8, 11, 16, 22, 32, 45, 64)},) * 2
+    values = dict(rounds=200, plan=Plan(4, 16, 5), codec="lowrank", adaptive=ADAPTIVE, max_payload_sizes=sizes)
+    return make_rules(**{**values, **changes})
+
+
+class Measuring(Simulation):
+    """Rank r keeps 1 - noise / r of the mean, give or take what one machine measures otherwise than another."""
+
+    noise = 1.0
+
+    def energy(self, member: Member, round: int) -> dict[int, float]:
+        wobble = random.Random(f"{member.account} {round}").uniform(-1e-6, 1e-6)
+        return {rank: 1 - self.noise / rank + wobble for rank in (4, 5, 8, 11, 16, 22, 32, 45, 64)}
+
+
+def plans(sim: Simulation, stage: int = 0) -> list[Plan]:
+    """Of each sealed round."""
+    found = [plan_of(sim.rules, sim.view, stage, round) for round in range(sim.view.next_round(stage))]
+    return [plan for plan in found if plan is not None]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_rank_falls_to_what_the_update_needs_and_the_run_ends_with_its_inner_steps(delay: int) -> None:
+    sim = Measuring(adaptive_rules(delay=delay), replicas=2, seed=1, train_seconds=3)
+    assert sim.run(lambda: sim.finished, 600)
+    assert plans(sim, 1)[-1].rank == 11, "the smallest that keeps 0.9 of it"
+    total = sum(plan.inner_steps for plan in plans(sim))
+    last = plans(sim)[-1].inner_steps
+    assert total - last < ADAPTIVE.inner_steps <= total == steps_before(sim.rules, sim.view, len(plans(sim)))
+    assert not sim.view.finished, "the ledger would take further rounds"
+    sim.run(lambda: False, 40)
+    assert all(member.machine.waiting_for(sim.now) == "nothing: the run is finished" for member in sim.alive())
+    assert not sim.view.accusations and len(sim.view.members()) == 4, "nobody is asked to go on"
+    assert all(not member.rejected for member in sim.members.values())
+
+
+def test_each_window_moves_one_rung_and_every_stage_takes_stage_0s_steps() -> None:
+    sim = Measuring(adaptive_rules(), replicas=2, seed=2, train_seconds=0.2)
+    assert sim.run(lambda: sim.finished, 600)
+    rungs = {stage: [(plan.rank, plan.inner_steps) for plan in plans(sim, stage)] for stage in (0, 1)}
+    changes = [round for round in range(1, len(rungs[0])) if rungs[0][round] != rungs[0][round - 1]]
+    assert changes and all((round - sim.rules.delay) % ADAPTIVE.window == 0 for round in changes)
+    assert [steps for _, steps in rungs[0]] == [steps for _, steps in rungs[1]]
+    assert rungs[0][-1][1] > 5, "rounds of 0.2 s hide no exchange: they grow"
+    ladder = sim.rules.ladders.inner_steps
+    places = [ladder.index(steps) for _, steps in rungs[0]]
+    assert all(abs(after - before) <= 1 for before, after in pairwise(places))
+
+
+def test_long_rounds_shrink_to_where_the_exchange_still_hides() -> None:
+    sim = Measuring(adaptive_rules(round_timeout=60), replicas=2, seed=3, train_seconds=8)
+    assert sim.run(lambda: bool(plans(sim)) and plans(sim)[-1].inner_steps == 3, 120)
+
+
+def test_a_member_without_the_windows_history_neither_stops_nor_steers_the_plan() -> None:
+    sim = Measuring(adaptive_rules(), replicas=3, seed=4, train_seconds=2)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    account = sim.view.holder(1, 0)
+    assert account is not None
+    sim.kill(account)
+    sim.restart(account)
+    assert sim.run(lambda: sim.finished, 900)
+    assert plans(sim)[-1].rank == 11
+    assert all("wrong_seal" not in member.rejected for member in sim.members.values())
+
+
+def test_members_that_measure_otherwise_agree_on_leaving_the_plan_alone() -> None:
+    class Quarrel(Measuring):
+        def energy(self, member: Member, round: int) -> dict[int, float]:
+            grows = self.view.slot_of(member.account) == (0, 0)
+            return dict.fromkeys(self.rules.ladders.ranks, 0.1 if grows else 0.99)
+
+    sim = Quarrel(adaptive_rules(), replicas=2, seed=5, train_seconds=3)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 8, 300)
+    assert {plan.rank for plan in plans(sim, 0)} == {16}
+    assert plans(sim, 1)[-1].rank < 16, "where they agree it moves"
+
+
+def test_a_plan_that_a_seal_must_not_carry_is_named() -> None:
+    sim = Measuring(adaptive_rules(), replicas=2, seed=6, train_seconds=3)
+    assert sim.run(lambda: sim.view.next_round(0) == 2 == sim.view.next_round(1), 100)
+    before, fine = Plan(4, 16, 5), {16: 0.95, 11: 0.91}
+
+    def fault(plan: Plan, round: int = 2, stage: int = 0, energy: dict[int, float] | None = None) -> str:
+        return plan_fault(sim.rules, sim.view, stage, round, plan, energy)
+
+    assert fault(before) == fault(Plan(4, 11, 5), energy=fine) == fault(Plan(4, 22, 5)) == ""
+    assert "ladder" in fault(Plan(4, 8, 5)) and "ladder" in fault(Plan(4, 12, 5)) and "ladder" in fault(Plan(4, 16, 9))
+    assert "inside a window" in fault(Plan(4, 11, 5), round=1)
+    assert "level" in fault(Plan(8, 16, 5))
+    assert "energy gives 11" in fault(Plan(4, 22, 5), energy=fine)
+    assert "stage 0's to change" in fault(Plan(4, 16, 7), stage=1)
+    fixed = make_rules(plan=before)
+    assert "manifest fixes" in plan_fault(fixed, sim.view, 0, 2, Plan(4, 11, 5))
+
+
+class Weighing(Simulation):
+    """The last account's payloads are ten times too large and point the other way; each machine rounds differently."""
+
+    def measured(self, member: Member, listed: tuple) -> Measured:
+        wobble = random.Random(member.account).uniform(-1e-12, 1e-12)
+        accounts = [signed.contribution.account for signed in listed]
+        loud = max(self.members)
+        norms = tuple(10.5 if account == loud else 1.0 + wobble for account in accounts)
+        filters = self.rules.policy == "clip+cosine" and loud in accounts and len(accounts) > 2
+        return Measured(norms, ((accounts.index(loud), -0.9 + wobble),) if filters else ())
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("clip", round(UNIT / 10.5)), ("clip+cosine", 0)])
+def test_a_policy_weighs_a_loud_contribution_down(policy: str, expected: int) -> None:
+    sim = Weighing(make_rules(stages=1, policy=policy, max_payload_sizes=({0: 1000},)), replicas=3, seed=7)
+    assert sim.run(lambda: sim.finished, 60)
+    for sealed in sim.view.sealed.values():
+        assert dict(zip(sealed.accounts, sealed.seal.multipliers, strict=True))[max(sim.members)] == expected
+        assert sorted(sealed.seal.multipliers)[1:] == [UNIT, UNIT]
+    assert all(not member.rejected for member in sim.members.values())
+
+
+def test_multipliers_that_the_payloads_do_not_give_are_never_signed() -> None:
+    sim = Weighing(make_rules(stages=1, policy="clip", max_payload_sizes=({0: 1000},)), replicas=3, seed=8)
+    liar = sim.members[max(sim.members)]
+    act = sim.act
+
+    def lie(member: Member, action: e.Action) -> None:
+        if isinstance(action, e.MeasurePolicy) and member is liar:
+            names, flat = sim.names(action.listed), Measured((1.0,) * len(action.listed))
+            sim.later(member, e.PolicyMeasured(action.round, names, flat))
+        else:
+            act(member, action)
+
+    sim.act = lie  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.finished, 120)
+    assert any("wrong_seal" in member.rejected for member in sim.members.values()), "the liar's proposals"
+    assert all(min(sealed.seal.multipliers) < UNIT for sealed in sim.view.sealed.values())
+
+
+def test_a_failed_measurement_is_tried_again() -> None:
+    sim = Weighing(make_rules(rounds=2, stages=1, policy="clip", max_payload_sizes=({0: 1000},)), replicas=2, seed=9)
+    act, failed = sim.act, set()
+
+    def once(member: Member, action: e.Action) -> None:
+        if isinstance(action, e.MeasurePolicy) and (member.account, action.round) not in failed:
+            failed.add((member.account, action.round))
+            sim.later(member, e.PolicyFailed(action.round, sim.names(action.listed), "out of memory"))
+        else:
+            act(member, action)
+
+    sim.act = once  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.finished, 60)
+    assert len(failed) >= 2
+
+
+def test_contributions_wait_until_their_plan_is_known() -> None:
+    sim = Measuring(adaptive_rules(delay=0), replicas=2, seed=10, train_seconds=3)
+    assert sim.run(lambda: sim.view.next_round(0) == 0 and sim.view.next_round(1) == 1, 100)
+    victim, other = (sim.members[sim.view.holder(replica, 1)] for replica in (0, 1))
+    sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
+    early = sim.contribution(other, 1, base_weights=sim.view.weights(1, 1))
+    assert plan_of(sim.rules, sim.view, 1, 1) is None
+    sim.feed(victim, e.ContributionSeen(early, other.account, "peer"))
+    assert not victim.rejected and victim.machine.known_round(1)[0] == 0
+    assert sim.run(lambda: sim.view.next_round(0) >= 1, 60)
+    sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
+    sim.feed(victim, e.PayloadReady(early.contribution.payload, early.contribution.payload_size))
+    assert victim.machine.known_round(1)[0] == 1

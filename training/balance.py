@@ -1,0 +1,150 @@
+"""What each stage of a run costs (parameters, operations, memory, payload), and how to share the layers better."""
+
+import math
+from itertools import accumulate
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from training.codecs import codec
+from training.inner import optimiser_shapes
+from training.manifest import Draft, Manifest, parse_model
+from training.stages import StageModel, stage_shapes
+from training.weights import Shapes
+
+FLOAT = 4  # bytes
+
+
+class Memory(Struct, frozen=True):
+    """Bytes during inner steps. At a round's end, when there are no activations, making the payload takes about three
+    more copies of the weights."""
+
+    weights: int
+    start: int  # the round's first weights, from which its pseudo-gradient is taken
+    gradients: int
+    optimiser: int
+    residual: int
+    activations: int  # kept for the backward passes of the micro-batches in flight
+    checkpointed: int  # the same with checkpoint_activations
+
+    def parts(self) -> dict[str, int]:
+        """Every part, and the totals without and with checkpoint_activations."""
+        fixed = self.weights + self.start + self.gradients + self.optimiser + self.residual
+        totals = {"total": fixed + self.activations, "total_checkpointed": fixed + self.checkpointed}
+        return {name: getattr(self, name) for name in self.__struct_fields__} | totals
+
+
+class StageCost(Struct, frozen=True):
+    stage: int
+    layers: tuple[int, int]  # [from, to)
+    parameters: int
+    flops: int  # of one token, forward and backward
+    memory: Memory
+    payload: int  # bytes of one contribution
+
+
+class Flops(Struct, frozen=True):
+    """Floating-point operations of one token, forward and backward: 6 for each weight of a matrix (a looked-up
+    embedding takes none) and those of attention, in which a token sees half of its sample on average."""
+
+    first: int  # before the layers
+    layer: int
+    last: int  # after the layers
+
+    def stage(self, layers: int, *, first: bool, last: bool) -> int:
+        return layers * self.layer + first * self.first + last * self.last
+
+
+def costs(manifest: Manifest | Draft) -> list[StageCost]:
+    """Of every stage. Takes neither the weights' memory nor their time."""
+    one_token, stages, found = flops(manifest), len(manifest.stages), []
+    for stage, (low, high) in enumerate(manifest.stages):
+        shapes = stage_shapes(manifest, stage)
+        size = FLOAT * _count(shapes)
+        full, checkpointed = (_activations(manifest, stage, option) for option in (False, True))
+        in_flight = min(stages - stage, manifest.data.micro_batches)
+        memory = Memory(
+            weights=size,
+            start=size,
+            gradients=size,
+            optimiser=FLOAT * _count(optimiser_shapes(manifest, stage)),
+            residual=size,
+            activations=in_flight * full,
+            # The layer whose backward pass is under way has all of its own.
+            checkpointed=in_flight * checkpointed + (full - checkpointed) // (high - low),
+        )
+        payload = codec(manifest.codec.name).size(shapes, manifest.plan)
+        operations = one_token.stage(high - low, first=stage == 0, last=stage == stages - 1)
+        found.append(StageCost(stage, (low, high), _count(shapes), operations, memory, payload))
+    return found
+
+
+def balanced(manifest: Manifest | Draft) -> list[tuple[int, int]]:
+    """As many stages, with the layers shared so that the stage with the most operations has as few as can be.
+
+    Layer after layer goes to the stage that has the least with it, the first of several: all layers are equal, so no
+    other way has a lower maximum.
+    """
+    one_token, last = flops(manifest), len(manifest.stages) - 1
+    layers = [1] * (last + 1)
+
+    def with_one_more(stage: int) -> int:
+        return one_token.stage(layers[stage] + 1, first=stage == 0, last=stage == last)
+
+    for _ in range(parse_model(manifest.model).layers - len(layers)):
+        layers[min(range(last + 1), key=with_one_more)] += 1
+    ends = list(accumulate(layers))
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def flops(manifest: Manifest | Draft) -> Flops:
+    config = parse_model(manifest.model)
+    layout = config.layout
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stage in range(len(manifest.stages)):
+        shapes |= stage_shapes(manifest, stage)
+
+    def weights(*parts: str) -> int:
+        inside = tuple(f"{part}." for part in parts if part)
+        return sum(math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith(inside))
+
+    head = layout.tokens if config.tie_word_embeddings else layout.head
+    return Flops(
+        first=6 * weights(layout.project_in),
+        layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (manifest.data.sequence_length + 1),
+        last=6 * weights(*layout.final, head),
+    )
+
+
+def _activations(manifest: Manifest | Draft, stage: int, checkpointed: bool) -> int:
+    """Bytes that one micro-batch keeps between its forward and its backward pass: what autograd saves in a forward pass
+    on tensors without memory."""
+    model = StageModel(manifest, stage, checkpointed, "meta")
+    samples, length, width = model.activation_shape
+    with FakeTensorMode():
+        tensors = {name: torch.empty(one.shape, requires_grad=True) for name, one in model.named_parameters()}
+        tensors |= {name: torch.empty(one.shape) for name, one in model.named_buffers()}
+        own = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors.values()}
+        saved: dict[StorageWeakRef, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if StorageWeakRef(storage) not in own:
+                saved[StorageWeakRef(storage)] = storage.nbytes()
+            return tensor
+
+        source = torch.zeros(samples, length, dtype=torch.int64)
+        if not model.is_first:
+            source = torch.empty(samples, length, width, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            output = torch.func.functional_call(model, tensors, source)
+            if model.is_last:
+                output = model.loss(output, torch.zeros(samples, length, dtype=torch.int64))
+    return sum(saved.values())
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

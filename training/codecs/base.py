@@ -1,0 +1,106 @@
+"""What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.manifest import Plan
+from training.weights import Shapes
+
+
+class CodecError(ValueError):
+    """A payload that `encode` would never make, tensors that have no payload, or a plan that is another codec's."""
+
+
+@dataclass(frozen=True)
+class CodecInfo:
+    """What the training rule has to know about a codec."""
+
+    name: str
+    decay: float  # how much of the residual the next pseudo-gradient takes up
+    levels: tuple[int, ...]  # of a plan: bits of a value
+    ranks: tuple[int, int]  # of a plan: the lowest and the highest
+
+
+class Codec(ABC):
+    """A codec has no state. Tensors are encoded and decoded one by one, so little memory is needed beside them."""
+
+    info: CodecInfo
+
+    def encode(self, tensors: Mapping[str, Tensor], plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
+        """The payload of finite float32 tensors of any shape. Raises CodecError.
+
+        `previous` is the payload that the same slot made before and its plan: where the codec starts its search. One
+        that does not fit these tensors is not used.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        payload = np.empty(self.size(shapes, plan), np.uint8)
+        old = self._previous(shapes, previous)
+        for name, part in self._parts(shapes, plan, payload):
+            tensor = tensors[name]
+            if tensor.dtype != torch.float32:
+                raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
+            self._encode(name, tensor.detach().cpu().contiguous(), plan, part, old.get(name))
+        return payload.tobytes()
+
+    def decode(self, data: Any, shapes: Shapes, plan: Plan) -> dict[str, Tensor]:
+        """Finite float32 tensors of `shapes` from a payload of unknown origin (any buffer). Raises CodecError."""
+        payload = np.frombuffer(data, np.uint8)
+        size = self.size(shapes, plan)
+        if len(payload) != size:
+            raise CodecError(f"payload: expected {size} bytes, got {len(payload)}")
+        return {name: self._decode(name, part, shapes[name], plan) for name, part in self._parts(shapes, plan, payload)}
+
+    def size(self, shapes: Shapes, plan: Plan) -> int:
+        """The bytes that every payload of tensors of `shapes` has. Raises CodecError for a plan of another codec."""
+        low, high = self.info.ranks
+        if plan.level not in self.info.levels or not low <= plan.rank <= high:
+            raise CodecError(f"{self.info.name}: has no level {plan.level} with rank {plan.rank}")
+        return sum(self._size(name, shape, plan) for name, shape in shapes.items())
+
+    def _parts(self, shapes: Shapes, plan: Plan, payload: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Each tensor's bytes (views), in the payload's order."""
+        start = 0
+        for name in sorted(shapes):
+            end = start + self._size(name, shapes[name], plan)
+            yield name, payload[start:end]
+            start = end
+
+    def _previous(self, shapes: Shapes, previous: tuple[bytes, Plan] | None) -> dict[str, tuple[np.ndarray, Plan]]:
+        """The previous payload's part of each tensor; none where it does not fit."""
+        if previous is None:
+            return {}
+        payload, plan = np.frombuffer(previous[0], np.uint8), previous[1]
+        try:
+            fits = len(payload) == self.size(shapes, plan)
+        except CodecError:
+            return {}
+        return {name: (part, plan) for name, part in self._parts(shapes, plan, payload)} if fits else {}
+
+    @abstractmethod
+    def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
+        """The bytes of the tensor's part."""
+
+    @abstractmethod
+    def _encode(
+        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+    ) -> None:
+        """Fill `out`, the tensor's part (uint8), from a contiguous float32 tensor in main memory."""
+
+    @abstractmethod
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+        """The float32 tensor of a part (uint8) that has the right size and is otherwise unknown."""
+
+
+def too_large(name: str) -> CodecError:
+    return CodecError(f"{name}: holds a value that is not finite or too large")
+
+
+def count(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)

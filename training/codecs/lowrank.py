@@ -1,0 +1,222 @@
+"""lowrank: a layer's matrix as the product of two thin ones (PowerSGD, arXiv 1905.13727), everything else as int4.
+
+A matrix [m, n] that `factored` accepts becomes r = the plan's rank components. Component j has m codes of P, n codes of
+Q, each -7..7, and one exponent; the matrix is the sum over j of 2^exponent[j] * P[:, j] * Q[:, j]^T. Its part holds the
+r exponents (signed bytes), then the codes, component by component, P before Q, as two's complement nibbles, two a byte,
+the earlier one in the low half; the last half byte is zero where their number is odd.
+
+Each component has one form: of P and of Q some code is odd, and P's first code that is not zero is positive. Components
+come with falling exponents, those of equal exponent with rising bytes (a code is a byte there), zero ones last.
+
+Decoding is exact, so no machine can disagree about it: a product of codes has 6 bits, and as the exponents of one
+matrix lie close enough together, every sum of r products, in whatever order, fits the 53 bits of a float64. It is
+rounded once, to float32.
+"""
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.codecs import int4
+from training.codecs.base import Codec, CodecError, CodecInfo, too_large
+from training.codecs.packing import CODES, UNUSED, pack
+from training.manifest import Plan
+
+_LARGEST = 7  # code
+_MOST = float(np.finfo(np.float16).max)  # that a value may be, as in int4
+_BITS = 4
+_SUM_BITS = 52  # that the exponents' spread, 6 bits of a product and log2(rank) may take together
+_LOWEST, _HIGHEST = -128, 100  # exponents; beyond the highest a sum might not fit a float32
+_BLOCK = 1 << 18  # values of a product worked on at a time
+
+# Steps to try for each row of a factor, as parts of the one that its largest value needs. P's may be any: Q makes up
+# for them. Q's are powers of two.
+_P_STEPS = np.array([[1.0], [0.7], [0.5], [0.35]])
+_Q_STEPS = np.array([[1.0], [0.5], [0.25]])
+
+
+class LowRank(Codec):
+    info = CodecInfo(name="lowrank", decay=1.0, levels=(_BITS,), ranks=(1, 4096))
+
+    def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
+        return _part_size(shape, plan.rank) if factored(name, shape, plan) else int4.part_size(shape, plan.level)
+
+    def _encode(
+        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+    ) -> None:
+        if not factored(name, tuple(tensor.shape), plan):
+            int4.encode_part(name, tensor, plan.level, out)
+            return
+        start = _start(name, tuple(tensor.shape), plan.rank, previous)
+        exponents, codes = _factor(name, tensor, start)
+        out[: plan.rank] = exponents.view(np.uint8)
+        padded = np.zeros(codes.size + codes.size % 2, np.int8)
+        padded[: codes.size] = codes.reshape(-1)
+        out[plan.rank :] = pack(padded, _BITS)
+
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+        if not factored(name, shape, plan):
+            return int4.decode_part(name, data, shape, plan.level)
+        packed = data[plan.rank :]
+        if UNUSED[_BITS][packed].any():
+            raise CodecError(f"{name}: a code is -8")
+        if plan.rank * sum(shape) % 2 and packed[-1] >> 4:
+            raise CodecError(f"{name}: the padding is not zero")
+        exponents, codes = _unpack(data, shape, plan.rank)
+        _check(name, exponents, codes, shape[0])
+        return _product(exponents, codes, shape)
+
+
+def factored(name: str, shape: tuple[int, ...], plan: Plan) -> bool:
+    """Whether the tensor is sent as two factors: a matrix, no embedding, and smaller that way than as int4."""
+    if len(shape) != 2 or plan.rank > min(shape) or _is_embedding(name):
+        return False
+    return _part_size(shape, plan.rank) < int4.part_size(shape, plan.level)
+
+
+def _is_embedding(name: str) -> bool:
+    """Embeddings and the head, whose rows are tokens or positions: a step moves few of them, each its own way."""
+    return any("embed" in part or part in ("wte", "wpe", "lm_head") for part in name.split("."))
+
+
+def _part_size(shape: tuple[int, ...], rank: int) -> int:
+    return rank + -(-rank * sum(shape) // 2)
+
+
+def _unpack(data: np.ndarray, shape: tuple[int, ...], rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Exponents int8 [r] and codes int8 [r, m + n] of a part."""
+    codes = CODES[_BITS][data[rank:]].reshape(-1)
+    return data[:rank].view(np.int8), codes[: rank * sum(shape)].reshape(rank, -1)
+
+
+# Encoding: whatever it finds is right, because error feedback keeps the rest.
+
+
+def _start(name: str, shape: tuple[int, ...], rank: int, previous: tuple[np.ndarray, Plan] | None) -> Tensor:
+    """Directions [n, r] to begin with, float32: the previous payload's Q, and signs from a hash for what it lacks."""
+    rows, columns = shape
+    bits = hashlib.shake_128(name.encode()).digest(-(-columns * rank // 8))
+    signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=columns * rank).reshape(rank, columns)
+    start = signs.astype(np.float32) * 2 - 1
+    if previous is not None and factored(name, shape, previous[1]):
+        codes = _unpack(previous[0], shape, previous[1].rank)[1][:rank, rows:]
+        known = codes.any(axis=1)
+        start[: len(codes)][known] = codes[known]
+    return torch.from_numpy(start).T
+
+
+def _factor(name: str, matrix: Tensor, start: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Exponents int8 [r] and codes int8 [r, m + n] for a float32 matrix [m, n], after one power iteration."""
+    low, high = (float(end) for end in torch.aminmax(matrix))
+    if not max(-low, high) <= _MOST:  # nor NaN
+        raise too_large(name)
+    p = torch.linalg.qr(matrix @ start).Q.T.contiguous().numpy()
+    p_codes, _ = _quantise(p, _largest(p) / _LARGEST * _P_STEPS)
+    # Q is fitted to the codes of P, not to P itself, so that only its own rounding is lost.
+    codes = torch.from_numpy(p_codes.astype(np.float32))
+    gram = (codes @ codes.T).double()
+    gram.diagonal().mul_(1 + 1e-6)  # codes of a small P may depend on each other
+    q = torch.linalg.solve(gram, (codes @ matrix).double()).float().numpy()
+    q_codes, steps = _quantise(q, np.ldexp(1.0, np.frexp(_largest(q) / _LARGEST)[1]) * _Q_STEPS)
+    return _canonical(np.concatenate([p_codes, q_codes], axis=1), np.frexp(steps)[1] - 1, len(matrix))
+
+
+def _largest(factor: np.ndarray) -> np.ndarray:
+    """The largest size [r] in each row; what is below any use counts as a little more than zero."""
+    return np.maximum(np.maximum(factor.max(axis=1), -factor.min(axis=1)), np.float32(1e-30))
+
+
+def _quantise(factor: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes int8 [r, n] of float32 rows and each row's step [r]: of its `steps` [tries, r] the one that loses least.
+
+    The first fits the largest value; smaller ones clip it, and are often worth it.
+    """
+    codes, chosen = np.zeros(factor.shape, np.int8), np.zeros(len(factor), np.float32)
+    least = np.full(len(factor), np.inf, np.float32)
+    for step in steps.astype(np.float32):
+        scaled = factor / step[:, None]
+        rounded = np.rint(scaled)
+        np.clip(rounded, -_LARGEST, _LARGEST, out=rounded)
+        scaled -= rounded
+        lost = np.einsum("ij,ij->i", scaled, scaled) * step * step
+        better = lost < least
+        codes[better] = rounded[better]
+        chosen[better], least[better] = step[better], lost[better]
+    return codes, chosen
+
+
+def _canonical(codes: np.ndarray, exponents: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The one form of each component that `_check` lets through, in the one order; what has none is left out."""
+    for factor in (codes[:, :rows], codes[:, rows:]):
+        powers = np.frexp(np.maximum(_common(factor), 1))[1] - 1
+        factor >>= powers[:, None].astype(np.int8)
+        exponents = exponents + powers
+    codes *= _signs(codes, rows)[:, None]
+    live = (_common(codes[:, :rows]) > 0) & (_common(codes[:, rows:]) > 0)
+    live &= exponents >= exponents[live].max(initial=_LOWEST) - _most_spread(len(codes))
+    found = {_key(exponents[j], codes[j]): j for j in np.flatnonzero(live)}  # equal ones once
+    order = [found[key] for key in sorted(found)]
+    sorted_exponents, sorted_codes = np.zeros(len(codes), np.int8), np.zeros_like(codes)
+    sorted_exponents[: len(order)], sorted_codes[: len(order)] = exponents[order], codes[order]
+    return sorted_exponents, sorted_codes
+
+
+# Decoding: every step is a check or exact.
+
+
+def _check(name: str, exponents: np.ndarray, codes: np.ndarray, rows: int) -> None:
+    """Raises CodecError unless the components (exponents int8 [r], codes int8 [r, m + n]) have their canonical form."""
+    p, q = codes[:, :rows], codes[:, rows:]
+    live = _common(p) > 0
+    count = int(live.sum())
+    if (live != (_common(q) > 0)).any() or live[count:].any() or exponents[count:].any():
+        raise CodecError(f"{name}: a component is zero and not all of it, or not at the end")
+    if (_common(p) > 1).any() or (_common(q) > 1).any() or (_signs(codes, rows) < 0).any():
+        raise CodecError(f"{name}: a component has another sign or power of two than its canonical form")
+    if any(one >= next for one, next in pairwise(_key(exponents[j], codes[j]) for j in range(count))):
+        raise CodecError(f"{name}: the components are not in their order")
+    if count and int(exponents[0]) > _HIGHEST:
+        raise CodecError(f"{name}: an exponent is above {_HIGHEST}")
+    if count and int(exponents[0]) - int(exponents[count - 1]) > _most_spread(len(codes)):
+        raise CodecError(f"{name}: the exponents lie more than {_most_spread(len(codes))} apart")
+
+
+def _most_spread(rank: int) -> int:
+    """The largest spread with which spread + 6 + log2(rank) is within the bits of an exact sum."""
+    return _SUM_BITS - 6 - (rank - 1).bit_length()
+
+
+def _key(exponent: int, codes: np.ndarray) -> tuple[int, bytes]:
+    """What the components are ordered by."""
+    return -int(exponent), codes.tobytes()
+
+
+def _common(factor: np.ndarray) -> np.ndarray:
+    """The largest power of two [r] in all codes of each row: 1, 2 or 4; 0 for a row of zeros."""
+    bits = np.bitwise_or.reduce(factor, axis=1)
+    return bits & -bits
+
+
+def _signs(codes: np.ndarray, rows: int) -> np.ndarray:
+    """The sign [r] of each component's first code of P that is not zero."""
+    first = (codes[:, :rows] != 0).argmax(axis=1)
+    return np.sign(codes[np.arange(len(codes)), first])
+
+
+def _product(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The float32 matrix that checked components make. Exact until its one rounding, so BLAS may sum as it likes."""
+    rows, columns = shape
+    live = _common(codes) > 0
+    p = torch.from_numpy(np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32)))
+    q = torch.from_numpy(codes[live, rows:].astype(np.float64))
+    matrix = torch.empty(shape)
+    step = max(1, _BLOCK // columns)
+    block = torch.empty(min(step, rows), columns, dtype=torch.float64)
+    for start in range(0, rows, step):
+        part = matrix[start : start + step]
+        part.copy_(torch.mm(p[:, start : start + step].T, q, out=block[: len(part)]))
+        part.add_(0.0)  # a zero may come out as -0.0 or not, depending on the order
+    return matrix

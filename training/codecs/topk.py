@@ -1,0 +1,141 @@
+"""topk: of each chunk of 4,096 values the k = the plan's rank largest, two bits each (SparseLoCo, arXiv 2508.15706).
+
+A tensor is flattened and cut into chunks; a last, shorter one of length l keeps ceil(k * l / 4096) values. Layout of a
+tensor's part: for each chunk its two magnitudes, low and high (little-endian fp16); then the places of the kept values
+inside their chunks, ascending, 12 bits each; then two bits for each of them: bit 0 chooses the high magnitude, bit 1 is
+the sign. Numbers fill bytes from the lowest bits up; what the last byte of places and of values has left over is zero.
+
+Low is below high. Where a chunk needs only one magnitude, or has fewer than k values to send, low is zero; it then
+lists, as low and positive, the first places that hold nothing, and a chunk of zeros has both magnitudes zero.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.codecs.base import Codec, CodecError, CodecInfo, count, too_large
+from training.codecs.packing import CODES, pack, pack12, packed12, unpack12
+from training.manifest import Plan
+
+_CHUNK = 4096
+_BLOCK = 16  # chunks encoded at a time: the temporaries stay in the cache
+_BITS = 2
+_SMALLEST = np.float32(2**-24)  # an fp16: what is smaller counts as zero, and the residual keeps it
+_INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
+
+
+class TopK(Codec):
+    info = CodecInfo(name="topk", decay=0.95, levels=(_BITS,), ranks=(32, 256))
+
+    def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
+        chunks, kept = -(-count(shape) // _CHUNK), _kept(shape, plan)
+        return 4 * chunks + packed12(kept) + -(-kept // 4)
+
+    def _encode(
+        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+    ) -> None:
+        shape = tuple(tensor.shape)
+        flat = tensor.view(-1).numpy()
+        kept = _kept(shape, plan)
+        magnitudes = np.empty((-(-count(shape) // _CHUNK), 2), "<f2")
+        places, codes = np.empty(kept, np.uint16), np.zeros(-(-kept // 4) * 4, np.int8)
+        for chunks, values, k, length in _pieces(shape, plan):
+            for start in range(chunks.start, chunks.stop, _BLOCK):
+                here = slice(start, min(start + _BLOCK, chunks.stop))
+                block = flat[start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
+                first = values.start + (start - chunks.start) * k
+                there = slice(first, first + len(block) * k)
+                magnitudes[here], places[there], codes[there] = _encode_chunks(name, block, k)
+        parts = (magnitudes.view(np.uint8).reshape(-1), pack12(places), pack(codes, _BITS))
+        np.concatenate(parts, out=out)
+
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+        kept, chunks = _kept(shape, plan), -(-count(shape) // _CHUNK)
+        magnitudes = np.frombuffer(data[: 4 * chunks].tobytes(), "<u2").reshape(-1, 2)
+        packed = data[4 * chunks :]
+        places = unpack12(packed[: packed12(kept)], kept)
+        codes = CODES[_BITS][packed[packed12(kept) :]].reshape(-1).view(np.uint8) & 3
+        if places[kept:].any() or codes[kept:].any():
+            raise CodecError(f"{name}: the padding is not zero")
+        flat = np.zeros(count(shape), np.float32)
+        for here, there, k, length in _pieces(shape, plan):
+            out = flat[here.start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
+            _decode_chunks(name, magnitudes[here], places[there].reshape(-1, k), codes[there].reshape(-1, k), out)
+        return torch.from_numpy(flat).view(shape)
+
+
+def _kept(shape: tuple[int, ...], plan: Plan) -> int:
+    """The values that are kept of a tensor."""
+    return -(-count(shape) * plan.rank // _CHUNK)
+
+
+def _pieces(shape: tuple[int, ...], plan: Plan) -> Iterator[tuple[slice, slice, int, int]]:
+    """The full chunks, then the short one: which chunks and which kept values they are, and k and length of each."""
+    full, rest = divmod(count(shape), _CHUNK)
+    if full:
+        yield slice(0, full), slice(0, full * plan.rank), plan.rank, _CHUNK
+    if rest:
+        kept = slice(full * plan.rank, _kept(shape, plan))
+        yield slice(full, full + 1), kept, kept.stop - kept.start, rest
+
+
+def _encode_chunks(name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Magnitudes fp16 [n, 2], places [n * k] and codes int8 [n * k] of float32 chunks [n, length]."""
+    sizes = np.abs(values)
+    if not sizes.max() <= np.finfo(np.float16).max:  # nor NaN
+        raise too_large(name)
+    sizes[sizes < _SMALLEST] = 0
+    kept = np.flatnonzero(_largest(sizes, k))
+    places = kept % values.shape[1]
+    sizes, negative = sizes.reshape(-1)[kept].reshape(-1, k), values.reshape(-1)[kept].reshape(-1, k) < 0
+    live = sizes > 0
+    full = live.all(axis=1, keepdims=True)
+    # Two magnitudes: the means of what is above the mean and of the rest. One where zeros have to be told apart.
+    high = np.where(full, sizes > sizes.mean(axis=1, keepdims=True), live)
+    high |= full & ~high.any(axis=1, keepdims=True)  # all are of one size
+    magnitudes = np.stack([_means(sizes, ~high), _means(sizes, high)], axis=1).astype(np.float16)
+    same = magnitudes[:, 0] == magnitudes[:, 1]
+    magnitudes[same, 0] = 0
+    high |= full & same[:, None]
+    return magnitudes, places, (high | (negative & live) << 1).astype(np.int8).reshape(-1)
+
+
+def _largest(sizes: np.ndarray, k: int) -> np.ndarray:
+    """The k largest of each row [n, length] as booleans; of equal ones the first."""
+    length = sizes.shape[1]
+    lowest = np.partition(sizes, length - k, axis=1)[:, length - k, None]
+    chosen = sizes >= lowest
+    tied = np.flatnonzero(np.count_nonzero(chosen, axis=1) > k)
+    if len(tied):
+        above, equal = sizes[tied] > lowest[tied], sizes[tied] == lowest[tied]
+        left = k - np.count_nonzero(above, axis=1)[:, None]
+        chosen[tied] = above | (equal & (np.cumsum(equal, axis=1, dtype=np.int16) <= left))
+    return chosen
+
+
+def _means(sizes: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The mean [n] of those chosen in each row; 0 where none is."""
+    return (sizes * chosen).sum(axis=1) / np.maximum(np.count_nonzero(chosen, axis=1), 1).astype(np.float32)
+
+
+def _decode_chunks(name: str, bits: np.ndarray, places: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
+    """Put into `out`, float32 zeros [n, length], what chunks hold: the bits of their magnitudes uint16 [n, 2], places
+    uint16 [n, k] and codes uint8 [n, k]. Raises CodecError unless that is canonical."""
+    low, high = bits[:, :1], bits[:, 1:]
+    if (high >= _INFINITE).any() or ((low >= high) & (high != 0)).any() or (low > high).any():
+        raise CodecError(f"{name}: a magnitude is negative or not finite, or low is not below high")
+    if (places[:, 1:] <= places[:, :-1]).any() or (places[:, -1] >= out.shape[1]).any():
+        raise CodecError(f"{name}: places are not ascending or outside their chunk")
+    is_low = (codes & 1) == 0
+    if (is_low.all(axis=1, keepdims=True) != (high == 0)).any() or (
+        (low != 0) & ~is_low.any(axis=1, keepdims=True)
+    ).any():
+        raise CodecError(f"{name}: a magnitude is not used, or used and zero")
+    empty = is_low & (low == 0)
+    if (empty & ((codes != 0) | (places != np.arange(places.shape[1])))).any():
+        raise CodecError(f"{name}: a place without a value is not one of the first")
+    magnitudes = bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    signed = np.concatenate([magnitudes, -magnitudes], axis=1)
+    np.put_along_axis(out, places.astype(np.int64), np.take_along_axis(signed, codes, axis=1), axis=1)

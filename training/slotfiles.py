@@ -1,0 +1,104 @@
+"""What a slot keeps in its directory: `slot.json`, and beside it the tensors that it names.
+
+The tensors are canonical files named by their sha256. Those of the last KEPT_ROUNDS rounds stay, because an auditor
+may ask for them: the residual and the optimiser state before and after each round, and the weights and the optimiser
+state after each of its segments. With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little)
+and n segments a round, that is KEPT_ROUNDS * (n * (W + O) + W) + W + O bytes, and n * (W + O) + W more while the next
+round is trained. The weights at a round's start are not kept: anyone can compute them.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from torch import Tensor
+
+from training import atomic, weights
+from training.manifest import Manifest, Plan, manifest_hash
+from training.records import Trained
+
+KEPT_ROUNDS = 3
+
+_STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
+
+
+class SlotError(RuntimeError):
+    """The slot's stored state is damaged or another slot's, or a round was asked for that it cannot train."""
+
+
+class Own(Struct, frozen=True, forbid_unknown_fields=True):
+    """A payload of this slot."""
+
+    round: int
+    payload: bytes
+    plan: Plan
+
+
+class State(Struct, frozen=True, forbid_unknown_fields=True):
+    manifest: bytes
+    stage: int
+    recent: tuple[Trained, ...]  # the last rounds, newest last; its state files are the slot's state
+    own: tuple[Own, ...]  # whose seals no trained round has looked at yet, oldest first; at most delay + 1
+
+
+class SlotFiles:
+    """The directory of a slot of `stage`; made when missing."""
+
+    def __init__(self, manifest: Manifest, stage: int, directory: Path) -> None:
+        self._manifest, self._stage, self._directory = manifest_hash(manifest), stage, directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> State | None:
+        """The committed state, None before the first. Raises SlotError."""
+        if not self._file.exists():
+            return None
+        try:
+            state = msgspec.json.decode(self._file.read_bytes(), type=State)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise self._damaged(f"slot.json: {error}") from error
+        if (state.manifest, state.stage) != (self._manifest, self._stage) or not state.recent:
+            raise SlotError(f"{self._directory} holds the state of another run or stage (stage {state.stage})")
+        return state
+
+    def commit(self, before: State | None, trained: Trained, still_open: tuple[Own, ...], plan: Plan) -> State:
+        """Make the round the slot's state, in one rename; whatever it names has been written before."""
+        recent = (*(before.recent if before else ()), trained)[-KEPT_ROUNDS:]
+        own = (*still_open, Own(trained.round, trained.payload, plan))
+        state = State(self._manifest, self._stage, recent, own)
+        atomic.write_bytes(self._file, msgspec.json.encode(state))
+        return state
+
+    def write(self, tensors: Mapping[str, Tensor]) -> bytes:
+        """The tensors' hash; they are on disk then, and stay if the next state names them."""
+        return weights.write_blob(tensors, self._directory)
+
+    def read(self, digest: bytes, shapes: weights.Shapes) -> dict[str, Tensor]:
+        """Tensors that the state names. Raises SlotError."""
+        try:
+            return weights.read(self._directory / digest.hex(), shapes, sha256=digest)
+        except weights.WeightsError as error:
+            raise self._damaged(str(error)) from error
+
+    def remove_all_but(self, state: State | None) -> None:
+        """Remove the files that the state does not name."""
+        kept = {digest.hex() for one in state.recent for digest in _files(one)} if state else set()
+        for path in self._directory.iterdir():
+            if _STATE_FILE.fullmatch(path.name) and path.name not in kept:
+                with contextlib.suppress(OSError):  # tried again after the next round
+                    path.unlink()
+
+    @property
+    def _file(self) -> Path:
+        return self._directory / "slot.json"
+
+    def _damaged(self, reason: str) -> SlotError:
+        return SlotError(f"the slot's state is damaged ({reason}); remove {self._directory} to start it from zero")
+
+
+def _files(trained: Trained) -> list[bytes]:
+    start, *later = trained.states
+    hashes = [digest for one in later for digest in (one.weights, one.optimiser)]
+    return [start.optimiser, *hashes, trained.residual_before, trained.residual_after]
