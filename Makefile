@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench fuzz clean
+.PHONY: demo test check format contracts contracts-check contracts-test bench convergence fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -37,6 +37,11 @@ contracts-test: contracts/node_modules/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.codecs
+
+# Hours: every method's loss beside its traffic, and which outer optimisers stay stable.
+convergence: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.convergence
+	$(BIN)/python -m benchmarks.stability
 
 # Search for payloads that break a decoder, until stopped or for FUZZ_SECONDS.
 FUZZ_SECONDS ?= 300

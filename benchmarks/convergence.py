@@ -9,6 +9,7 @@ which an interrupted run goes on.
 import glob
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -128,14 +129,14 @@ def main(
         setting = replace(setting, hidden=32, layers=2, sequence=32, batch=2, steps=60, tuning_steps=20)
         methods = [replace(m, seeds=1, plan=m.plan | {"inner_steps": min(10, m.plan["inner_steps"])}) for m in methods]
     started = time.monotonic()
-    _prepare(setting, out)
+    prepare(setting, out)
     tuning = [Job(m, setting, lr, 0, setting.tuning_steps) for m in methods for lr in m.lrs]
-    tuned = _train_all(tuning, out, workers)
+    tuned = train_all(tuning, out, workers)
     jobs = []
     for method in methods:
         best = min((job for job in tuning if job.method == method), key=lambda job: tuned[job.key]["loss"])
         jobs += [replace(best, seed=seed, steps=setting.steps) for seed in range(method.seeds)]
-    results = _train_all(jobs, out, workers)
+    results = train_all(jobs, out, workers)
     rows = _rows(jobs, results)
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
@@ -148,7 +149,7 @@ def main(
     (out / "table.txt").write_text(text)
     _plot(jobs, results, out / "convergence.png")
     if json_file is not None:
-        json_file.write_text(json.dumps(heading | {"rows": rows}, indent=2) + "\n")
+        json_file.write_text(json.dumps(heading | {"rows": rows}, indent=2, default=str) + "\n")
 
 
 def train(job: Job, out: Path) -> Result:
@@ -160,6 +161,7 @@ def train(job: Job, out: Path) -> Result:
 
     from benchmarks import simulation
     from training.data import Dataset
+    from training.inner import TrainingError
     from training.stages import initialise
 
     torch.set_num_threads(1)
@@ -171,19 +173,24 @@ def train(job: Job, out: Path) -> Result:
         points = simulation.all_reduce(manifest, dataset, genesis, every)
     else:
         points = simulation.diloco(manifest, REPLICAS, dataset, genesis, compressed=job.method.compressed)
+    size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []
-    for point in points:
-        last = point.steps == steps
-        if last or point.steps // every > (curve[-1][0] // every if curve else 0):
-            samples = HELDOUT_SAMPLES if last else HELDOUT_SAMPLES // 8
-            curve.append((point.steps, point.bytes, simulation.loss(manifest, point.version, dataset, samples)))
-    _, sent, loss = curve[-1]
+    point = simulation.Point(1, size, genesis)
+    try:
+        for point in points:
+            last = point.steps == steps
+            if last or point.steps // every > (curve[-1][0] // every if curve else 0):
+                samples = HELDOUT_SAMPLES if last else HELDOUT_SAMPLES // 8
+                curve.append((point.steps, point.bytes, simulation.loss(manifest, point.version, dataset, samples)))
+    except TrainingError:  # it has diverged
+        curve.append((steps, point.bytes, math.inf))
+    sent = point.bytes * steps / point.steps
     result: Result = {
-        "loss": loss,
+        "loss": curve[-1][2],
         "curve": curve,
         "steps": steps,
-        "bytes_per_round": sent // (steps if job.method.every_step else manifest.rounds),
-        "traffic_ratio": 4 * sum(tensor.numel() for tensor in genesis.values()) * steps / sent,
+        "bytes_per_round": round(sent / (steps if job.method.every_step else manifest.rounds)),
+        "traffic_ratio": size * steps / sent,
         "seconds": time.monotonic() - began,
     }
     kept.parent.mkdir(exist_ok=True)
@@ -193,7 +200,7 @@ def train(job: Job, out: Path) -> Result:
     return result
 
 
-def _train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
+def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
     """Results by the jobs' keys."""
     results: dict[str, Result] = {}
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
@@ -265,7 +272,7 @@ def _manifest(job: Job, out: Path) -> Manifest:
     return complete(draft, [data], data, bytes(32))  # the genesis is drawn where it is needed: any blob stands for it
 
 
-def _prepare(setting: Setting, out: Path) -> None:
+def prepare(setting: Setting, out: Path) -> None:
     """The text as shards in the folder."""
     from training.prepare import prepare
 

@@ -1,0 +1,29 @@
+"""The short version of the convergence benchmark: what the long one prints and writes, on a tiny model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+KEYS = {"method", "seeds", "loss", "gap_percent", "bytes_per_round", "traffic_ratio", "steps", "seconds"}
+
+
+def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
+    out, result = tmp_path / "out", tmp_path / "result.json"
+    chosen = ["--only", "all-reduce AdamW", "--only", "sparse"]
+    command = [sys.executable, "-m", "benchmarks.convergence", "--quick", "--out", str(out), "--json", str(result)]
+
+    first = subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=170)
+    assert first.returncode == 0, first.stderr
+    rows = {row["method"]: row for row in json.loads(result.read_text())["rows"]}
+    assert set(rows) == {"all-reduce AdamW", "sparse"}
+    assert all(row.keys() >= KEYS for row in rows.values())
+    assert {row["steps"] for row in rows.values()} == {60}
+    assert rows["all-reduce AdamW"]["traffic_ratio"] == 1 and rows["all-reduce AdamW"]["gap_percent"] == 0
+    assert rows["sparse"]["traffic_ratio"] > 300  # 5 steps, and 0.44 bits a value instead of 32
+    assert all(row["loss"] < 4.5 for row in rows.values()), "untrained it is 5.5"
+    assert (out / "convergence.png").stat().st_size > 10_000 and "sparse" in (out / "table.txt").read_text()
+
+    again = subprocess.run([*command, *chosen], capture_output=True, text=True, timeout=60)
+    assert json.loads(result.read_text())["rows"] == list(rows.values()), "an interrupted run goes on from the folder"
+    assert again.returncode == 0
