@@ -42,6 +42,11 @@ class DataDir:
         return self.root / "blobs"
 
     @property
+    def blob_folders(self) -> list[Path]:
+        """Where nodes of this folder keep blobs, as far as the folders exist: its own and those of a demo's nodes."""
+        return [path for path in (self.blobs, *sorted(self.root.glob("nodes/*/blobs"))) if path.is_dir()]
+
+    @property
     def state(self) -> Path:
         return self.root / "state"
 

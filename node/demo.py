@@ -19,6 +19,7 @@ from node.datadir import DataDir
 from node.devnet import Devnet
 from node.errors import Failure
 from node.ledgers import open_ledger
+from node.round.plans import Terms, finished
 from node.status import NodeStatus
 
 PROMPT = b"def "
@@ -39,7 +40,7 @@ class Observed:
 
 def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Callable[[Observed], None]) -> Observed:
     """Follows the ledger and the nodes' status endpoints until the run is finished. Raises Failure when it stalls."""
-    run = bytes.fromhex(devnet.record.run[2:])
+    run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
         feed, seen = client.feed(run), Observed(RunView(run))
         moved = looked = time.monotonic()
@@ -60,13 +61,13 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
                     seen.sealed_at.append(time.time() if live else float(block_time))
                     on_round(seen, round)
                     moved = time.monotonic()
-            finished = seen.view.created and seen.view.finished
-            if finished or time.monotonic() > looked + LOOK_SECONDS:
+            over = finished(terms, seen.view)
+            if over or time.monotonic() > looked + LOOK_SECONDS:
                 looked = time.monotonic()
                 found = {name: devnet.status(name) for name in devnet.names}
                 seen.statuses |= {name: status for name, status in found.items() if status is not None}
                 on_look(seen)
-            if finished:
+            if over:
                 return seen
             if time.monotonic() > moved + STALL_SECONDS:
                 raise Failure(f"no round was sealed for {STALL_SECONDS:.0f} s: see {devnet.root / 'logs'}")
@@ -96,9 +97,9 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
             report(f"{where} has wrong bytes for {digest.hex()[:16]}: not kept")
 
         pull(client.domain, view, None, checkpoint, sources, wrong, _quiet)
-    stages = devnet.record.stages
-    losses = [view.sealed[stages - 1, round].seal.mean_loss / 1e6 for round in range(devnet.record.rounds)]
-    tokens = sum(view.sealed[0, round].seal.total_tokens for round in range(devnet.record.rounds))
+    stages, rounds = devnet.record.stages, len(seen.sealed_at)
+    losses = [view.sealed[stages - 1, round].seal.mean_loss / 1e6 for round in range(rounds)]
+    tokens = sum(view.sealed[0, round].seal.total_tokens for round in range(rounds))
     seals = [
         {
             "round": round,
@@ -107,12 +108,12 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
             "weights": view.sealed[stage, round].seal.next_weights.hex(),
             "transaction": "0x" + view.sealed[stage, round].at.tx.hex(),
         }
-        for round in range(devnet.record.rounds)
+        for round in range(rounds)
         for stage in range(stages)
     ]
     return {
         "run": devnet.record.run,
-        "rounds": devnet.record.rounds,
+        "rounds": rounds,
         "loss": losses,
         "heldout_loss": _heldout(devnet, checkpoint),
         "tokens": tokens,

@@ -82,7 +82,7 @@ class DevnetRecord:
     """What is fixed at creation."""
 
     run: str  # 0x hex
-    rounds: int
+    rounds: int  # at most, where the plan adapts
     replicas: int
     stages: int
 
@@ -252,11 +252,11 @@ class Devnet:
             return runs.create_run(self.root / "run.toml", folder, client, progress).run
 
     def _last_port(self) -> int:
-        """The port of the last start, so that nodes of an outage find the chain again; a free one at first."""
+        """The port of the last start, so that nodes of an outage find the chain again; 0, a free one, at first."""
         try:
             return int(json.loads(DataDir(self.root).contracts.read_text())["rpc_url"].rpartition(":")[2])
         except FileNotFoundError:
-            return _free_port()
+            return 0
 
     def _spawn(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
@@ -292,11 +292,3 @@ def _end_with_parent() -> None:
     """On Linux a child gets SIGTERM when its parent dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -267,8 +267,8 @@ class Node:
         if config_of(manifest) != config:
             raise Failure("the run's manifest and its registration on the ledger disagree: do not train it")
         check_pipes(manifest)
-        await self._public_blob(_hash(manifest.data.manifest), manifest.data.manifest.size)
-        path = self.store.path(_hash(manifest.data.manifest))
+        named = manifest.data.manifest
+        path = await self._fetch(_hash(named), min(named.size, data.MAX_MANIFEST_BYTES))
         listed = data.parse_data_manifest(path.read_bytes())
         await self._public_blobs([*listed.blobs(), *manifest.genesis])
         while damaged := await trio.to_thread.run_sync(data.verify_shards, path, self.startup.datadir.blobs):

@@ -98,13 +98,18 @@ class Overview:
             round=sealed.round, transaction="0x" + sealed.at.tx.hex(), weights=sealed.seal.next_weights.hex()
         )
 
+    def _needs_peers(self) -> bool:
+        """Not where one node is the whole run."""
+        view = self._node.view
+        return not view.created or view.config.stages * view.config.min_replicas > 1 or len(view.members()) > 1
+
     def _not_ready(self) -> tuple[str, ...]:
         node, reasons = self._node, []
         if not node.ledger_reachable:
             reasons.append("the chain does not answer")
         if node.view.created and node.view.slot_of(node.startup.account.address) is None:
             reasons.append("no slot is held")
-        if not node.host.agreed():
+        if self._needs_peers() and not node.host.agreed():
             reasons.append("no peer is connected")
         if node.session is None or node.session.machine is None:
             reasons.append("the training process is not up")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ledger.typed import Plan, SignedContribution
 from ledger.view import RunView
@@ -13,7 +13,7 @@ from node.round.plans import manifest_plan, plan_of
 from node.round.rules import Rules, unit_multipliers
 from node.trainer.client import Trainer, TrainerError, TrainerSilent
 from node.trainer.messages import SealedPayload
-from p2p.exchange import BlobError
+from p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
 
 PAYLOAD_SECONDS = 30.0
 log = logs.get(__name__)
@@ -27,26 +27,30 @@ class Payloads:
     rules: Rules
     stage: int
     trainer: Trainer
+    made: dict[int, set[bytes]] = field(default_factory=dict)  # round -> blobs that outer steps wrote, sealed or not
 
     async def fetch(self, view: RunView, signed: SignedContribution) -> e.Event:
         """Have the payload in the blob store, and know that it decodes."""
         statement = signed.contribution
-        payload, plan = statement.payload, self._plan(view, statement.round)
+        round, payload, plan = statement.round, statement.payload, self._plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
         exchange, peer = self.context.exchange, self.context.peer_of(statement.account)
         try:
             try:
                 path = await exchange.fetch(payload, limit, [peer] if peer else None, 5.0)
-            except BlobError:  # its maker is silent: whoever has it
+            except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
                 path = await exchange.fetch(payload, limit, None, PAYLOAD_SECONDS)
             await self.trainer.check(payload, manifest_plan(plan))
+        except BlobTooLarge as error:
+            log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
+            return e.PayloadRefused(round, payload, "payload_size")
         except (BlobError, TrainerSilent, OSError) as error:
             log.info("payload not here yet", payload=payload.hex()[:12], error=str(error))
-            return e.PayloadMissing(payload)
+            return e.PayloadMissing(round, payload)
         except TrainerError as error:
             log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-            return e.PayloadRefused(payload, "bad_payload")
-        return e.PayloadReady(payload, path.stat().st_size)
+            return e.PayloadRefused(round, payload, "bad_payload")
+        return e.PayloadReady(round, payload, path.stat().st_size)
 
     async def outer(self, view: RunView, action: e.ComputeOuter) -> e.Event:
         """V[round + 1], and what the ranks keep of the mean."""
@@ -62,6 +66,7 @@ class Payloads:
         except TrainerError as error:
             log.warning("outer step failed", round=round, error=str(error))
             return e.OuterFailed(round, names, action.multipliers, str(error))
+        self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
         self.context.metrics.outer_seconds.observe(time.monotonic() - started)
         return e.OuterComputed(round, names, action.multipliers, answer.weights, answer.momentum, answer.energy)
 

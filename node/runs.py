@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -52,14 +52,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
-    name: str | None  # None where the manifest is not in the blob folder
+    name: str | None  # None where no blob folder has the manifest
     creator: str
     manifest: str
     rounds: int
     sealed_rounds: int  # by every stage
     stages: int
     members: int
-    state: Literal["waiting for members", "training", "finished"]
+    state: Literal["waiting for members", "training", "finished"]  # without the manifest by the number of rounds alone
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,18 +167,18 @@ def view_of(index: EventIndex, run: bytes) -> RunView:
     return view
 
 
-def list_runs(index: EventIndex, blobs: Path) -> list[RunSummary]:
-    """Every run of the ledger, oldest first; names from the manifests that the blob folder has."""
-    return [_summary(view_of(index, created.run), blobs) for created in index.runs()]
+def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
+    """Every run of the ledger, oldest first; names from the manifests that the blob folders have."""
+    return [_summary(view_of(index, created.run), folders) for created in index.runs()]
 
 
-def show_run(index: EventIndex, run: bytes, blobs: Path) -> RunDetails:
+def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetails:
     """A run's terms and members."""
     view = view_of(index, run)
     config = view.config
     members = sorted((slot, account) for account, slot in view.members().items())
     return RunDetails(
-        summary=_summary(view, blobs),
+        summary=_summary(view, folders),
         min_replicas=config.min_replicas,
         max_replicas=config.max_replicas,
         complete_replicas=len(view.complete_replicas()),
@@ -200,12 +200,14 @@ def show_run(index: EventIndex, run: bytes, blobs: Path) -> RunDetails:
     )
 
 
-def read_manifest(view: RunView, blobs: Path) -> Manifest | None:
-    """The run's manifest where the folder has its blob, intact; it has the hash that the ledger holds."""
-    try:
-        return parse(atomic.read_blob(blobs / view.config.manifest.hex(), MAX_BYTES))
-    except (atomic.BlobError, ManifestError):
-        return None
+def read_manifest(view: RunView, folders: Sequence[Path]) -> Manifest | None:
+    """The run's manifest where a folder has its blob, intact; it has the hash that the ledger holds."""
+    for folder in folders:
+        try:
+            return parse(atomic.read_blob(folder / view.config.manifest.hex(), MAX_BYTES))
+        except (atomic.BlobError, ManifestError):
+            continue
+    return None
 
 
 def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None]) -> Manifest:
@@ -276,9 +278,9 @@ def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list
     return genesis
 
 
-def _summary(view: RunView, blobs: Path) -> RunSummary:
+def _summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
     config = view.config
-    manifest = read_manifest(view, blobs)
+    manifest = read_manifest(view, folders)
     sealed = min(view.next_round(stage) for stage in range(config.stages))
     over = finished(Terms.of(manifest), view) if manifest else view.finished
     return RunSummary(

@@ -280,7 +280,7 @@ class Session:
         view = self.machine.view
         try:
             await self.versions.adopt(view, version)
-            await trio.to_thread.run_sync(self.versions.drop_old, view, version)
+            await trio.to_thread.run_sync(self.versions.drop_old, view, version, self._payloads.made)
         except Differs as error:
             log.error("THIS NODE STOPS CONTRIBUTING: a sealed version is not what its payloads give", error=str(error))
             self.emit(e.VersionDiffers(version, str(error)))

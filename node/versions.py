@@ -38,6 +38,7 @@ class Versions:
     store: BlobStore
     exchange: BlobExchange
     trainer: Trainer
+    _dropped: int = 0  # versions below are those that stay, and no other
 
     def newest(self, view: RunView) -> tuple[int | None, int | None]:
         """(newest, oldest) of the unbroken line of versions on disk that ends highest; (None, None): none."""
@@ -66,16 +67,23 @@ class Versions:
         except BlobError as error:
             raise Unavailable(str(error)) from None
 
-    def drop_old(self, view: RunView, adopted: int) -> None:
-        """Keep genesis, the newest few versions and every tenth (as the manifest says); delete the others' blobs."""
+    def drop_old(self, view: RunView, adopted: int, made: dict[int, set[bytes]]) -> None:
+        """Keep genesis, the newest few versions and every tenth (as the manifest says); delete the others' blobs.
+
+        `made`: round -> what outer steps over its proposals wrote. Once it is sealed, only what was sealed stays.
+        """
         retention = self.manifest.retention
-        newest = range(max(0, adopted - retention.versions + 1), view.next_round(self.stage) + 1)
-        kept_versions = {*newest, *range(0, adopted + 1, retention.every)}
+        oldest = max(0, adopted - retention.versions + 1)
+        kept_versions = {*range(oldest, view.next_round(self.stage) + 1), *range(0, adopted + 1, retention.every)}
         kept = {name for version in kept_versions for name in self._hashes(view, version)}
-        for version in range(max(0, adopted - retention.versions - 10), adopted):
+        for version in range(self._dropped, oldest):
             for name in self._hashes(view, version):
                 if name not in kept:
                     self.store.path(name).unlink(missing_ok=True)
+        self._dropped = max(self._dropped, oldest)
+        for round in [round for round in list(made) if round < adopted]:
+            for name in made.pop(round) - kept:
+                self.store.path(name).unlink(missing_ok=True)
 
     async def _recompute(self, view: RunView, version: int) -> None:
         sealed = view.sealed[self.stage, version - 1]

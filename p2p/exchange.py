@@ -40,14 +40,19 @@ class BlobNotFound(BlobError):
     """Nobody who was asked has it."""
 
 
+class BlobTooLarge(BlobError):
+    """It is here, and larger than allowed."""
+
+
 class BlobTimeout(BlobError):
     """The deadline passed before it was here."""
 
 
 @dataclass
 class _Download:
-    max_size: int
+    max_size: int  # the largest that any caller allows
     providers: set[str] | None  # None: whoever is connected
+    callers: int = 0  # so far
     waiting: int = 0
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     over: trio.Event = field(default_factory=trio.Event)
@@ -80,19 +85,29 @@ class BlobExchange:
         """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
 
         Goes on where an earlier fetch stopped; calls for the same hash share one download.
-        Raises BlobNotFound, BlobTimeout, OSError (disk).
+        Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), OSError (disk).
         """
         path = self._store.path(hash_)
-        if await trio.to_thread.run_sync(self._store.has, hash_):
-            return path
+        if not await trio.to_thread.run_sync(self._store.has, hash_):
+            await self._share(hash_, max_size, providers, deadline_s)
+        size = (await trio.to_thread.run_sync(path.stat)).st_size
+        if size > max_size:
+            raise BlobTooLarge(f"blob {hash_.hex()[:16]} has {size} bytes, allowed were {max_size}")
+        return path
+
+    async def _share(self, hash_: bytes, max_size: int, providers: Sequence[str] | None, deadline_s: float) -> None:
+        """Begin the download, or join the one under way."""
         download = self._downloads.get(hash_)
         if download is None:
             download = self._downloads[hash_] = _Download(max_size, None if providers is None else set(providers))
             self._nursery.start_soon(self._download, hash_, download)
-        elif providers is None:
-            download.providers = None
-        elif download.providers is not None:
-            download.providers |= set(providers)
+        else:
+            download.max_size = max(download.max_size, max_size)
+            if providers is None:
+                download.providers = None
+            elif download.providers is not None:
+                download.providers |= set(providers)
+        download.callers += 1
         download.waiting += 1
         try:
             with trio.move_on_after(deadline_s):
@@ -105,7 +120,6 @@ class BlobExchange:
             raise BlobTimeout(f"blob {hash_.hex()[:16]} did not come within {deadline_s:.0f} s")
         if download.error is not None:
             raise download.error
-        return path
 
     # -- serving
 
@@ -154,11 +168,12 @@ class BlobExchange:
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         pause = 0.5
         while True:
+            callers = download.callers
             sizes, unsure = await self._ask(hash_, download)
             for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
                 if await self._fetch_from(hash_, size, peers, download):
                     return
-            if not sizes and not unsure:
+            if not sizes and not unsure and callers == download.callers:  # a new one may allow more, or name others
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(pause)
             pause = min(2 * pause, 5.0)

@@ -14,11 +14,13 @@ from training.pipeline import Link, norm_and_loss, run_step
 from training.stages import build_stage, stage_shapes
 from training.weights import Shapes
 
+MOST_LOSS = 1e9  # nats per token; no model that learns comes near, and a contribution cannot state much more
+
 STATE_KINDS = (*adamw.STATE_KINDS, *muon.STATE_KINDS)  # of the optimiser state: a name is a kind, or "kind.parameter"
 
 
 class TrainingError(RuntimeError):
-    """The inner loop cannot go on: unfitting data or state, or a loss that is no longer finite."""
+    """The inner loop cannot go on: unfitting data or state, or a loss that has gone to infinity."""
 
 
 class InnerLoop:
@@ -85,7 +87,7 @@ class InnerLoop:
     ) -> float:
         """The run's inner step `index` of `total_steps` on this replica's own batch; returns the replica's loss in nats
         per token. Raises PipeBroken (Stopped after `stop()`), which leaves weights and state as they were, and
-        TrainingError when the loss or the gradients are not finite."""
+        TrainingError when the gradients are not finite or the loss is above MOST_LOSS."""
         data = self._manifest.data
         micro_batches = None
         if self._needs_data:
@@ -99,7 +101,7 @@ class InnerLoop:
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm, loss = norm_and_loss(gradients, mean, index, previous, next)
-        if not (math.isfinite(norm) and math.isfinite(loss)):
+        if not (math.isfinite(norm) and loss <= MOST_LOSS):  # nor NaN
             values = f"the loss is {loss:g} and the gradient norm {norm:g}"
             raise TrainingError(f"inner step {index}: {values}; the run has diverged")
         inner = self._manifest.inner

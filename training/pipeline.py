@@ -102,6 +102,8 @@ def norm_and_loss(
     else:
         next.send("norm", step, 0, struct.pack("<d", total))
         norm, loss = _numbers(next.recv("total", step, 0), 2)
+        if norm < total**0.5:  # a liar would have the gradients not clipped
+            raise PipeBroken(f"the replica's gradient norm cannot be {norm:g}: up to this stage it is {total**0.5:g}")
     if previous is not None:
         previous.send("total", step, 0, struct.pack("<2d", norm, loss))
     return norm, loss

@@ -6,10 +6,9 @@ The data manifest is written last: whatever interrupts this leaves shards that n
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from training.vocabulary import Vocabulary
 PIECE = 256 * 1024  # bytes of a document that the tokenizer sees at once: a longer one is cut
 
 _BATCH = 4 * 1024 * 1024  # bytes of text tokenised in parallel
+_CHUNK = 1 << 20  # bytes of a file copied at a time
 _OURS = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # what an interrupted `prepare_folder` leaves
 
 Progress = Callable[[int, int], None]  # bytes of text done, and in all
@@ -116,9 +116,8 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
+        with open(source, "rb") as file:
+            atomic.write_chunks(target, iter(partial(file.read, _CHUNK), b""))
 
 
 def _write(recipe: Recipe, blobs: Path, progress: Progress) -> DataManifest:

@@ -22,7 +22,7 @@ from training.pipeline import Link, barrier
 from training.private import agree
 from training.records import NO_PAYLOAD, RoundInputs, Trained
 from training.segments import SEGMENT_STEPS, SegmentState, segments_root
-from training.slotfiles import Own, SlotError, SlotFiles
+from training.slotfiles import Own, SlotError, SlotFiles, State
 
 
 class Slot:
@@ -32,13 +32,10 @@ class Slot:
         self._manifest, self._blobs = manifest, blobs
         self._files = SlotFiles(manifest, stage, directory)
         self._loop, self._codec = loop, codec(manifest.codec.name)
-        self._state = self._files.load()
-        self._moments_are_committed = True  # False while a round is under way, and after it broke off
-        self._residual = {name: torch.zeros(shape) for name, shape in loop.shapes.items()}
-        if self.last:
-            self._residual = self._files.read(self.last.residual_after, loop.shapes)
-            self._load_moments()
-        self._files.remove_all_but(self._state)
+        self._state: State | None = None
+        self._residual: dict[str, Tensor] = {}
+        self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
+        self._restore()
 
     @classmethod
     def open(
@@ -84,16 +81,15 @@ class Slot:
         has no payload, WeightsError or BlobError for a missing or damaged blob, SlotError for a round older than
         `last`, or when the stored state was damaged meanwhile; each leaves the slot's state as it was.
         """
+        if not self._is_as_on_disk:
+            self._restore()
         if self.last and self.last.round == inputs.round:
             return self.last
         self._check(inputs)
-        if not self._moments_are_committed:
-            self._load_moments()
-            self._files.remove_all_but(self._state)
-        self._moments_are_committed = False
+        self._is_as_on_disk = False
         trained, residual = self._train(inputs, _TimedLink.around(previous), _TimedLink.around(next), stop, on_step)
         self._state = self._files.commit(self._state, trained, self._still_open(inputs), inputs.plan)
-        self._residual, self._moments_are_committed = residual, True
+        self._residual, self._is_as_on_disk = residual, True
         self._files.remove_all_but(self._state)
         return trained
 
@@ -229,11 +225,18 @@ class Slot:
         weights_hash = self._files.write(self._loop.weights())
         return SegmentState(weights_hash, self._files.write(self._loop.optimiser_state()))
 
-    def _load_moments(self) -> None:
-        last = self.last
-        self._loop.load_optimiser_state(
-            self._files.read(last.optimiser_after, self._loop.optimiser_shapes) if last else {}
-        )
+    def _restore(self) -> None:
+        """Take up the committed state, and forget what a round that broke off has left."""
+        self._state = self._files.load()
+        last, shapes = self.last, self._loop.shapes
+        if last:
+            self._residual = self._files.read(last.residual_after, shapes)
+            self._loop.load_optimiser_state(self._files.read(last.optimiser_after, self._loop.optimiser_shapes))
+        else:
+            self._residual = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            self._loop.load_optimiser_state({})
+        self._files.remove_all_but(self._state)
+        self._is_as_on_disk = True
 
 
 class _TimedLink:

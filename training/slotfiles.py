@@ -1,10 +1,15 @@
 """What a slot keeps in its directory: `slot.json`, and beside it the tensors that it names.
 
-The tensors are canonical files named by their sha256. Those of the last KEPT_ROUNDS rounds stay, because an auditor
-may ask for them: the residual and the optimiser state before and after each round, and the weights and the optimiser
-state after each of its segments. With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little)
-and n segments a round, that is KEPT_ROUNDS * (n * (W + O) + W) + W + O bytes, and n * (W + O) + W more while the next
-round is trained. The weights at a round's start are not kept: anyone can compute them.
+The tensors are canonical files named by their sha256. Some stay because an auditor may ask for them:
+
+- of the last KEPT_ROUNDS rounds the residual and the optimiser state before and after, and the weights after;
+- of the last delay + 1 of these also weights and optimiser state between the segments. A round's samples are drawn from
+  a block after its seal, and when a round is sealed the slot has finished at most `delay` later ones: so an auditor has
+  at least until the end of the round that the slot trains next.
+
+With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little) and n segments a round, that is
+KEPT_ROUNDS * (2 W + O) + W + O + (delay + 1) * (n - 1) * (W + O) bytes, and n * (W + O) + W more while the next round
+is trained. The weights at a round's start are not kept: anyone can compute them.
 """
 
 import contextlib
@@ -49,6 +54,7 @@ class SlotFiles:
 
     def __init__(self, manifest: Manifest, stage: int, directory: Path) -> None:
         self._manifest, self._stage, self._directory = manifest_hash(manifest), stage, directory
+        self._whole_rounds = manifest.outer.delay + 1
         directory.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> State | None:
@@ -83,8 +89,11 @@ class SlotFiles:
             raise self._damaged(str(error)) from error
 
     def remove_all_but(self, state: State | None) -> None:
-        """Remove the files that the state does not name."""
-        kept = {digest.hex() for one in state.recent for digest in _files(one)} if state else set()
+        """Remove the files that are not kept of the state's rounds."""
+        recent = state.recent if state else ()
+        between = [one for trained in recent[-self._whole_rounds :] for one in trained.between]
+        digests = [digest for one in between for digest in (one.weights, one.optimiser)]
+        kept = {digest.hex() for digest in (*digests, *(digest for one in recent for digest in _ends(one)))}
         for path in self._directory.iterdir():
             if _STATE_FILE.fullmatch(path.name) and path.name not in kept:
                 with contextlib.suppress(OSError):  # tried again after the next round
@@ -98,7 +107,9 @@ class SlotFiles:
         return SlotError(f"the slot's state is damaged ({reason}); remove {self._directory} to start it from zero")
 
 
-def _files(trained: Trained) -> list[bytes]:
-    start, *later = trained.states
-    hashes = [digest for one in later for digest in (one.weights, one.optimiser)]
-    return [start.optimiser, *hashes, trained.residual_before, trained.residual_after]
+def _ends(trained: Trained) -> tuple[bytes, ...]:
+    before, after = (
+        (trained.optimiser_before, trained.residual_before),
+        (trained.optimiser_after, trained.residual_after),
+    )
+    return *before, trained.weights_after, *after

@@ -31,8 +31,8 @@ def open_sources(
     for path in own:
         if not path.is_dir():
             raise UsageFailure(f"--blobs {path}: no such folder")
-    nodes = [path for path in (datadir.blobs, *sorted(datadir.root.glob("nodes/*/blobs"))) if path.is_dir()]
-    folders = [*(Folder(path, own=True) for path in own), *(Folder(path, own=False) for path in nodes)]
+    nodes = [Folder(path, own=False) for path in datadir.blob_folders]
+    folders = [*(Folder(path, own=True) for path in own), *nodes]
     domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
     with Peers(domain, run, lambda: client.nodes().nodes, bootstrap, say) as peers:
         yield [*folders, peers]

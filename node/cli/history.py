@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node.cli import options
+from node.errors import UsageFailure
 
 if TYPE_CHECKING:
     from node.history import History
@@ -29,7 +30,7 @@ def command(
 ) -> None:
     """Print rounds, losses, tokens, weights hashes and seal transactions of a run."""
     if csv and json:
-        raise typer.BadParameter("--csv and --json exclude each other")
+        raise UsageFailure("--csv and --json exclude each other: choose one")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
     from node import history, runs
     from node.ledgers import open_index, open_ledger

@@ -129,7 +129,7 @@ def list_(
     from node.ledgers import open_index, open_ledger
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = runs.list_runs(index, folder.blobs)
+        found = runs.list_runs(index, folder.blob_folders)
     if json:
         options.print_json({"runs": found})
     elif not found:
@@ -161,7 +161,7 @@ def show(
     from node.ledgers import open_index, open_ledger
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = runs.show_run(index, runs.resolve(index, run), folder.blobs)
+        found = runs.show_run(index, runs.resolve(index, run), folder.blob_folders)
     if json:
         options.print_json(found)
         return

@@ -52,6 +52,11 @@ class Book:
         self.contributions[identity] = signed
         return ("conflict", self.contributions[mine[0]]) if len(mine) == 2 else ("new", None)
 
+    def misstates(self, signed: SignedContribution) -> bool:
+        """Whether it states another size than its payload has, as far as that is known: then it is never listed."""
+        size = signed.contribution.payload_size
+        return self.ready.get(signed.contribution.payload, size) != size
+
     def is_ready(self, identity: bytes) -> bool:
         signed = self.contributions.get(identity)
         return signed is not None and self.ready.get(signed.contribution.payload) == signed.contribution.payload_size

@@ -33,16 +33,18 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadReady:
-    """A payload of `size` bytes lies in the blob store and decodes to finite tensors."""
+    """A payload of `size` bytes lies in the blob store and decodes to finite tensors under the round's plan."""
 
+    round: int
     payload: bytes
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadRefused:
-    """A payload's bytes do not decode; its contribution can never count."""
+    """A payload's bytes do not decode under the round's plan; its contribution can never count."""
 
+    round: int
     payload: bytes
     reason: str
 
@@ -51,6 +53,7 @@ class PayloadRefused:
 class PayloadMissing:
     """Nobody gave the payload before the deadline; it is asked for again later."""
 
+    round: int
     payload: bytes
 
 

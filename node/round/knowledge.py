@@ -83,7 +83,10 @@ class Knowledge:
         self._liveness.heard(event.signer, now)
         if statement.stage != self._stage:
             return
-        verdict, first = self.book(statement.round).add(event.signed)
+        book = self.book(statement.round)
+        verdict, first = book.add(event.signed)
+        if verdict in ("new", "conflict") and book.misstates(event.signed):
+            out.append(e.Reject("payload_size", event.peer))
         if verdict == "conflict" and first is not None:
             out += [e.KeepEvidence(first, event.signed), e.Reject("equivocation", event.peer)]
         elif verdict == "duplicate":
@@ -141,14 +144,17 @@ class Knowledge:
                 out.append(e.GossipContribution(signed))
 
     def see_payload(self, event: e.PayloadReady | e.PayloadRefused | e.PayloadMissing, now: float) -> list[e.Action]:
-        missing = isinstance(event, e.PayloadMissing)
-        self._pending.end(("payload", event.payload), now + RETRY_SECONDS if missing else None)
-        for book in self.books.values():
-            if isinstance(event, e.PayloadReady):
-                book.ready[event.payload] = event.size
-            elif isinstance(event, e.PayloadRefused):
+        missing, book = isinstance(event, e.PayloadMissing), self.books.get(event.round)
+        self._pending.end(("payload", event.round, event.payload), now + RETRY_SECONDS if missing else None)
+        if isinstance(event, e.PayloadRefused):
+            if book is not None:
                 book.refused.add(event.payload)
-        return [e.Reject(event.reason, event.payload.hex())] if isinstance(event, e.PayloadRefused) else []
+            return [e.Reject(event.reason, event.payload.hex())]
+        if book is None or isinstance(event, e.PayloadMissing):
+            return []
+        book.ready[event.payload] = event.size
+        stating = [one for one in book.contributions.values() if one.contribution.payload == event.payload]
+        return [e.Reject("payload_size", one.contribution.account) for one in stating if book.misstates(one)]
 
     def file_own(self, signed: SignedContribution) -> None:
         """Our own contribution needs no judge; its payload is on our disk."""

@@ -9,6 +9,7 @@ from ledger.typed import PRIVATE_DATA, UNIT, Domain, Plan, Seal, SignedContribut
 from ledger.view import RunView
 from node.round.plans import Terms, has_round, plan_of
 from training.manifest import Manifest
+from training.segments import segments_in
 
 NO_HASH = bytes(32)
 
@@ -116,6 +117,8 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
         return "wrong_plan"
     if statement.tokens != statement.inner_steps * rules.tokens_per_step:
         return "wrong_tokens"
+    if statement.segments != segments_in(plan.inner_steps):
+        return "wrong_segments"
     if not 0 < statement.payload_size <= rules.max_payload_size(statement.stage, plan):
         return "payload_size"
     if statement.flags & PRIVATE_DATA and not rules.private_data:

@@ -107,7 +107,7 @@ class Sealing:
             for signed in book.contributions.values():
                 payload = signed.contribution.payload
                 known = payload in book.ready or payload in book.refused
-                if not known and self._pending.start(("payload", payload), now):
+                if not known and self._pending.start(("payload", book.round, payload), now):
                     out.append(e.FetchPayload(signed))
 
     def _gossip_own(self, now: float, out: list[e.Action]) -> None:

@@ -16,7 +16,7 @@ from training.manifest import Plan
 from training.policy import Measured
 
 OPEN_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
-REQUEST_SECONDS = 120.0
+REQUEST_SECONDS = 120.0  # for each payload of a request
 STOP_SECONDS = 5.0
 MAX_WAITING_FRAMES = 256
 
@@ -36,6 +36,7 @@ class Trainer:
         self._on_message: Callable[[m.FromTrainer], None] = lambda message: None
         self._requests = count(1)
         self._answers: dict[int, trio.MemorySendChannel[m.Answer]] = {}
+        self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
         self._outgoing, self._to_send = trio.open_memory_channel[m.ToTrainer](math.inf)
         self._opened, self._on_opened = trio.open_memory_channel[m.Opened](1)
         self._scope = trio.CancelScope()
@@ -101,28 +102,30 @@ class Trainer:
 
         Raises TrainerError.
         """
-        return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks))
+        return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks), len(payloads))
 
     async def measure(self, payloads: tuple[m.SealedPayload, ...]) -> Measured:
         """What the aggregation policy needs to know of the payloads. Raises TrainerError."""
-        answer = await self._ask(lambda request: m.Measure(request, payloads))
+        answer = await self._ask(lambda request: m.Measure(request, payloads), len(payloads) ** 2)
         assert answer.measured is not None
         return answer.measured
 
     async def check(self, payload: bytes, plan: Plan) -> None:
         """Raises TrainerError with the reason unless the payload decodes to finite tensors."""
-        await self._ask(lambda request: m.Check(request, payload, plan))
+        await self._ask(lambda request: m.Check(request, payload, plan), 1)
 
-    async def _ask(self, make: Callable[[int], m.ToTrainer]) -> m.Answer:
-        request = next(self._requests)
+    async def _ask(self, make: Callable[[int], m.ToTrainer], payloads: int) -> m.Answer:
+        """`payloads`: how many it has to decode, about."""
+        request, seconds = next(self._requests), REQUEST_SECONDS * max(1, payloads)
         send, receive = trio.open_memory_channel[m.Answer](1)
         self._answers[request] = send
         try:
-            self.post(make(request))
-            with trio.fail_after(REQUEST_SECONDS):
-                answer = await receive.receive()
+            async with self._turn:
+                self.post(make(request))
+                with trio.fail_after(seconds):
+                    answer = await receive.receive()
         except trio.TooSlowError:
-            raise TrainerSilent(f"no answer from the training process within {REQUEST_SECONDS:.0f} s") from None
+            raise TrainerSilent(f"no answer from the training process within {seconds:.0f} s") from None
         finally:
             del self._answers[request]
         if answer.error is not None:

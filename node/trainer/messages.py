@@ -14,7 +14,6 @@ from training.manifest import Plan
 from training.policy import Measured
 from training.records import RoundInputs, Trained
 
-MAX_FRAME = 256 << 20
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 

@@ -120,8 +120,13 @@ class Server:
         self._guard(self._train_rounds, slot)
 
     def _train_rounds(self, slot) -> None:  # type: ignore[no-untyped-def]
+        from training.codecs import CodecError
+        from training.inner import TrainingError
         from training.pipeline import PipeBroken
 
+        last = len(self._manifest.stages) - 1
+        # In a replica of several nodes a neighbour's numbers may be what spoilt the round.
+        spoilt: tuple[type[Exception], ...] = (PipeBroken, TrainingError, CodecError) if last else (PipeBroken,)
         while True:
             order = self._rounds.get()
             for link in self._links.values():
@@ -129,7 +134,6 @@ class Server:
             if self._stop.is_set():
                 self.send(m.Abandoned(order.inputs.round, "stopped before it began"))
                 continue
-            last = len(self._manifest.stages) - 1
             try:
                 trained = slot.train(
                     order.inputs,
@@ -138,7 +142,7 @@ class Server:
                     self._stop.is_set,
                     lambda step, loss, round=order.inputs.round: self.send(m.Step(round, step, loss or 0.0)),
                 )
-            except PipeBroken as error:
+            except spoilt as error:
                 self.send(m.Abandoned(order.inputs.round, str(error)))
             else:
                 self.send(m.Finished(trained))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.typed import UNIT
+from node import demo
 from node.devnet import Devnet
 from tests.e2e.devnets import Watched
 from tests.node.command import dlx
@@ -78,15 +79,17 @@ def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_t
     try:
         devnet.start()
         watched = Watched(devnet)
+        seen = demo.watch(devnet, lambda seen, round: None, lambda seen: None)
         watched.until("the end of the run at every node", lambda: all_finished(watched))
         rounds = watched.read().next_round(0)
-        chain = ("--rpc-url", devnet.settings.rpc_url, "--ledger", devnet.settings.ledger)
-        listed = json.loads(dlx("run", "list", "--datadir", devnet.folder("node-0").root, *chain, "--json").stdout)
+        listed = json.loads(dlx("run", "list", "--datadir", root, "--json").stdout)
         history = json.loads(dlx("history", "--datadir", root, "--json").stdout)["rounds"]
-        report = json.loads(dlx("audit", "--datadir", root, "--json").stdout)
+        result = demo.outcome(devnet, seen, lambda line: None)
     finally:
         devnet.stop()
     assert rounds < ROUNDS and listed["runs"][0]["state"] == "finished"
+    assert not demo.passed(result) and result["rounds"] == rounds == len(result["loss"])
+    report = result["audit"]
     steps = [row["inner_steps"] for row in history]
     assert sum(steps[:-1]) < STEPS <= sum(steps)
     assert steps[0] == FIRST_STEPS < steps[-1], "rounds this short hide no exchange"

@@ -114,7 +114,9 @@ def test_help_names_every_verb_and_defaults_and_loads_nothing_heavy() -> None:
 def test_expected_failures_are_one_line_and_an_exit_code(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    assert said in dlx(*arguments, code=code, DLX_HOME=str(tmp_path / "none")).stderr
+    shown = dlx(*arguments, code=code, DLX_HOME=str(tmp_path / "none")).stderr
+    assert said in shown
+    assert arguments == ["nonsense"] or shown.count("\n") == 1, "only a command that does not exist shows its usage"
 
 
 def test_an_unknown_configuration_key_is_refused_by_name(tmp_path: Path) -> None:
@@ -153,6 +155,11 @@ def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Cha
     for given in (created["run"], created["run"][2:].upper(), created["run"][2:8]):
         shown = json.loads(dlx("run", "show", given, "--datadir", folder, "--json").stdout)
         assert shown["summary"] == listed and shown["genesis"] == created["genesis"]
+    blob, of_node = folder / "blobs" / created["manifest"], folder / "nodes" / "node-0" / "blobs"
+    of_node.mkdir(parents=True)
+    blob.rename(of_node / blob.name)  # as in a demo's folder
+    assert json.loads(dlx("run", "list", "--datadir", folder, "--json").stdout)["runs"] == [listed]
+    (of_node / blob.name).rename(blob)
     settings = config.load(DataDir(folder), {}, {})
     with open_ledger(settings, DataDir(folder)) as client, open_index(client, DataDir(folder)) as kept:
         with open_index(client, DataDir(folder)) as second:  # while another command writes the kept one

@@ -1,10 +1,15 @@
 """The training process's side of the pipes, and the socket between the two processes of a node."""
 
+import queue
+import socket
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +19,10 @@ from node.trainer import process
 from node.trainer.client import Trainer
 from p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
 from p2p.wire import WireError
+from training.inner import TrainingError
+from training.manifest import Plan
 from training.pipeline import PipeBroken
+from training.records import RoundInputs
 
 
 def link() -> process.SocketLink:
@@ -89,3 +97,49 @@ def test_a_training_process_that_cannot_open_its_slot_says_why(tmp_path) -> None
         trio.run(attempt)
     failures = caught.value.subgroup(Failure)
     assert failures is not None and "No such file" in str(failures.exceptions[0].exceptions[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_round_that_a_neighbour_may_have_spoilt_is_abandoned_and_one_that_diverged_alone_ends_the_process(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise TrainingError("the loss is nan")
+
+    said: list[Any] = []
+    with socket.socket() as channel:
+        server: Any = process.Server(channel)
+        monkeypatch.setattr(server, "send", said.append)
+        server._stage, server._manifest = 0, SimpleNamespace(stages=[(0, 1)] * stages)
+        server._rounds = queue.SimpleQueue()
+        server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
+        server._rounds.put(None)  # the next order: no round
+        with pytest.raises(TrainingError if stages == 1 else AttributeError):
+            server._train_rounds(SimpleNamespace(train=train))
+    assert said == ([] if stages == 1 else [m.Abandoned(3, "the loss is nan")])
+
+
+def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_many_payloads() -> None:
+    trainer, done = Trainer(), list[str]()
+
+    async def ask(what: str) -> None:
+        await (trainer.check(bytes(32), Plan()) if what == "check" else trainer.outer(bytes(32), bytes(32), three))
+        done.append(what)
+
+    async def work() -> None:
+        async for message in trainer._to_send:
+            assert isinstance(message, m.Outer | m.Check)
+            await trio.sleep(100 * (len(message.payloads) if isinstance(message, m.Outer) else 1))
+            trainer._dispatch(m.Answer(message.request))
+
+    async def all_at_once() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            async with trio.open_nursery() as asking:
+                for what in ("check", "check", "check", "outer"):
+                    asking.start_soon(ask, what)
+            nursery.cancel_scope.cancel()
+
+    three = (m.SealedPayload(bytes(32), 1, 32768, Plan()),) * 3
+    trio.run(all_at_once, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert sorted(done) == ["check", "check", "check", "outer"]

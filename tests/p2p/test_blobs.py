@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from p2p import exchange, wire
-from p2p.blobs import BlobNotFound, BlobStore, BlobTimeout
+from p2p.blobs import BlobError, BlobNotFound, BlobStore, BlobTimeout, BlobTooLarge
 from p2p.store import CHUNK
 from p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import Node, network, other_process, until
@@ -109,6 +109,24 @@ async def test_a_blob_larger_than_allowed_is_refused_by_its_size(tmp_path):
         assert one.rejected["blob_size"] == 1
         assert one.host.bytes_received - before < 100_000
         await one.blobs.fetch(name, CHUNK, None, 20)
+
+
+async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(CHUNK))
+        strict: list[BlobError] = []
+
+        async def small() -> None:
+            with pytest.raises(BlobError) as caught:
+                await one.blobs.fetch(name, CHUNK - 1, None, 20)
+            strict.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(small)
+            await until(lambda: name in one.blobs._downloads)
+            assert (await one.blobs.fetch(name, CHUNK, None, 20)).read_bytes() == data
+        await small()
+        assert [type(error) for error in strict] == [BlobTooLarge] * 2
 
 
 async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:

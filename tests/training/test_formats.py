@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -104,6 +105,12 @@ def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:
     refuse(saved, "cannot be read")
     (saved / "data-00001-of-00002.arrow").unlink()
     refuse(saved, "cannot be read")
+    file = texts.saved_to_disk(tmp_path / "beyond", ["hello", "world"], 1) / "data-00000-of-00001.arrow"
+    ends = np.array([0, 5, 10], "<i4").tobytes()
+    assert ends in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(ends, np.array([0, 5, 100], "<i4").tobytes()))
+    with pytest.raises(DataError, match=r"cannot be read .* out of bounds"):
+        _read(file.parent)  # or whatever lies behind it in memory would be trained on
     for state in ({"_data_files": [{"filename": "../c.parquet"}]}, {"_data_files": ["x"]}, {"_data_files": 1}, []):
         (saved / "state.json").write_text(json.dumps(state))
         refuse(saved, "lists ")

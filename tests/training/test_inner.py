@@ -149,13 +149,14 @@ def test_a_broken_step_changes_nothing(tiny_run: Callable[..., Manifest], datase
     assert _hashes(loop) == before
 
 
+@pytest.mark.parametrize("poison", [math.nan, 1e30])  # 1e30: the loss is finite, and more than a contribution can say
 def test_a_diverged_replica_says_so_on_every_stage_and_changes_nothing(
-    tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]]
+    poison: float, tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]]
 ) -> None:
     manifest = tiny_run(SPLITS[1])
     loops = [_loop(manifest, stage, dataset) for stage in range(2)]
     poisoned = initialise(manifest, 1)
-    poisoned["lm_head.weight"][0, 0] = math.nan
+    poisoned["lm_head.weight"][0, 0] = poison
     loops[1].load_weights(poisoned)
     before = _hashes(loops[0])
     results = together(2, lambda stage, previous, following: loops[stage].step(3, TOTAL, previous, following))

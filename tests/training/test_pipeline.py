@@ -174,6 +174,14 @@ def test_a_norm_that_cannot_be_one_breaks_the_pipe(data: bytes, message: str) ->
         norm_and_loss([torch.ones(2)], 1.0, 0, there, None)
 
 
+def test_a_norm_below_this_stages_own_breaks_the_pipe() -> None:
+    """Or a neighbour could have a stage take its gradients without clipping."""
+    here, there = queue_links(0.5)
+    there.send("total", 0, 0, struct.pack("<2d", 1.4, 2.0))
+    with pytest.raises(PipeBroken, match=r"cannot be 1\.4: up to this stage it is 1\.41421"):
+        norm_and_loss([torch.ones(2)], None, 0, None, here)
+
+
 def test_a_message_of_another_step_breaks_the_pipe() -> None:
     here, there = queue_links(0.5)
     here.send("activation", 4, 0, b"")

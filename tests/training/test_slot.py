@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -247,6 +248,42 @@ def test_a_stopped_round_leaves_no_trace(delay: int, history: Callable[..., _His
         assert _bits([run.round()]) == _bits([expected[t]])
 
 
+def test_a_disk_that_is_full_at_any_write_leaves_the_state_as_it_was(
+    history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, run = history(1, "a"), history(1, "b")
+    expected = [undisturbed.round() for _ in range(2)]
+    assert _bits([run.round()]) == _bits(expected[:1])
+    files, failures = _files(run.folder), 0
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    while True:
+        left = failures
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            try:
+                run.slot.train(run.inputs(), None, None)
+                break
+            except OSError:
+                failures += 1
+        here = _files(run.folder)
+        # Only the last fsync, of the folder after slot.json's rename, comes too late to take the round back.
+        assert failures == _FSYNCS or {path: here.get(path) for path in files} == files
+    assert failures == _FSYNCS
+    assert _bits([run.slot.last]) == _bits(expected[1:])
+    assert _names(run) == _names(undisturbed)
+
+
+_FSYNCS = 2 * (2 + 1 + 1 + 1)  # file and folder: weights and optimiser state, residual, payload, slot.json
+
+
 def _disk_full(done: int, loss: float | None) -> None:
     if done == 4:
         raise OSError("disk full")
@@ -257,19 +294,23 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("steps", [4, SEGMENT_STEPS + 1])
-def test_state_files_of_three_rounds_are_kept(steps: int, history: Callable[..., _History]) -> None:
-    run = history(1, plan=Plan(inner_steps=steps))
+@pytest.mark.parametrize("delay", DELAYS)
+def test_states_of_three_rounds_are_kept_and_those_between_segments_until_an_auditor_could_ask(
+    delay: int, steps: int, history: Callable[..., _History]
+) -> None:
+    run = history(delay, plan=Plan(inner_steps=steps))
     (run.folder / "slot-0" / "contribution").write_text("somebody else's")
     for _ in range(5):
         run.round()
     litter = run.folder / "slot-0" / f".{'0' * 16}.tmp"
     litter.write_bytes(b"half")
-    again = history(1, plan=Plan(inner_steps=steps))
+    again = history(delay, plan=Plan(inner_steps=steps))
     assert again.slot.recent == tuple(run.trained[2:])
     states = {run.trained[1].optimiser_after, run.trained[1].residual_after}
     for one in run.trained[2:]:
         assert len(one.states) == 1 + -(-steps // SEGMENT_STEPS)
-        states |= {digest for state in one.states[1:] for digest in (state.weights, state.optimiser)}
+        whole = one.round >= 4 - delay
+        states |= {d for state in one.states[1 if whole else -1 :] for d in (state.weights, state.optimiser)}
         states.add(one.residual_after)
     assert _names(run) == {digest.hex() for digest in states} | {"slot.json", "contribution"}
 

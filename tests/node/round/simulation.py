@@ -19,6 +19,7 @@ from node.round.machine import RoundMachine
 from node.round.plans import finished, plan_of
 from node.round.rules import Rules, base_version
 from training.policy import Measured
+from training.segments import segments_in
 
 DOMAIN = Domain(31337, account_of(b"\x09" * 32))
 RUN = hashlib.sha256(b"run").digest()
@@ -174,9 +175,11 @@ class Simulation:
                 held = any(signed.contribution.payload in other.payloads for other in self.alive())
                 if held and self.random.random() >= self.loss:
                     member.payloads.add(signed.contribution.payload)
-                    self.later(member, e.PayloadReady(signed.contribution.payload, PAYLOAD_SIZE))
+                    self.later(
+                        member, e.PayloadReady(signed.contribution.round, signed.contribution.payload, PAYLOAD_SIZE)
+                    )
                 else:
-                    self.later(member, e.PayloadMissing(signed.contribution.payload))
+                    self.later(member, e.PayloadMissing(signed.contribution.round, signed.contribution.payload))
             case e.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
                 names, made = self.names(listed), self.outer(round, listed, multipliers)
                 energy = self.energy(member, round) if action.ranks else {}
@@ -257,7 +260,7 @@ class Simulation:
             tokens=steps * self.rules.tokens_per_step, loss=5_000_000 - round, previous=bytes(32),
             start_payload=bytes(32), folded_payload=bytes(32), folded_payload2=bytes(32), weights_before=bytes(32),
             weights_after=bytes(32), optimiser_before=bytes(32), optimiser_after=bytes(32), residual_before=bytes(32),
-            residual_after=bytes(32), segments_root=bytes(32), segments=1,
+            residual_after=bytes(32), segments_root=bytes(32), segments=segments_in(steps),
             compute_ms=int(1000 * self.round_seconds(steps)), exchange_ms=int(1000 * (exchange or 0)), flags=0,
         )  # fmt: skip
         return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)  # type: ignore[arg-type]

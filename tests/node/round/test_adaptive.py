@@ -182,5 +182,5 @@ def test_contributions_wait_until_their_plan_is_known() -> None:
     assert not victim.rejected and victim.machine.known_round(1)[0] == 0
     assert sim.run(lambda: sim.view.next_round(0) >= 1, 60)
     sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
-    sim.feed(victim, e.PayloadReady(early.contribution.payload, early.contribution.payload_size))
+    sim.feed(victim, e.PayloadReady(1, early.contribution.payload, early.contribution.payload_size))
     assert victim.machine.known_round(1)[0] == 1

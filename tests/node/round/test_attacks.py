@@ -52,6 +52,23 @@ def test_a_payload_of_another_size_than_stated_is_never_counted() -> None:
     for sealed in sim.view.sealed.values():
         assert all(signed.contribution.payload_size == PAYLOAD_SIZE for signed in sealed.contributions)
     assert honest.account in sim.view.sealed[0, 0].accounts
+    for member in sim.alive():
+        counted = member.rejected.count("payload_size")
+        assert counted == (member.machine.stage == 0), "the false statement is counted, once"
+
+
+def test_a_payload_that_another_round_refuses_still_counts_in_its_own() -> None:
+    """Another round may have another plan: whoever states an honest payload there must not spoil it."""
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=3)
+    sim.run(lambda: False, 0.3)
+    victim, honest = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+    true = sim.contribution(honest, 0).contribution
+    sim.feed(victim, e.ContributionSeen(sim.contribution(honest, 0), honest.account, "peer"))
+    sim.feed(victim, e.PayloadReady(1, true.payload, true.payload_size))
+    assert victim.machine.known_round(0)[0] == 0, "checked under another plan"
+    sim.feed(victim, e.PayloadRefused(1, true.payload, "bad_payload"))
+    sim.feed(victim, e.PayloadReady(0, true.payload, true.payload_size))
+    assert victim.machine.known_round(0)[0] == 1
 
 
 @pytest.mark.parametrize("victim", range(4))

@@ -84,6 +84,7 @@ def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None
     honest = sim.contribution(liar, 0)
     cases = {
         "wrong_tokens": sim.contribution(liar, 0, tokens=10**6),
+        "wrong_segments": sim.contribution(liar, 0, segments=0),
         "wrong_slot": sim.contribution(liar, 0, replica=0),
         "wrong_plan": sim.contribution(liar, 0, plan=digest("plan")),
         "wrong_run": sim.contribution(liar, 0, run=digest("another")),
