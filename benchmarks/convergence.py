@@ -149,7 +149,7 @@ def main(
     (out / "table.txt").write_text(text)
     _plot(jobs, results, out / "convergence.png")
     if json_file is not None:
-        json_file.write_text(json.dumps(heading | {"rows": rows}, indent=2, default=str) + "\n")
+        json_file.write_text(json.dumps(heading | {"rows": [finite(row) for row in rows]}, indent=2) + "\n")
 
 
 def train(job: Job, out: Path) -> Result:
@@ -349,6 +349,11 @@ def _plot(jobs: Sequence[Job], results: dict[str, Result], path: Path) -> None:
     left.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+
+
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """What has diverged has no loss: JSON knows no infinity."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
 
 
 def _note(text: str) -> None:

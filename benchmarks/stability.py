@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.convergence import Job, Method, Result, Setting, prepare, train_all
+from benchmarks.convergence import Job, Method, Result, Setting, finite, prepare, train_all
 from training.manifest import Outer
 from training.presets import PRESETS
 from training.stability import stable_below
@@ -61,7 +61,7 @@ def main(
     nearest = min(stable, key=lambda pair: math.dist(pair, PAPER), default=None)
     sys.stdout.write(f"stable over {rounds} rounds and nearest to {PAPER}: {nearest or 'none'}\n")
     if json_file is not None:
-        json_file.write_text(json.dumps({"rows": rows, "nearest": nearest}, indent=2, default=str) + "\n")
+        json_file.write_text(json.dumps({"rows": [finite(row) for row in rows], "nearest": nearest}, indent=2) + "\n")
 
 
 def _method(pair: tuple[float, float], inner_steps: int) -> Method:

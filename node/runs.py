@@ -93,7 +93,7 @@ def create_run(
     """
     draft = draft_from_toml(draft_path)
     check_pipes(draft)
-    for warning in stability.warnings(draft.outer):
+    for warning in stability.warnings(draft):
         progress(f"warning: {warning}")
     manifest = _frozen(draft, datadir, client, progress)
     digest = atomic.write_blob(datadir.blobs, [canonical_bytes(manifest)])

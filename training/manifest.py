@@ -17,7 +17,7 @@ import rfc8785
 from msgspec import Meta, Struct
 
 from training.families import FAMILIES, Config, config_class
-from training.presets import INNER_STEPS, PRESETS, expand
+from training.presets import INNER_STEPS, MIN_INNER_STEPS, PRESETS, expand
 
 MAX_BYTES = 256 * 1024  # of a manifest, and of a draft
 
@@ -113,7 +113,7 @@ class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
     energy: Annotated[float, Meta(gt=0, lt=1)] = 0.9  # part of the shared update's energy that the rank has to keep
     min_rank: Annotated[int, Meta(ge=1, le=4096)] = 4
     max_rank: Annotated[int, Meta(ge=1, le=4096)] = 128
-    min_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 5
+    min_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = MIN_INNER_STEPS
     max_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 500
 
 

@@ -6,6 +6,7 @@ The defaults of the manifest's keys are the preset `default`: what measured best
 from typing import Any
 
 INNER_STEPS = 10  # of a round, where a draft says nothing
+MIN_INNER_STEPS = 5  # of a plan that adapts
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
@@ -27,16 +28,19 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 def expand(raw: dict[str, Any]) -> dict[str, Any]:
     """The draft with its `preset` written out. Raises KeyError where there is no such preset.
 
-    A plan that adapts spans as many inner steps as the rounds have with the first plan, unless the draft says it.
+    A plan that adapts spans as many inner steps as the rounds have with the first plan, unless the draft says it; the
+    rounds are then as many as that takes at most.
     """
     preset = PRESETS[raw.get("preset", "default")]
     own = {key: value for key, value in raw.items() if key != "preset"}
     for table, keys in preset.items():
         stated = own.get(table, {})
         own[table] = keys | stated if isinstance(stated, dict) else stated
-    plan, adaptive = own.get("plan", {}), own.get("adaptive")
-    if isinstance(plan, dict) and isinstance(adaptive, dict):
-        rounds, steps = own.get("rounds"), plan.get("inner_steps", INNER_STEPS)
-        if isinstance(rounds, int) and isinstance(steps, int):
-            own["adaptive"] = {"inner_steps": rounds * steps} | adaptive
+    plan, adaptive, rounds = own.get("plan", {}), own.get("adaptive"), own.get("rounds")
+    if isinstance(plan, dict) and isinstance(adaptive, dict) and "inner_steps" not in adaptive:
+        steps, fewest = plan.get("inner_steps", INNER_STEPS), adaptive.get("min_inner_steps", MIN_INNER_STEPS)
+        # Anything but whole numbers is refused later, by name.
+        if isinstance(rounds, int) and isinstance(steps, int) and isinstance(fewest, int) and fewest > 0:
+            own["adaptive"] = adaptive | {"inner_steps": rounds * steps}
+            own["rounds"] = -(-rounds * steps // fewest)
     return own

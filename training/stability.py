@@ -1,6 +1,6 @@
-"""What is known to go wrong with a choice of outer optimiser, before a run is made with it."""
+"""What is known to go wrong with a draft's choices, before a run is made of it."""
 
-from training.manifest import Outer
+from training.manifest import Draft, Outer
 
 ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
 
@@ -20,16 +20,23 @@ def stable_below(outer: Outer) -> float:
     return low
 
 
-def warnings(outer: Outer) -> list[str]:
+def warnings(draft: Draft) -> list[str]:
     """What the run's creator should hear about, one line each."""
+    found, outer, adaptive = [], draft.outer, draft.adaptive
     limit = stable_below(outer)
-    if limit >= 0.5:
-        return []
-    return [
-        f"outer.momentum {outer.momentum:g} with outer.lr {outer.lr:g} and outer.delay {outer.delay} diverges once a "
-        f"round removes over {100 * limit:.0f}% of the error, as it does early in a run or in a short one: "
-        "lower outer.momentum or outer.lr"
-    ]
+    if limit < 0.5:
+        found.append(
+            f"outer.momentum {outer.momentum:g} with outer.lr {outer.lr:g} and outer.delay {outer.delay} diverges once "
+            f"a round removes over {100 * limit:.0f}% of the error, as it does early in a run or in a short one: "
+            "lower outer.momentum or outer.lr"
+        )
+    if adaptive and draft.rounds * adaptive.min_inner_steps < adaptive.inner_steps:
+        needed = -(-adaptive.inner_steps // adaptive.min_inner_steps)
+        found.append(
+            f"rounds {draft.rounds} may end the run before adaptive.inner_steps {adaptive.inner_steps}, while its "
+            f"learning rate is still high: rounds of adaptive.min_inner_steps {adaptive.min_inner_steps} take {needed}"
+        )
+    return found
 
 
 def _stays_small(outer: Outer, removed: float) -> bool:

@@ -28,7 +28,7 @@ def plan(
 
     draft = draft_from_toml(manifest)
     runs.check_pipes(draft)
-    warnings = stability.warnings(draft.outer)
+    warnings = stability.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
     stages = [

@@ -40,6 +40,7 @@ def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> Non
     assert (found.outer.nesterov, found.outer.delay, found.codec.name) == (True, 1, "lowrank")
     assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
     assert found.adaptive is not None and found.adaptive.inner_steps == 4 * 50
+    assert found.rounds == 40, "as many as it takes if the rounds shrink to 5 inner steps"
     assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
     sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
     assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay) == ("topk", 2, 0)
@@ -59,7 +60,14 @@ def test_the_stability_of_nesterov_with_a_delay() -> None:
     assert stable_below(Outer(lr=0.8, alpha=0.8, delay=1)) == 1
 
 
-def test_who_asks_for_a_divergent_outer_optimiser_is_warned() -> None:
-    (warning,) = warnings(PAPER)
+def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> None:
+    outer = "[outer]\nlr = 0.7\nmomentum = 0.9\nnesterov = true\n"
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\n")))
     assert "outer.momentum 0.9" in warning and "over 36% of the error" in warning
-    assert not warnings(Outer()) and not warnings(Outer(lr=0.7, momentum=0.9, nesterov=True))
+    assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
+
+
+def test_who_asks_for_too_few_rounds_of_a_plan_that_adapts_is_warned(tmp_path: Path) -> None:
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables="[adaptive]\ninner_steps = 40\n")))
+    assert "rounds 4 may end the run before adaptive.inner_steps 40" in warning and "take 8" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"')))
