@@ -28,7 +28,7 @@ _DRAFT = """\
 name = "e2e"
 rounds = {rounds}
 stages = [[0, 1], [1, 2]]
-min_replicas = 2
+min_replicas = {replicas}
 max_replicas = 4
 confirmations = 0
 
@@ -76,11 +76,11 @@ class Timing:
     eviction: int
 
 
-def create(root: Path, rounds: int, steps: int, timing: Timing) -> Devnet:
-    """A devnet of 2 replicas x 2 stages with its chain running and its nodes not yet started."""
+def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS) -> Devnet:
+    """A devnet of two stages with its chain running and its nodes not yet started."""
     source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
-    text = _DRAFT.format(rounds=rounds, steps=steps, source=source, **timing.__dict__)
-    return Devnet.create(root, rounds, REPLICAS, STAGES, lambda line: None, text)
+    text = _DRAFT.format(rounds=rounds, replicas=replicas, steps=steps, source=source, **timing.__dict__)
+    return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text)
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Watched:
                 round: min(view.sealed[stage, round].seal.count for stage in range(STAGES))
                 for round in range(after, done)
             }
-            return next((round + 1 for round, count in counts.items() if count == REPLICAS), None)
+            return next((round + 1 for round, count in counts.items() if count == self.devnet.record.replicas), None)
 
         return self.until(f"a round from {after} on that counts everybody", full, seconds) - 1
 
