@@ -1,6 +1,7 @@
 import hashlib
 import os
 import signal
+import threading
 
 import pytest
 import trio
@@ -111,22 +112,30 @@ async def test_a_blob_larger_than_allowed_is_refused_by_its_size(tmp_path):
         await one.blobs.fetch(name, CHUNK, None, 20)
 
 
-async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path):
+async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path, monkeypatch):
+    both_wait, read = threading.Event(), exchange._read_range
+    monkeypatch.setattr(exchange, "_read_range", lambda *asked: both_wait.wait(15) and read(*asked))
     async with network(tmp_path, 2) as (one, two):
         name = two.store.put(data := os.urandom(CHUNK))
         strict: list[BlobError] = []
+        generous: list[bytes] = []
 
         async def small() -> None:
             with pytest.raises(BlobError) as caught:
                 await one.blobs.fetch(name, CHUNK - 1, None, 20)
             strict.append(caught.value)
 
+        async def large() -> None:
+            generous.append((await one.blobs.fetch(name, CHUNK, None, 20)).read_bytes())
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(small)
             await until(lambda: name in one.blobs._downloads)
-            assert (await one.blobs.fetch(name, CHUNK, None, 20)).read_bytes() == data
+            nursery.start_soon(large)
+            await until(lambda: one.blobs._downloads[name].waiting == 2)
+            both_wait.set()
         await small()
-        assert [type(error) for error in strict] == [BlobTooLarge] * 2
+        assert generous == [data] and [type(error) for error in strict] == [BlobTooLarge] * 2
 
 
 async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
