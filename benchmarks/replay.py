@@ -18,7 +18,9 @@ from typing import Annotated, Any
 import msgspec
 import torch
 import typer
+from safetensors.torch import load_file
 
+from training import weights
 from training.data import Dataset
 from training.inner import InnerLoop
 from training.manifest import Draft, DraftData, DraftModel, Inner, Manifest, complete
@@ -28,6 +30,8 @@ from training.segments import SEGMENT_STEPS
 from training.stages import initialise
 
 TOTAL_STEPS = 200  # of the run, which decides the learning rates
+
+_PARTS = ("weights", "optimiser", "end_weights", "end_optimiser")  # of a Segment
 
 _MODEL: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4,
@@ -115,12 +119,13 @@ def _train(manifest: Manifest, folder: Path) -> None:
     start = loop.weights(), loop.optimiser_state()
     for index in range(SEGMENT_STEPS, 2 * SEGMENT_STEPS):
         loop.step(index, TOTAL_STEPS, None, None)
-    torch.save(Segment(*start, loop.weights(), loop.optimiser_state()), folder / "segment")
+    for part, tensors in zip(_PARTS, (*start, loop.weights(), loop.optimiser_state()), strict=True):
+        weights.write(tensors, folder / f"{part}.safetensors")
 
 
 def _distance(manifest: Manifest, folder: Path, case: Case) -> tuple[float, float]:
     torch.set_num_threads(case.threads)
-    honest: Segment = torch.load(folder / "segment", weights_only=False)
+    honest = Segment(*(load_file(folder / f"{part}.safetensors") for part in _PARTS))
     ours, claim = manifest, honest
     if case.honest:
         data = msgspec.structs.replace(manifest.data, micro_batches=case.micro_batches)
