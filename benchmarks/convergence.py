@@ -37,8 +37,9 @@ LONGEST = 3000  # inner steps
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+_MUON = {"optimiser": "muon"}
 _ADAMW_LRS = (2e-3, 4e-3, 8e-3)
-_MUON_LRS = (5e-3, 1e-2, 2e-2)
+_MUON_LRS = (1e-2, 2e-2, 4e-2)
 
 
 @dataclass(frozen=True)
@@ -46,33 +47,42 @@ class Method:
     """One row. `lrs` are the inner learning rates tried: Muon's for the matrices where that is the optimiser."""
 
     name: str
-    lrs: tuple[float, ...] = _ADAMW_LRS
+    lrs: tuple[float, ...] = _MUON_LRS
     seeds: int = 1
     every_step: bool = False  # gradients averaged in every step, instead of a pseudo-gradient once per round
     compressed: bool = True
-    inner: dict[str, Any] = field(default_factory=dict)
+    inner: dict[str, Any] = field(default_factory=lambda: _MUON)
     outer: dict[str, Any] = field(default_factory=dict)
     codec: str = "int4"
     plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 30})
     adaptive: bool = False
 
 
+def _with_adamw(name: str, **rest: Any) -> Method:
+    return Method(name, **{"lrs": _ADAMW_LRS, "inner": {"optimiser": "adamw"}} | rest)
+
+
 METHODS = (
-    Method("all-reduce AdamW", (1e-3, 2e-3, 4e-3), seeds=3, every_step=True),
-    Method("all-reduce Muon", _MUON_LRS, seeds=3, every_step=True, inner={"optimiser": "muon"}),
-    Method("DiLoCo H 20", compressed=False, outer=_NESTEROV, plan={"inner_steps": 20}),
-    Method("DiLoCo H 50", compressed=False, outer=_NESTEROV, plan={"inner_steps": 50}),
-    Method(
+    _with_adamw("all-reduce AdamW", lrs=(1e-3, 2e-3, 4e-3), every_step=True),
+    Method("all-reduce Muon", (5e-3, 1e-2, 2e-2), seeds=3, every_step=True),
+    _with_adamw("DiLoCo H 20", compressed=False, outer=_NESTEROV, plan={"inner_steps": 20}),
+    _with_adamw("DiLoCo H 50", compressed=False, outer=_NESTEROV, plan={"inner_steps": 50}),
+    _with_adamw(
         "dilocox",
         outer=PRESETS["dilocox"]["outer"],
         codec="lowrank",
         plan=PRESETS["dilocox"]["plan"],
         adaptive=True,
     ),
+    _with_adamw("default, AdamW"),
     Method("default, delay 0", seeds=3),
-    Method("default, delay 1", seeds=3, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}),
-    Method("default, Muon", _MUON_LRS, seeds=3, inner={"optimiser": "muon"}),
-    Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]),
+    Method("default, delay 1", outer={"lr": 0.8, "alpha": 0.8, "delay": 1}),
+    _with_adamw("sparse", codec="topk", plan=PRESETS["sparse"]["plan"]),
+    # For the targets.
+    Method("2 bits, H 24", plan={"level": 2, "inner_steps": 24}),
+    Method("2 bits, H 67", plan={"level": 2, "inner_steps": 67}),
+    Method("topk 1/32, H 5", codec="topk", plan={"level": 2, "rank": 128, "inner_steps": 5}),
+    Method("topk 1/32, H 14", codec="topk", plan={"level": 2, "rank": 128, "inner_steps": 14}),
 )
 
 
@@ -84,9 +94,19 @@ class Setting:
     hidden: int = 128
     layers: int = 4
     sequence: int = 128
-    batch: int = 4  # samples of one replica and step
-    steps: int = LONGEST
-    tuning_steps: int = 600
+    batch: int = 2  # samples of one replica and step
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of the trainings, in inner steps."""
+
+    steps: int
+    tuning: int = 150
+    tuning_rounds: int = 3  # at least
+
+    def of_tuning(self, method: Method) -> int:
+        return max(self.tuning, self.tuning_rounds * method.plan["inner_steps"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,9 @@ class Job:
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """The same for all that trains the same, whatever it is called."""
+        facts = asdict(replace(self, method=replace(self.method, name="", lrs=(), seeds=1)))
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 Result = dict[str, Any]  # loss, curve of (steps, bytes, loss), bytes_per_round, traffic_ratio, seconds
@@ -123,20 +145,20 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
-    setting = Setting(os.path.abspath(source), steps=steps)
+    setting, length = Setting(os.path.abspath(source)), Length(steps)
     methods = [m for m in METHODS if not only or any(part in m.name for part in only)]
     if quick:
-        setting = replace(setting, hidden=32, layers=2, sequence=32, batch=2, steps=60, tuning_steps=20)
+        setting, length = replace(setting, hidden=32, layers=2, sequence=32), Length(60, tuning=20, tuning_rounds=2)
         methods = [replace(m, seeds=1, plan=m.plan | {"inner_steps": min(10, m.plan["inner_steps"])}) for m in methods]
     started = time.monotonic()
     prepare(setting, out)
-    tuning = [Job(m, setting, lr, 0, setting.tuning_steps) for m in methods for lr in m.lrs]
+    tuning = [Job(m, setting, lr, 0, length.of_tuning(m)) for m in methods for lr in m.lrs]
     tuned = train_all(tuning, out, workers)
     jobs = []
     for method in methods:
         best = min((job for job in tuning if job.method == method), key=lambda job: tuned[job.key]["loss"])
-        jobs += [replace(best, seed=seed, steps=setting.steps) for seed in range(method.seeds)]
-    results = train_all(jobs, out, workers)
+        jobs += [replace(best, seed=seed, steps=length.steps) for seed in range(method.seeds)]
+    results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
     rows = _rows(jobs, results)
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
@@ -258,8 +280,9 @@ def _manifest(job: Job, out: Path) -> Manifest:
         seed=job.seed,
     )
     tables = {"inner": method.inner | lr, "outer": method.outer, "codec": {"name": method.codec}, "plan": method.plan}
-    if method.adaptive:
-        tables["adaptive"] = {}
+    if method.adaptive:  # the rank alone: there is no link whose time the inner steps could follow
+        steps = method.plan["inner_steps"]
+        tables["adaptive"] = {"min_inner_steps": steps, "max_inner_steps": steps}
     for table, values in tables.items():
         text += f"[{table}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
     path = out / f"{job.key}-{os.getpid()}.toml"

@@ -38,7 +38,7 @@ def main(
     """Train with every pair of outer rate and momentum, and print which stay stable."""
     steps = rounds * inner_steps
     source = str(Path(sysconfig.get_paths()["stdlib"]) / "*.py")
-    setting = Setting(source, hidden=64, layers=2, sequence=64, batch=2, steps=steps)
+    setting = Setting(source, hidden=64, layers=2, sequence=64)
     jobs = {pair: Job(_method(pair, inner_steps), setting, lr, 0, steps) for pair in PAIRS}
     prepare(setting, out)
     results = train_all(list(jobs.values()), out, workers)
@@ -70,6 +70,7 @@ def _method(pair: tuple[float, float], inner_steps: int) -> Method:
     return Method(
         f"outer lr {pair[0]:g}, momentum {pair[1]:g}",
         outer=preset["outer"] | {"lr": pair[0], "momentum": pair[1]},
+        inner={"optimiser": "adamw"},
         codec=preset["codec"]["name"],
         plan=plan,
     )
