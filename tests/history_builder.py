@@ -44,6 +44,7 @@ from training.atomic import write_blob
 from training.manifest import BlobRef, Draft, DraftData, Manifest, Model, Outer, Plan, Timing, canonical_bytes, complete
 from training.outer import SealedPayload, apply_round, measure_round
 from training.prepare import prepare
+from training.segments import segments_in
 from training.stages import initialise, stage_shapes
 
 ZERO = bytes(32)
@@ -67,6 +68,10 @@ TINY = {
 }
 
 
+def _same_statement(statement: Contribution) -> Contribution:
+    return statement
+
+
 def _same_record(record: SignedContribution) -> SignedContribution:
     return record
 
@@ -87,6 +92,7 @@ def _same_plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
 class Mischief:
     """What the members of a history do wrong, all together: the chain lets all of it pass."""
 
+    statement: Callable[[Contribution], Contribution] = _same_statement  # before it is signed
     record: Callable[[SignedContribution], SignedContribution] = _same_record  # after it was signed
     next_weights: Callable[[int, int, bytes], bytes] = _same_hash  # (stage, round, honest hash) -> what they seal
     multipliers: Callable[[int, int, tuple[int, ...]], tuple[int, ...]] = _same_multipliers  # in the same way
@@ -331,12 +337,12 @@ class _Stage:
             residual_before=ZERO,
             residual_after=ZERO,
             segments_root=ZERO,
-            segments=0,
+            segments=segments_in(plan.inner_steps),
             compute_ms=1,
             exchange_ms=1,
             flags=0,
         )
-        return statement.sign(self._domain, self._network.keys[account])
+        return self._mischief.statement(statement).sign(self._domain, self._network.keys[account])
 
 
 def _config(manifest: Manifest) -> RunConfig:

@@ -13,7 +13,7 @@ from node.audit.blobs import BlobMissing, Blobs, BlobWrong, Source
 from node.audit.replay import PayloadError, Replay, State
 from node.audit.report import Report, Verdict
 from node.round.plans import finished, has_round, plan_fault
-from node.round.rules import base_version, unit_multipliers
+from node.round.rules import base_version, statement_fault, unit_multipliers
 from node.runs import config_of
 from training import selftest
 from training.codecs import CodecError
@@ -23,6 +23,13 @@ from training.policy import disagreement
 from training.weights import WeightsError
 
 LEVEL = 2
+
+_FAULTS = {
+    "wrong_plan": "states another plan than {plan}, or another number of steps",
+    "wrong_tokens": "states {counted.tokens} tokens, not what its inner steps have",
+    "wrong_segments": "commits to {counted.segments} segments, not what its inner steps make",
+    "private_data": "says that it comes from private data, which the manifest does not allow",
+}
 Progress = Callable[[str], None]
 
 
@@ -161,7 +168,7 @@ class _Audit:
         self._add("multipliers", "FAIL" if detail else "PASS", stage, round, sealed.digest, detail)
 
     def _statements(self, sealed: Sealed) -> None:
-        """Did each counted contribution start from the right version, under the right plan?"""
+        """Did each counted contribution start from the right version, and does it state what its plan gives?"""
         base = self._view.weights(sealed.stage, base_version(self._replay.terms, sealed.round))
         plan = self._replay.plan(sealed.stage, sealed.round)
         for record in sealed.contributions:
@@ -169,8 +176,8 @@ class _Audit:
             wrong = []
             if counted.base_weights != base:
                 wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
-            if counted.plan != plan.hash() or counted.inner_steps != plan.inner_steps:
-                wrong.append(f"states another plan than {plan}, or another number of steps")
+            if fault := statement_fault(self._replay.terms, counted, plan):
+                wrong.append(_FAULTS[fault].format(plan=plan, counted=counted))
             verdict: Verdict = "FAIL" if wrong else "PASS"
             where = f"contribution of {counted.account}"
             detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])

@@ -21,13 +21,15 @@ Energy = Mapping[int, float]  # rank -> the part of the shared update that it ke
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the manifest says about rounds and plans."""
+    """What the manifest says about rounds, plans and what a contribution may state."""
 
     rounds: int  # at most
     delay: int
     plan: Plan
     codec: str
     adaptive: Adaptive | None
+    tokens_per_step: int
+    private_data: bool = False  # whether contributions may come from it
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Terms":
@@ -38,6 +40,8 @@ class Terms:
             plan=plan,
             codec=manifest.codec.name,
             adaptive=manifest.adaptive,
+            tokens_per_step=manifest.tokens_per_step,
+            private_data=manifest.data.private,
         )
 
     @cached_property

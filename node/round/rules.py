@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from eth_utils import keccak, to_canonical_address
 
-from ledger.typed import PRIVATE_DATA, UNIT, Domain, Plan, Seal, SignedContribution, ascending, summarise
+from ledger.typed import PRIVATE_DATA, UNIT, Contribution, Domain, Plan, Seal, SignedContribution, ascending, summarise
 from ledger.view import RunView
 from node.round.plans import Terms, has_round, plan_of
 from training.manifest import Manifest
@@ -23,14 +23,12 @@ class Rules(Terms):
     domain: Domain
     run: bytes
     stages: int
-    tokens_per_step: int
     policy: str
     max_payload_sizes: Sizes
     straggler_grace: float
     proposal_timeout: float
     round_timeout: float
     eviction_time: float
-    private_data: bool = False  # whether contributions may come from it
 
     @classmethod
     def of_run(cls, manifest: Manifest, domain: Domain, run: bytes, max_payload_sizes: Sizes) -> "Rules":
@@ -41,17 +39,17 @@ class Rules(Terms):
             plan=terms.plan,
             codec=terms.codec,
             adaptive=terms.adaptive,
+            tokens_per_step=terms.tokens_per_step,
+            private_data=terms.private_data,
             domain=domain,
             run=run,
             stages=len(manifest.stages),
-            tokens_per_step=manifest.tokens_per_step,
             policy=manifest.outer.policy,
             max_payload_sizes=max_payload_sizes,
             straggler_grace=timing.straggler_grace,
             proposal_timeout=timing.proposal_timeout,
             round_timeout=timing.round_timeout,
             eviction_time=timing.eviction_time,
-            private_data=manifest.data.private,
         )
 
     def max_payload_size(self, stage: int, plan: Plan) -> int:
@@ -113,19 +111,28 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
     if not has_round(rules, view, statement.round):
         return "wrong_round"
     plan = plan_of(rules, view, statement.stage, statement.round)
-    if plan is None or statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
+    if plan is None:
         return "wrong_plan"
-    if statement.tokens != statement.inner_steps * rules.tokens_per_step:
-        return "wrong_tokens"
-    if statement.segments != segments_in(plan.inner_steps):
-        return "wrong_segments"
+    if fault := statement_fault(rules, statement, plan):
+        return fault
     if not 0 < statement.payload_size <= rules.max_payload_size(statement.stage, plan):
         return "payload_size"
-    if statement.flags & PRIVATE_DATA and not rules.private_data:
-        return "private_data"
     base = base_version(rules, statement.round)
     if base <= view.next_round(statement.stage) and statement.base_weights != view.weights(statement.stage, base):
         return "wrong_base"
+    return None
+
+
+def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | None:
+    """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None."""
+    if statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
+        return "wrong_plan"
+    if statement.tokens != plan.inner_steps * terms.tokens_per_step:
+        return "wrong_tokens"
+    if statement.segments != segments_in(plan.inner_steps):
+        return "wrong_segments"
+    if statement.flags & PRIVATE_DATA and not terms.private_data:
+        return "private_data"
     return None
 
 

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import requests
 import contracts
 from ledger.client import LedgerClient
 from ledger.events import Sealed, event_topic
-from ledger.typed import UNIT
+from ledger.typed import PRIVATE_DATA, UNIT, Contribution
 from ledger.typed import Plan as LedgerPlan
 from ledger.view import RunView
 from node.audit import Folder, Report, audit
@@ -218,6 +219,27 @@ def test_a_contribution_that_its_account_did_not_sign_fails(
     failures = [c for c in report.checks if c.verdict == "FAIL"]
     assert [(c.check, c.round, c.stage) for c in failures] == [("contributions", t, stage) for t in range(3)]
     assert all("signature" in c.detail and victim in c.detail for c in failures)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"plan": b"P" * 32}, "another plan than"),
+        ({"segments": 7}, "commits to 7 segments"),
+        ({"flags": PRIVATE_DATA}, "private data"),
+    ],
+)
+def test_a_statement_that_its_plan_does_not_give_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], changes: dict[str, Any], why: str
+) -> None:
+    def lie(statement: Contribution) -> Contribution:
+        return replace(statement, **changes) if (statement.stage, statement.round) == (1, 0) else statement
+
+    history = history_network.run(f"states-{min(changes)}", Mischief(statement=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    failures = [c for c in report.checks if c.verdict == "FAIL"]
+    assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
+    assert all(why in c.detail for c in failures)
 
 
 def test_multipliers_that_the_norms_do_not_give_fail(
