@@ -27,7 +27,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from training.manifest import BlobRef, Manifest, complete, draft_from_toml
+from training.draft import complete, draft_from_toml
+from training.manifest import BlobRef, Manifest
 from training.presets import PRESETS
 
 REPLICAS = 4

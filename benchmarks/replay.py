@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 
 from training import weights
 from training.data import Dataset
+from training.draft import Draft, DraftData, DraftModel, complete
 from training.inner import InnerLoop
-from training.manifest import Draft, DraftData, DraftModel, Inner, Manifest, complete
+from training.manifest import Inner, Manifest
 from training.prepare import prepare
 from training.replay import THRESHOLD, Segment, replay
 from training.segments import SEGMENT_STEPS

@@ -18,7 +18,8 @@ from node.errors import Failure
 from training.atomic import write_bytes
 from training.data import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from training.export import ExportError, export
-from training.manifest import MAX_BYTES, Manifest, ManifestError, parse
+from training.manifest import MAX_BYTES, Manifest, parse
+from training.strict import ManifestError
 from training.vocabulary import Vocabulary
 
 PROVENANCE = "provenance.json"

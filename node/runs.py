@@ -18,19 +18,9 @@ from node.errors import Failure, UsageFailure
 from node.round.plans import Terms, finished
 from p2p.frames import FRAME_LIMIT
 from training import atomic, stability
-from training.manifest import (
-    MAX_BYTES,
-    BlobRef,
-    Draft,
-    Manifest,
-    ManifestError,
-    activation_bytes,
-    canonical_bytes,
-    complete,
-    draft_from_toml,
-    manifest_hash,
-    parse,
-)
+from training.draft import Draft, complete, draft_from_toml
+from training.manifest import MAX_BYTES, BlobRef, Manifest, activation_bytes, canonical_bytes, manifest_hash, parse
+from training.strict import ManifestError
 
 BYTE_VALUES = 256  # the vocabulary of byte-level data
 _SHORTEST_PREFIX = 6  # hex digits

@@ -41,7 +41,8 @@ from ledger.typed import (
 from ledger.typed import Plan as LedgerPlan
 from training import codecs, policy, weights
 from training.atomic import write_blob
-from training.manifest import BlobRef, Draft, DraftData, Manifest, Model, Outer, Plan, Timing, canonical_bytes, complete
+from training.draft import Draft, DraftData, complete
+from training.manifest import BlobRef, Manifest, Model, Outer, Plan, Timing, canonical_bytes
 from training.outer import SealedPayload, apply_round, measure_round
 from training.prepare import prepare
 from training.segments import segments_in

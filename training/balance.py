@@ -10,8 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from training.codecs import codec
+from training.draft import Draft
 from training.inner import optimiser_shapes
-from training.manifest import Draft, Manifest, parse_model
+from training.manifest import Manifest, parse_model
 from training.stages import StageModel, stage_shapes
 from training.weights import Shapes
 

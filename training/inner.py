@@ -9,7 +9,8 @@ from torch import Tensor
 
 from training import adamw, muon, schedule
 from training.data import Dataset
-from training.manifest import Draft, Inner, Manifest
+from training.draft import Draft
+from training.manifest import Inner, Manifest
 from training.pipeline import Link, norm_and_loss, run_step
 from training.stages import build_stage, stage_shapes
 from training.weights import Shapes

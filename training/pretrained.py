@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from training.families import FAMILIES, Config, config_class
-from training.manifest import ManifestError, Model, parse_model
+from training.manifest import Model, parse_model
+from training.strict import ManifestError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.manifest import Draft
+    from training.draft import Draft
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20

@@ -1,6 +1,7 @@
 """What is known to go wrong with a draft's choices, before a run is made of it."""
 
-from training.manifest import Draft, Outer
+from training.draft import Draft
+from training.manifest import Outer
 
 ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
 

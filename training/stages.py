@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from training.draft import Draft
 from training.families import Config, Layout
-from training.manifest import Draft, Manifest, Model, parse_model
+from training.manifest import Manifest, Model, parse_model
 
 
 class StageModel(nn.Module):

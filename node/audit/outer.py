@@ -17,9 +17,10 @@ from node.round.rules import base_version, statement_fault, unit_multipliers
 from node.runs import config_of
 from training import selftest
 from training.codecs import CodecError
-from training.manifest import MAX_BYTES, Manifest, ManifestError, parse
+from training.manifest import MAX_BYTES, Manifest, parse
 from training.outer import OuterError
 from training.policy import disagreement
+from training.strict import ManifestError
 from training.weights import WeightsError
 
 LEVEL = 2

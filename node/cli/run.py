@@ -24,7 +24,7 @@ def plan(
     """
     from node import runs
     from training import balance, stability
-    from training.manifest import draft_from_toml
+    from training.draft import draft_from_toml
 
     draft = draft_from_toml(manifest)
     runs.check_pipes(draft)

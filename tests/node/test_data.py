@@ -19,8 +19,9 @@ from tests.node.test_cli import DRAFT
 from tests.node.test_statements import digest, trained
 from tests.training import texts
 from training.data import DataError, parse_data_manifest, read_prepared
-from training.manifest import ManifestError, parse
+from training.manifest import parse
 from training.prepare import Recipe, adopt_folder, prepare_folder
+from training.strict import ManifestError
 
 TEXTS = texts.texts(30)
 

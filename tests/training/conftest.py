@@ -15,7 +15,8 @@ import torch
 
 from training import weights
 from training.data import Dataset
-from training.manifest import BlobRef, Draft, DraftData, Inner, Manifest, Model, Plan, complete
+from training.draft import Draft, DraftData, complete
+from training.manifest import BlobRef, Inner, Manifest, Model, Plan
 from training.pipeline import Link, queue_links
 from training.prepare import prepare
 from training.stages import StageModel, build_stage, initialise

@@ -14,8 +14,9 @@ from training.adaptive import (
     watched_ranks,
     within_a_rung,
 )
-from training.manifest import Adaptive, Codec, ManifestError, Plan
+from training.manifest import Adaptive, Codec, Plan
 from training.spectrum import kept_energy
+from training.strict import ManifestError
 
 ADAPTIVE = Adaptive(inner_steps=1000, min_rank=4, max_rank=128, min_inner_steps=5, max_inner_steps=500)
 

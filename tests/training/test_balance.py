@@ -9,9 +9,10 @@ from torch import Tensor
 from tests.training.conftest import tiny_draft
 from training import balance
 from training.codecs import codec
+from training.draft import DraftData
 from training.families import FAMILIES
 from training.inner import InnerLoop
-from training.manifest import DraftData, Manifest, Model
+from training.manifest import Manifest, Model
 from training.stages import StageModel
 
 SPLIT = [(0, 1), (1, 3)]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from training import manifest
 from training.codecs import CodecError, codec
-from training.manifest import ManifestError, Plan
+from training.manifest import Plan
+from training.strict import ManifestError
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.tall": (60, 40),

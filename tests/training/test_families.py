@@ -31,9 +31,11 @@ from tests.training.conftest import tiny_draft
 from training.data import Dataset
 from training.export import export
 from training.families import FAMILIES
-from training.manifest import Manifest, ManifestError, Model, parse_model
+from training.manifest import Manifest, Model, parse_model
 from training.pipeline import Link, run_step
+from training.soundness import check
 from training.stages import initialise, stage_shapes
+from training.strict import ManifestError
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 
@@ -278,13 +280,11 @@ def test_bfloat16_changes_the_products_and_not_the_interface(
 def test_a_config_that_cannot_be_names_the_key(
     case: str, changes: dict[str, Any], message: str, family_run: Callable[..., Manifest]
 ) -> None:
-    from training.manifest import _check
-
     config = CASES[case][0]
     draft = tiny_draft(
         SPLITS[1], model=Model((full(config) if not changes.keys() - full(config) else config) | changes)
     )
     with pytest.raises(ManifestError) as caught:
-        _check(draft)
+        check(draft, parse_model(draft.model))
     assert str(caught.value).startswith(message)
     assert json.dumps(str(caught.value)).isascii()

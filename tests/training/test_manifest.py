@@ -11,18 +11,9 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.manifest import (
-    MAX_BYTES,
-    BlobRef,
-    Manifest,
-    ManifestError,
-    activation_bytes,
-    canonical_bytes,
-    complete,
-    draft_from_toml,
-    manifest_hash,
-    parse,
-)
+from training.draft import complete, draft_from_toml
+from training.manifest import MAX_BYTES, BlobRef, Manifest, activation_bytes, canonical_bytes, manifest_hash, parse
+from training.strict import ManifestError
 
 TOML = """
 name = "demo"

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.data import Dataset
-from training.manifest import DraftData, Manifest
+from training.draft import DraftData
+from training.manifest import Manifest
 from training.pipeline import Link, PipeBroken, Stopped, barrier, norm_and_loss, queue_links, run_step
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]

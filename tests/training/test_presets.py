@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from training.manifest import ManifestError, Outer, draft_from_toml
+from training.draft import draft_from_toml
+from training.manifest import Outer
 from training.stability import stable_below, warnings
+from training.strict import ManifestError
 
 PAPER = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1)
 

@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from tests.training.test_families import CASES
 from training import weights
+from training.draft import Draft, complete, draft_from_toml
 from training.export import export
-from training.manifest import BlobRef, Draft, Manifest, ManifestError, complete, draft_from_toml
+from training.manifest import BlobRef, Manifest
 from training.pretrained import Checkpoint, read_config
+from training.strict import ManifestError
 
 IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
 

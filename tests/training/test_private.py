@@ -10,7 +10,8 @@ import pytest
 
 from training import data
 from training.data import DataError, Dataset, sample_ids
-from training.manifest import BlobRef, DraftData, Manifest
+from training.draft import DraftData
+from training.manifest import BlobRef, Manifest
 from training.pipeline import Link, PipeBroken
 from training.prepare import Recipe, prepare_folder
 from training.private import agree

@@ -17,8 +17,9 @@ from torch import Tensor
 from training import atomic, weights
 from training.codecs import CodecError, codec
 from training.data import Dataset
+from training.draft import DraftData
 from training.inner import InnerLoop
-from training.manifest import DraftData, Inner, Manifest, Outer, Plan
+from training.manifest import Inner, Manifest, Outer, Plan
 from training.outer import SealedPayload, apply_round
 from training.pipeline import Link, PipeBroken, Stopped, queue_links
 from training.records import NO_PAYLOAD, RoundInputs, Trained
