@@ -35,6 +35,7 @@ REPLICAS = 4
 POINTS = 20  # of a curve
 HELDOUT_SAMPLES = 256  # of the last point; the curve's others take an eighth
 LONGEST = 3000  # inner steps
+WIDENINGS = 2  # of the learning rates tried, at most
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -153,19 +154,16 @@ def main(
         methods = [replace(m, seeds=1, plan=m.plan | {"inner_steps": min(10, m.plan["inner_steps"])}) for m in methods]
     started = time.monotonic()
     prepare(setting, out)
-    tuning = [Job(m, setting, lr, 0, length.of_tuning(m)) for m in methods for lr in m.lrs]
-    tuned = train_all(tuning, out, workers)
     jobs = []
-    for method in methods:
-        best = min((job for job in tuning if job.method == method), key=lambda job: tuned[job.key]["loss"])
-        jobs += [replace(best, seed=seed, steps=length.steps) for seed in range(method.seeds)]
+    for method, lr in zip(methods, tune(methods, setting, length, out, workers), strict=True):
+        jobs += [Job(method, setting, lr, seed, length.steps) for seed in range(method.seeds)]
     results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
     rows = _rows(jobs, results)
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "setting": ", ".join(f"{key} {value}" for key, value in asdict(setting).items() if key != "source"),
-        "wall_seconds": round(time.monotonic() - started),
+        "wall_seconds": round(time.monotonic() - started),  # of this run: less what an earlier one had done
     }
     text = "".join(f"{key:<13} {value}\n" for key, value in heading.items()) + "\n" + _table(rows)
     sys.stdout.write(text)
@@ -173,6 +171,26 @@ def main(
     _plot(jobs, results, out / "convergence.png")
     if json_file is not None:
         json_file.write_text(json.dumps(heading | {"rows": [finite(row) for row in rows]}, indent=2) + "\n")
+
+
+def tune(methods: Sequence[Method], setting: Setting, length: Length, out: Path, workers: int) -> list[float]:
+    """Each method's best learning rate of those tried: its own, and further ones while the best lies at an edge."""
+    tried = [sorted(method.lrs) for method in methods]
+    best: list[float] = []
+    for _ in range(1 + WIDENINGS):
+        jobs = [
+            [Job(method, setting, lr, 0, length.of_tuning(method)) for lr in lrs]
+            for method, lrs in zip(methods, tried, strict=True)
+        ]
+        results = train_all([job for own in jobs for job in own], out, workers)
+        best = [min(own, key=lambda job: results[job.key]["loss"]).lr for own in jobs]
+        tried = [_widened(lrs, lr) for lrs, lr in zip(tried, best, strict=True)]
+    return best
+
+
+def _widened(lrs: Sequence[float], best: float) -> list[float]:
+    """Twice or half as far where the best of the ascending rates is the last or the first."""
+    return [*([best / 2] if best == lrs[0] else []), *lrs, *([best * 2] if best == lrs[-1] else [])]
 
 
 def train(job: Job, out: Path) -> Result:
@@ -224,7 +242,7 @@ def train(job: Job, out: Path) -> Result:
 
 
 def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
-    """Results by the jobs' keys."""
+    """Results by the jobs' keys; what an earlier run left in the folder is not trained again."""
     results: dict[str, Result] = {}
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         waiting = {pool.submit(train, job, out): job for job in jobs}
