@@ -9,10 +9,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from training.codecs import codec
+from training.codecs import payload_sizes
 from training.draft import Draft
 from training.inner import optimiser_shapes
-from training.manifest import Manifest, parse_model
+from training.manifest import Manifest, Outer, activation_bytes, parse_model
 from training.stages import StageModel, stage_shapes
 from training.weights import Shapes
 
@@ -20,8 +20,7 @@ FLOAT = 4  # bytes
 
 
 class Memory(Struct, frozen=True):
-    """Bytes during inner steps. At a round's end, when there are no activations, making the payload takes about three
-    more copies of the weights."""
+    """Bytes of the tensors that the training process holds; Python and torch come on top."""
 
     weights: int
     start: int  # the round's first weights, from which its pseudo-gradient is taken
@@ -30,12 +29,13 @@ class Memory(Struct, frozen=True):
     residual: int
     activations: int  # kept for the backward passes of the micro-batches in flight
     checkpointed: int  # the same with checkpoint_activations
+    round_end: int  # when payload and state are written and there are no activations
+    outer_step: int  # with a delay of 1 beside the training of the next round
+    peak: int
+    peak_checkpointed: int
 
     def parts(self) -> dict[str, int]:
-        """Every part, and the totals without and with checkpoint_activations."""
-        fixed = self.weights + self.start + self.gradients + self.optimiser + self.residual
-        totals = {"total": fixed + self.activations, "total_checkpointed": fixed + self.checkpointed}
-        return {name: getattr(self, name) for name in self.__struct_fields__} | totals
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class StageCost(Struct, frozen=True):
@@ -44,7 +44,8 @@ class StageCost(Struct, frozen=True):
     parameters: int
     flops: int  # of one token, forward and backward
     memory: Memory
-    payload: int  # bytes of one contribution
+    payload: int  # bytes of one contribution, the largest that the plan can come to
+    pipes: int  # bytes sent to the stage neighbours in one inner step
 
 
 class Flops(Struct, frozen=True):
@@ -62,24 +63,20 @@ class Flops(Struct, frozen=True):
 def costs(manifest: Manifest | Draft) -> list[StageCost]:
     """Of every stage. Takes neither the weights' memory nor their time."""
     one_token, stages, found = flops(manifest), len(manifest.stages), []
+    pipe = manifest.data.micro_batches * activation_bytes(manifest)  # in one direction
     for stage, (low, high) in enumerate(manifest.stages):
         shapes = stage_shapes(manifest, stage)
         size = FLOAT * _count(shapes)
         full, checkpointed = (_activations(manifest, stage, option) for option in (False, True))
         in_flight = min(stages - stage, manifest.data.micro_batches)
-        memory = Memory(
-            weights=size,
-            start=size,
-            gradients=size,
-            optimiser=FLOAT * _count(optimiser_shapes(manifest, stage)),
-            residual=size,
-            activations=in_flight * full,
-            # The layer whose backward pass is under way has all of its own.
-            checkpointed=in_flight * checkpointed + (full - checkpointed) // (high - low),
-        )
-        payload = codec(manifest.codec.name).size(shapes, manifest.plan)
+        # The layer whose backward pass is under way has all of its own.
+        checkpointed = in_flight * checkpointed + (full - checkpointed) // (high - low)
+        optimiser = FLOAT * _count(optimiser_shapes(manifest, stage))
+        memory = _memory(size, optimiser, in_flight * full, checkpointed, manifest.outer)
+        payload = max(payload_sizes(manifest, shapes).values())
         operations = one_token.stage(high - low, first=stage == 0, last=stage == stages - 1)
-        found.append(StageCost(stage, (low, high), _count(shapes), operations, memory, payload))
+        pipes = ((stage > 0) + (stage < stages - 1)) * pipe
+        found.append(StageCost(stage, (low, high), _count(shapes), operations, memory, payload, pipes))
     return found
 
 
@@ -117,6 +114,31 @@ def flops(manifest: Manifest | Draft) -> Flops:
         first=6 * weights(layout.project_in),
         layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (manifest.data.sequence_length + 1),
         last=6 * weights(*layout.final, head),
+    )
+
+
+def _memory(size: int, optimiser: int, activations: int, checkpointed: int, outer: Outer) -> Memory:
+    """Of a stage whose weights have `size` bytes."""
+    round_end = 2 * size + max(size, optimiser)  # end, pseudo-gradient; decoded payload, or clones of the state
+    outer_step = (4 if outer.momentum else 3) * size  # version, sum, one decoded payload at a time, momentum
+    fixed = 4 * size + optimiser
+
+    def peak(kept: int) -> int:
+        busy = max(kept, round_end)
+        return fixed + (busy + outer_step if outer.delay else max(busy, outer_step))
+
+    return Memory(
+        weights=size,
+        start=size,
+        gradients=size,
+        optimiser=optimiser,
+        residual=size,
+        activations=activations,
+        checkpointed=checkpointed,
+        round_end=round_end,
+        outer_step=outer_step,
+        peak=peak(activations),
+        peak_checkpointed=peak(checkpointed),
     )
 
 

@@ -9,6 +9,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import isqrt
 from pathlib import Path
@@ -29,6 +30,7 @@ SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_VOCABULARY = 1 << 20
+OPEN_SHARDS = 64  # mapped at a time: each takes a file descriptor
 PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 
 Split = Literal["train", "heldout"]
@@ -166,10 +168,9 @@ class Dataset:
     def __init__(self, manifest: DataManifest, blobs: Path, private: bool = False) -> None:
         self.manifest, self.private = manifest, private
         self.vocab_size: int = manifest.vocab_size
-        self._shards = {
-            "train": [_map(blobs, shard, manifest.dtype) for shard in manifest.train],
-            "heldout": [_map(blobs, shard, manifest.dtype) for shard in manifest.heldout],
-        }
+        for shard in manifest.train + manifest.heldout:
+            _check_size(blobs, shard)
+        self._mapped = lru_cache(OPEN_SHARDS)(partial(_map, blobs, dtype=manifest.dtype))
         self._ends: dict[tuple[str, int], list[int]] = {}  # sample count up to and including each shard
 
     @classmethod
@@ -199,14 +200,14 @@ class Dataset:
         """int64 [len(ids), sequence_length + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`."""
         import torch
 
-        ends = self._sample_ends(split, sequence_length)
+        ends, shards = self._sample_ends(split, sequence_length), self.manifest.shards(split)
         rows = np.empty((len(ids), sequence_length + 1), np.int64)
         for row, sample in zip(rows, ids, strict=True):
             if not ends or not 0 <= sample < ends[-1]:
                 raise DataError(f"no sample {sample} in the {split} data ({ends[-1] if ends else 0} samples)")
             shard = bisect_right(ends, sample)
             start = (sample - (ends[shard - 1] if shard else 0)) * sequence_length
-            row[:] = self._shards[split][shard][start : start + sequence_length + 1]
+            row[:] = self._mapped(shards[shard])[start : start + sequence_length + 1]
         return torch.from_numpy(rows)
 
     def assigned(
@@ -286,15 +287,20 @@ def _load(path: Path, limit: int) -> bytes:
         raise DataError(str(error)) from None
 
 
-def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
-    path = blobs / shard.sha256
+def _check_size(blobs: Path, shard: Shard) -> None:
     try:
-        data = np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
+        size = (blobs / shard.sha256).stat().st_size
+    except OSError as error:
+        raise DataError(f"data shard {shard.sha256}: cannot be opened ({error.strerror})") from None
+    if size != shard.size:
+        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {size}")
+
+
+def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
+    try:
+        return np.memmap(blobs / shard.sha256, np.dtype(dtype).newbyteorder("<"), "r", shape=(shard.tokens,))
     except (OSError, ValueError) as error:
         raise DataError(f"data shard {shard.sha256}: cannot be opened ({error})") from None
-    if len(data) != shard.tokens:
-        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {path.stat().st_size}")
-    return data
 
 
 def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:

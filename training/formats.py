@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from training.data import DataError
+from training.data import PREPARED, DataError, read_prepared
 
 MAX_LINE = 64 * 1024 * 1024  # bytes of one line of JSON
 
@@ -60,6 +60,8 @@ def _walk(folder: Path) -> Iterator[Path]:
     """Files and `datasets` folders below a folder, links to folders not followed."""
     for root, folders, files in os.walk(folder):
         here = Path(root)
+        if PREPARED in files and _is_prepared(here):
+            raise DataError(f"{here}: holds prepared data and no documents; keep it out of the sources")
         if "dataset_dict.json" in files:
             yield _train_split(here)
             folders.clear()
@@ -69,6 +71,14 @@ def _walk(folder: Path) -> Iterator[Path]:
         else:
             folders[:] = [name for name in folders if not name.startswith(".")]
             yield from (here / name for name in files if not name.startswith(".") and (here / name).is_file())
+
+
+def _is_prepared(folder: Path) -> bool:
+    try:
+        read_prepared(folder)
+    except DataError:
+        return False  # a document of that name
+    return True
 
 
 def _is_dataset(folder: Path) -> bool:

@@ -70,9 +70,15 @@ def prepare_blobs(recipe: Recipe, blobs: Path, progress: Progress = lambda done,
 def prepare_folder(recipe: Recipe, folder: Path, progress: Progress = lambda done, total: None) -> DataManifest:
     """The same data as a folder that can be carried around: the blobs, and the data manifest in `data.json`.
 
-    `folder` is new, empty, or what an interrupted call left. Raises DataError.
+    `folder` is new, empty, or what an interrupted call left, and in none of the sources. Raises DataError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    for source in recipe.sources:
+        if source.is_dir() and source.resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise DataError(f"{folder}: lies in {source}, of which its shards would be documents next time")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made a folder ({error.strerror})") from None
     foreign = sorted(path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name))
     if PREPARED in foreign:
         raise DataError(f"{folder}: holds prepared data already; name another folder")

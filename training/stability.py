@@ -26,10 +26,16 @@ def warnings(draft: Draft) -> list[str]:
     found, outer, adaptive = [], draft.outer, draft.adaptive
     limit = stable_below(outer)
     if limit < 0.5:
+        used = [key for key in ("momentum", "alpha", "lr") if getattr(outer, key)]
+        values = ", ".join(f"outer.{key} {getattr(outer, key):g}" for key in used)
         found.append(
-            f"outer.momentum {outer.momentum:g} with outer.lr {outer.lr:g} and outer.delay {outer.delay} diverges once "
-            f"a round removes over {100 * limit:.0f}% of the error, as it does early in a run or in a short one: "
-            "lower outer.momentum or outer.lr"
+            f"{values} with outer.delay {outer.delay} diverges once a round removes over {100 * limit:.0f}% of the "
+            f"error, as it does early in a run or in a short one: lower {' or '.join(f'outer.{key}' for key in used)}"
+        )
+    if adaptive and not outer.delay and adaptive.min_inner_steps < adaptive.max_inner_steps:
+        found.append(
+            "with outer.delay 0 the training waits for every exchange, and the inner steps adapt until that is half "
+            "to nine tenths of its time: choose outer.delay 1, or adaptive.min_inner_steps = adaptive.max_inner_steps"
         )
     if adaptive and draft.rounds * adaptive.min_inner_steps < adaptive.inner_steps:
         needed = -(-adaptive.inner_steps // adaptive.min_inner_steps)

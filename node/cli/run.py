@@ -18,7 +18,7 @@ def plan(
     manifest: Annotated[Path, typer.Option(metavar="FILE", help="TOML file that describes the run.")],
     json: options.JsonOption = False,
 ) -> None:
-    """Show what each stage of a run would cost: parameters, operations, memory, traffic; and suggest better stages.
+    """Show what each stage of a run would cost: parameters, operations, memory, bytes sent; and suggest better stages.
 
     Needs no data folder and no chain, and changes nothing.
     """
@@ -41,6 +41,7 @@ def plan(
             "flops_share": cost.flops / flops,
             "memory": cost.memory.parts(),
             "payload": cost.payload,
+            "pipes": cost.pipes,
         }
         for cost in costs
     ]
@@ -59,10 +60,11 @@ def plan(
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
         ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
         *(
-            [f"bytes of {part}", *(f"{cost.memory.parts()[part]:,}" for cost in costs)]
+            [f"bytes of {part.replace('_', ' ')}", *(f"{cost.memory.parts()[part]:,}" for cost in costs)]
             for part in costs[0].memory.parts()
         ),
-        ["bytes of a payload", *(f"{cost.payload:,}" for cost in costs)],
+        ["payload bytes per round", *(f"{cost.payload:,}" for cost in costs)],
+        ["pipe bytes per inner step", *(f"{cost.pipes:,}" for cost in costs)],
     ]
     options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
     shown = ", ".join(f"[{low}, {high}]" for low, high in suggested)

@@ -12,11 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from node.trainer import messages as m
 from p2p.frames import FRAME_LIMIT, PipeTensor
-from training.adaptive import ladders
 from training.manifest import Manifest
 
 RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
@@ -256,14 +253,11 @@ class SocketLink:
 
 
 def _max_payload_sizes(manifest: Manifest) -> tuple[dict[int, int], ...]:
-    """Of each stage: rank -> the largest payload in bytes, for every rank that a plan of the run can have."""
-    from training.codecs import codec
+    """Of each stage: rank -> the largest payload in bytes."""
+    from training.codecs import payload_sizes
     from training.stages import stage_shapes
 
-    chosen, plan = codec(manifest.codec.name), manifest.plan
-    plans = [replace(plan, rank=rank) for rank in ladders(manifest.codec.name, plan, manifest.adaptive).ranks]
-    shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
-    return tuple({one.rank: chosen.size(each, one) for one in plans} for each in shapes)
+    return tuple(payload_sizes(manifest, stage_shapes(manifest, stage)) for stage in range(len(manifest.stages)))
 
 
 def _broken(reason: str) -> Exception:

@@ -52,14 +52,35 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
         parts = ("weights", "start", "gradients", "optimiser", "residual")
         fixed = sum(memory[part] for part in parts)
         assert memory["weights"] == 4 * stage["parameters"]
-        assert memory["total"] == fixed + memory["activations"]
-        assert memory["total_checkpointed"] == fixed + memory["checkpointed"] < memory["total"]
+        assert memory["round_end"] >= memory["outer_step"] == 3 * memory["weights"]
+        assert memory["peak"] == fixed + max(memory["activations"], memory["round_end"])
         assert 0 < stage["payload"] < memory["weights"]
+        assert stage["pipes"] == 2 * (2 * 32 * 32 * 4), "two micro-batches, one neighbour"
 
     text = dlx("run", "plan", "--manifest", draft).stdout
     assert "more balanced: stages = [[0, 5], [5, 6]]" in text
-    assert f"{first['parameters']:,}" in text and f"{last['memory']['total']:,}" in text
+    assert f"{first['parameters']:,}" in text and f"{last['memory']['peak']:,}" in text
     assert "as balanced as can be: " in dlx("run", "plan", "--manifest", _write(tmp_path, "[[0, 5], [5, 6]]")).stdout
+
+
+def test_with_a_delay_the_outer_step_takes_memory_beside_the_training(tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+    draft.write_text(draft.read_text() + "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[codec]\nname = 'lowrank'\n")
+    adaptive = "[plan]\nrank = 4\n[adaptive]\ninner_steps = 40\nmin_rank = 2\nmax_rank = 8\n"
+    fixed_rank = json.loads(dlx("run", "plan", "--manifest", _with(draft, "[plan]\nrank = 4\n"), "--json").stdout)
+    found = json.loads(dlx("run", "plan", "--manifest", _with(draft, adaptive), "--json").stdout)
+    for stage, other in zip(found["stages"], fixed_rank["stages"], strict=True):
+        memory = stage["memory"]
+        fixed = sum(memory[part] for part in ("weights", "start", "gradients", "optimiser", "residual"))
+        kept = max(memory["activations"], memory["round_end"])
+        assert memory["peak"] == fixed + kept + memory["outer_step"]
+        assert stage["payload"] > other["payload"], "the largest that the plan can come to"
+
+
+def _with(draft: Path, text: str) -> Path:
+    path = draft.with_name("more.toml")
+    path.write_text(draft.read_text() + text)
+    return path
 
 
 def test_a_draft_that_cannot_be_planned_is_one_line(tmp_path: Path) -> None:

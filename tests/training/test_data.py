@@ -1,5 +1,7 @@
 import hashlib
 import math
+import os
+import resource
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -254,3 +256,19 @@ def test_the_data_manifest_is_canonical_and_counts_every_byte(
     assert len(content) == data_manifest.size
     assert rfc8785.dumps(msgspec.json.decode(content)) == content
     assert dataset.tokens("train") == len(_stream(blobs, data_manifest, "train"))
+
+
+def test_more_shards_than_a_process_may_have_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.data.SHARD_BYTES", 64)
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 64)
+    ref = prepare([tmp_path / "text"], tmp_path / "blobs")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+    try:
+        dataset = Dataset.open(tmp_path / "blobs" / ref.sha256, tmp_path / "blobs")
+        assert len(dataset.manifest.train) > 200
+        samples = dataset.len_samples("train", 8)
+        rows = dataset.batch("train", range(samples), 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (rows[:, 1:] == (rows[:, :-1] + 1) % 256).all(), "no sample is of another shard"

@@ -196,6 +196,22 @@ def test_an_interrupted_preparation_is_no_data_and_the_next_one_leaves_no_trace_
         prepare_folder(Recipe([rows], 0.2, tokenizer), rows.parent)
 
 
+def test_shards_never_become_documents(rows: Path, tmp_path: Path) -> None:
+    source = tmp_path / "corpus"
+    source.mkdir()
+    shutil.copy(rows, source)
+    with pytest.raises(DataError, match="lies in"):
+        prepare_folder(Recipe([source]), source / "sub" / "out")
+    assert not (source / "sub").exists()
+    prepare_folder(Recipe([rows]), tmp_path / "out")
+    with pytest.raises(DataError, match="holds prepared data"):
+        prepare_folder(Recipe([tmp_path]), tmp_path.parent / f"{tmp_path.name}-other")
+    (tmp_path / "out" / "data.json").write_text('{"a": "document"}')
+    assert prepare_folder(Recipe([source, tmp_path / "out"]), tmp_path / "new").train
+    with pytest.raises(DataError, match="cannot be made a folder"):
+        prepare_folder(Recipe([rows]), rows)
+
+
 def test_a_prepared_folder_becomes_the_same_blobs_and_a_damaged_one_none(
     rows: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
