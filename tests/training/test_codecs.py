@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training import manifest
 from training.codecs import CodecError, codec
-from training.manifest import Plan
+from training.manifest import Codec, Plan
+from training.soundness import _check_plan
 from training.strict import ManifestError
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -60,7 +60,7 @@ def test_a_codec_takes_the_plans_that_a_manifest_may_state(name: str) -> None:
         for rank in (0, 1, 31, 32, 33, 256, 257, 4096):
             plan = Plan(level=level, rank=rank)
             try:
-                manifest._check_plan(manifest.Codec(name), plan)  # type: ignore[arg-type]
+                _check_plan(Codec(name), plan)  # type: ignore[arg-type]
             except ManifestError:
                 with pytest.raises(CodecError, match=f"{name}: has no level {level} with rank {rank}"):
                     codec(name).decode(b"", SHAPES, plan)

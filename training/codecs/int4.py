@@ -2,7 +2,8 @@
 
 Layout of a tensor's part: its groups' scales (little-endian fp16), then its values as two's complement codes of that
 many bits, packed from the lowest bits of a byte up. A tensor is flattened and padded with zeros to whole groups. A
-value is its code times its group's scale; the codes are -1..1, -7..7 or -127..127.
+value is its code times its group's scale; the codes are -1..1, -7..7 or -127..127. So that a group has one form only,
+scale and codes are all zero, or some code is at one of the two ends.
 """
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from training.codecs.base import Codec, CodecError, CodecInfo, count, too_large
-from training.codecs.packing import CODES, UNUSED, WIDTHS, pack
+from training.codecs.packing import CODES, LARGEST, UNUSED, WIDTHS, pack
 from training.manifest import Plan
 
 _GROUP = 128
 _BLOCK = 256  # groups worked on at a time: the temporaries stay in the cache
+
+_NORMAL, _STEP = (np.float32(value) for value in (np.finfo(np.float16).tiny, np.finfo(np.float16).smallest_subnormal))
 
 _VALUES = {bits: codes.astype(np.float32) for bits, codes in CODES.items()}
 
@@ -77,8 +80,9 @@ def decode_part(name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) 
         block = packed[here]
         if UNUSED[bits][block].any():
             raise CodecError(f"{name}: a code is {-(2 ** (bits - 1))}")
-        if (block.any(axis=1) != (scales[here] != 0)).any():
-            raise CodecError(f"{name}: a scale is zero and its values are not, or the other way round")
+        live = scales[here] != 0
+        if (LARGEST[bits][block].any(axis=1) != live).any() or block[~live].any():
+            raise CodecError(f"{name}: a group is neither zero nor scaled to its largest code")
         table = _VALUES[bits]
         np.take(table, block, axis=0, out=values[here].reshape(*block.shape, table.shape[1]), mode="clip")
         values[here] *= scales[here, None]
@@ -96,7 +100,9 @@ def _scales(name: str, values: np.ndarray, bits: int) -> np.ndarray:
     """An fp16 scale for each group of float32 values [groups, 128]."""
     largest = np.abs(np.maximum(values.max(axis=1), -values.min(axis=1)))  # NaN if any value is; abs: never -0.0
     with np.errstate(over="ignore"):
-        highest = (largest / np.float32(2 ** (bits - 1) - 1)).astype(np.float16)
+        highest = largest / np.float32(2 ** (bits - 1) - 1)
+        # Among the coarse fp16 numbers near zero the lower one: with the higher the largest code might not be reached.
+        highest = np.where(highest < _NORMAL, np.floor(highest / _STEP) * _STEP, highest).astype(np.float16)
         if not np.isfinite(highest).all():
             raise too_large(name)
         return highest if bits > 2 else np.minimum(_ternary(values).astype(np.float16), highest)

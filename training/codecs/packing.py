@@ -16,6 +16,8 @@ def _signed(bits: int) -> np.ndarray:
 CODES = {bits: _signed(bits) for bits in WIDTHS}
 # Whether a byte holds the most negative code, which no codec uses: it has no positive counterpart.
 UNUSED = {bits: (codes == -(2 ** (bits - 1))).any(axis=1) for bits, codes in CODES.items()}
+# Whether a byte holds the largest code or its negative.
+LARGEST = {bits: (abs(codes) == 2 ** (bits - 1) - 1).any(axis=1) for bits, codes in CODES.items()}
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
