@@ -25,7 +25,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions: int
     signers: int
     tokens: int
-    level: int | None  # and rank of the plan in force, which contributions name by its hash; None: an empty seal
+    level: int | None  # and rank of the plan in force, which contributions name by its hash; None: no seal says it
     rank: int | None
     next_level: int  # of the plan that the seal carries for the round delay + 1 later
     next_rank: int

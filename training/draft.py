@@ -134,7 +134,7 @@ def _draft_model(draft: Draft, base: Path) -> DraftModel:
         return DraftModel(msgspec.to_builtins(parse_model(model)))
     from training.pretrained import read_config  # transformers: seconds to import
 
-    folder = base / model.source
+    folder = base / Path(model.source).expanduser()
     return DraftModel(read_config(folder, untie=len(draft.stages) > 1), str(folder))
 
 
@@ -156,7 +156,7 @@ def _draft_data(data: DraftData, given: dict[str, Any], base: Path) -> DraftData
 def _expand(sources: list[str], base: Path) -> list[str]:
     matches: set[str] = set()
     for source in sources:
-        found = glob.glob(source, root_dir=base, recursive=True)
+        found = glob.glob(str(Path(source).expanduser()), root_dir=base, recursive=True)
         if not found:
             raise ManifestError(f"data.source: {source!r} matches no file or folder in {base}")
         matches.update(str(base / match) for match in found)

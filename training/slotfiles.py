@@ -64,7 +64,7 @@ class SlotFiles:
         try:
             state = msgspec.json.decode(self._file.read_bytes(), type=State)
         except (OSError, msgspec.MsgspecError) as error:
-            raise self._damaged(f"slot.json: {error}") from error
+            raise self.damaged(f"slot.json: {error}") from error
         if (state.manifest, state.stage) != (self._manifest, self._stage) or not state.recent:
             raise SlotError(f"{self._directory} holds the state of another run or stage (stage {state.stage})")
         return state
@@ -86,7 +86,7 @@ class SlotFiles:
         try:
             return weights.read(self._directory / digest.hex(), shapes, sha256=digest)
         except weights.WeightsError as error:
-            raise self._damaged(str(error)) from error
+            raise self.damaged(str(error)) from error
 
     def remove_all_but(self, state: State | None) -> None:
         """Remove the files that are not kept of the state's rounds."""
@@ -99,12 +99,13 @@ class SlotFiles:
                 with contextlib.suppress(OSError):  # tried again after the next round
                     path.unlink()
 
+    def damaged(self, reason: str) -> SlotError:
+        """To be raised."""
+        return SlotError(f"the slot's state is damaged ({reason}); remove {self._directory} to start it from zero")
+
     @property
     def _file(self) -> Path:
         return self._directory / "slot.json"
-
-    def _damaged(self, reason: str) -> SlotError:
-        return SlotError(f"the slot's state is damaged ({reason}); remove {self._directory} to start it from zero")
 
 
 def _ends(trained: Trained) -> tuple[bytes, ...]:

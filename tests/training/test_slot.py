@@ -363,6 +363,16 @@ def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_d
     ]
 
 
+def test_a_lost_payload_that_has_to_be_folded_back_is_reported(history: Callable[..., _History]) -> None:
+    run = history(0)
+    run.round()
+    lost = run.trained[0].payload
+    (run.blobs / lost.hex()).unlink()
+    with pytest.raises(SlotError, match=r"payload of round 0: .*; remove .* to start it from zero"):
+        run.slot.train(run.inputs(left_out=(lost,)), None, None)
+    assert run.slot.last == run.trained[0]
+
+
 def test_state_of_another_stage_or_run_is_refused(tiny_run: RunMaker, history: Callable[..., _History]) -> None:
     run = history(0)
     run.round()
