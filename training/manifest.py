@@ -54,15 +54,15 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):
-    """AdamW for every tensor, or Muon for the layers' matrices and AdamW for the rest (embeddings, norms, head)."""
+    """Muon for the layers' matrices and AdamW for the rest (embeddings, norms, head), or AdamW for every tensor."""
 
-    optimiser: Literal["adamw", "muon"] = "adamw"
+    optimiser: Literal["adamw", "muon"] = "muon"
     lr: _Rate = 4e-3
     beta1: _BelowOne = 0.9
     beta2: _BelowOne = 0.95
     eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-8
     weight_decay: _Fraction = 0.1
-    muon_lr: _Rate = 0.02
+    muon_lr: _Rate = 0.01
     muon_momentum: _BelowOne = 0.95
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of the whole replica's gradient norm
     warmup: _Fraction = 0.05  # fraction of the run's inner steps

@@ -5,13 +5,14 @@ The defaults of the manifest's keys are the preset `default`: what measured best
 
 from typing import Any
 
-INNER_STEPS = 10  # of a round, where a draft says nothing
+INNER_STEPS = 30  # of a round, where a draft says nothing
 MIN_INNER_STEPS = 5  # of a plan that adapts
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
     # DiLoCoX (arXiv 2506.21263), with the outer rate and momentum nearest to its 0.7 and 0.9 that stay stable here.
     "dilocox": {
+        "inner": {"optimiser": "adamw"},
         "outer": {"lr": 0.4, "momentum": 0.9, "nesterov": True, "delay": 1, "alpha": 0.0},
         "codec": {"name": "lowrank"},
         "plan": {"level": 4, "rank": 32, "inner_steps": 125},

@@ -51,7 +51,7 @@ def tiny_draft(stages: list[tuple[int, int]], *, config: dict[str, Any] | None =
         "model": Model(TINY | (config or {})),
         "stages": stages,
         "data": DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=2, seed=7),
-        "inner": Inner(lr=1e-2),
+        "inner": Inner(optimiser="adamw", lr=1e-2),
         "plan": Plan(inner_steps=4),
         "rounds": 5,
         "tokens_per_step": 64,

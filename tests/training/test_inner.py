@@ -167,7 +167,7 @@ def test_a_diverged_replica_says_so_on_every_stage_and_changes_nothing(
 
 def test_the_step_is_the_textbook_one(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
     """One step against AdamW and clipping written out."""
-    inner = Inner(lr=1e-2, clip=0.05, warmup=0.0)
+    inner = Inner(optimiser="adamw", lr=1e-2, clip=0.05, warmup=0.0)
     manifest = tiny_run(SPLITS[0], inner=inner)
     loop = _loop(manifest, 0, dataset)
     before = loop.weights()

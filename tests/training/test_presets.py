@@ -76,7 +76,7 @@ def test_who_asks_for_too_few_rounds_of_a_plan_that_adapts_is_warned(tmp_path: P
     assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"')))
     (warning,) = warnings(draft_from_toml(draft(tmp_path, "", "[outer]\nalpha = 5.0\ndelay = 1\n")))
     assert "lower outer.alpha or outer.lr" in warning
-    at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 20\n"
+    at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 30\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
     assert "waits for every exchange" in warning
-    assert not warnings(draft_from_toml(draft(tmp_path, tables="[plan]\ninner_steps = 20\n" + at_once.format(20))))
+    assert not warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(30))))

@@ -23,7 +23,7 @@ RunMaker = Callable[..., Manifest]
 
 SPLIT, CONFIG = [(0, 1), (1, 2)], {"num_hidden_layers": 2}
 INNER = {
-    "adamw": Inner(lr=1e-2, clip=0.5),
+    "adamw": Inner(optimiser="adamw", lr=1e-2, clip=0.5),
     "muon": Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2, clip=0.5, schedule="wsd"),
 }
 STEPS, TOTAL = 2 * SEGMENT_STEPS + 5, 225  # of a round, of the run
