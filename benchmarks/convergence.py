@@ -35,7 +35,6 @@ REPLICAS = 4
 POINTS = 20  # of a curve
 HELDOUT_SAMPLES = 256  # of the last point; the curve's others take an eighth
 LONGEST = 3000  # inner steps
-WIDENINGS = 2  # of the learning rates tried, at most
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -106,6 +105,7 @@ class Length:
     steps: int
     tuning: int = 150
     tuning_rounds: int = 3  # at least
+    widenings: int = 2  # of the learning rates tried, at most
 
     def of_tuning(self, method: Method) -> int:
         return max(self.tuning, self.tuning_rounds * method.plan["inner_steps"])
@@ -150,7 +150,7 @@ def main(
     setting, length = Setting(os.path.abspath(source)), Length(steps)
     methods = [m for m in METHODS if not only or any(part in m.name for part in only)]
     if quick:
-        setting, length = replace(setting, hidden=32, layers=2, sequence=32), Length(60, tuning=20, tuning_rounds=2)
+        setting, length = replace(setting, hidden=32, layers=2, sequence=32), Length(60, 20, 2, 0)
         methods = [replace(m, seeds=1, plan=m.plan | {"inner_steps": min(10, m.plan["inner_steps"])}) for m in methods]
     started = time.monotonic()
     prepare(setting, out)
@@ -177,7 +177,7 @@ def tune(methods: Sequence[Method], setting: Setting, length: Length, out: Path,
     """Each method's best learning rate of those tried: its own, and further ones while the best lies at an edge."""
     tried = [sorted(method.lrs) for method in methods]
     best: list[float] = []
-    for _ in range(1 + WIDENINGS):
+    for _ in range(1 + length.widenings):
         jobs = [
             [Job(method, setting, lr, 0, length.of_tuning(method)) for lr in lrs]
             for method, lrs in zip(methods, tried, strict=True)
