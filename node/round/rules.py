@@ -32,15 +32,9 @@ class Rules(Terms):
 
     @classmethod
     def of_run(cls, manifest: Manifest, domain: Domain, run: bytes, max_payload_sizes: Sizes) -> "Rules":
-        timing, terms = manifest.timing, Terms.of(manifest)
+        timing = manifest.timing
         return cls(
-            rounds=terms.rounds,
-            delay=terms.delay,
-            plan=terms.plan,
-            codec=terms.codec,
-            adaptive=terms.adaptive,
-            tokens_per_step=terms.tokens_per_step,
-            private_data=terms.private_data,
+            **vars(Terms.of(manifest)),
             domain=domain,
             run=run,
             stages=len(manifest.stages),
