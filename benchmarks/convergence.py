@@ -2,9 +2,8 @@
 
 `python -m benchmarks.convergence [--quick] [--json FILE] [--out FOLDER]` trains one model by several methods at equal
 tokens, 4 replicas each, simulated in one process with the nodes' engine. Every method's inner learning rate is tuned at
-a short length. Prints a table and writes it, with a PNG (loss against tokens and against bytes), to the folder. What was
-trained there before is not trained again, so that an interrupted run goes on: name another folder after changing code or
-text.
+a short length. Prints a table and writes it to the folder, with a PNG (loss against tokens and against bytes). What was
+trained there is not trained again, so an interrupted run goes on: name another folder after changing code or text.
 """
 
 import glob
