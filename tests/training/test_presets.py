@@ -69,13 +69,15 @@ def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> N
     assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
 
 
-def test_who_asks_for_too_few_rounds_of_a_plan_that_adapts_is_warned(tmp_path: Path) -> None:
+def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) -> None:
     delayed = "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[adaptive]\ninner_steps = 40\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=delayed)))
     assert "rounds 4 may end the run before adaptive.inner_steps 40" in warning and "take 8" in warning
     assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"')))
     (warning,) = warnings(draft_from_toml(draft(tmp_path, "", "[outer]\nalpha = 5.0\ndelay = 1\n")))
     assert "lower outer.alpha or outer.lr" in warning
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"\nmax_replicas = 1')))
+    assert "the rank can only fall" in warning
     at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 30\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
     assert "waits for every exchange" in warning
