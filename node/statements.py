@@ -79,7 +79,7 @@ def make_contribution(
         residual_after=trained.residual_after,
         segments_root=trained.segments_root,
         segments=trained.segments,
-        compute_ms=min(trained.compute_ms + trained.exchange_ms, 2**32 - 1),
+        compute_ms=min(trained.training_ms, 2**32 - 1),
         exchange_ms=min(exchange_ms, 2**32 - 1),
         flags=_flags(trained, previous),
     ).sign(domain, key)

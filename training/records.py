@@ -41,8 +41,7 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     inner_steps: int
     tokens: int
     loss: int  # mean over the steps, in micro-nats per token
-    compute_ms: int
-    exchange_ms: int  # waiting for stage neighbours
+    training_ms: int  # with the waiting for stage neighbours
     reset: bool  # residual and moments started from zero
     between: tuple[SegmentState, ...] = ()  # the states between two segments, oldest first
     private_data: bool = False  # the replica trained on data of its own

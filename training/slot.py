@@ -88,7 +88,7 @@ class Slot:
             return self.last
         self._check(inputs)
         self._is_as_on_disk = False
-        trained, residual = self._train(inputs, _TimedLink.around(previous), _TimedLink.around(next), stop, on_step)
+        trained, residual = self._train(inputs, previous, next, stop, on_step)
         self._state = self._files.commit(self._state, trained, self._still_open(inputs), inputs.plan)
         self._residual, self._is_as_on_disk = residual, True
         self._files.remove_all_but(self._state)
@@ -97,8 +97,8 @@ class Slot:
     def _train(
         self,
         inputs: RoundInputs,
-        previous: "_TimedLink | None",
-        next: "_TimedLink | None",
+        previous: Link | None,
+        next: Link | None,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> tuple[Trained, dict[str, Tensor]]:
@@ -118,7 +118,6 @@ class Slot:
         residual_after = self._files.write(residual)
         leaves = [state.leaf() for state in (before, *between, after)]
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next)
-        waited = sum(link.seconds for link in (previous, next) if link)
         trained = Trained(
             round=inputs.round,
             payload=atomic.write_blob(self._blobs, [payload]),
@@ -137,8 +136,7 @@ class Slot:
             inner_steps=inputs.plan.inner_steps,
             tokens=inputs.plan.inner_steps * self._manifest.tokens_per_step,
             loss=round(loss * 1_000_000),
-            compute_ms=round((time.monotonic() - began - waited) * 1000),
-            exchange_ms=round(waited * 1000),
+            training_ms=round((time.monotonic() - began) * 1000),
             reset=self._state is None,
             between=tuple(between),
             private_data=private_data,
@@ -148,8 +146,8 @@ class Slot:
     def _steps(
         self,
         inputs: RoundInputs,
-        previous: "_TimedLink | None",
-        next: "_TimedLink | None",
+        previous: Link | None,
+        next: Link | None,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> tuple[list[SegmentState], float]:
@@ -241,25 +239,3 @@ class Slot:
             self._loop.load_optimiser_state({})
         self._files.remove_all_but(self._state)
         self._is_as_on_disk = True
-
-
-class _TimedLink:
-    """A link that adds up the seconds its receives took."""
-
-    def __init__(self, link: Link) -> None:
-        self.seconds = 0.0
-        self._link = link
-
-    @classmethod
-    def around(cls, link: Link | None) -> "_TimedLink | None":
-        return None if link is None else cls(link)
-
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
-        self._link.send(kind, step, micro, data)
-
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
-        began = time.monotonic()
-        try:
-            return self._link.recv(kind, step, micro)
-        finally:
-            self.seconds += time.monotonic() - began
