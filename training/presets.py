@@ -5,7 +5,7 @@ The defaults of the manifest's keys are the preset `default`: what measured best
 
 from typing import Any
 
-INNER_STEPS = 30  # of a round, where a draft says nothing
+INNER_STEPS = 10  # of a round, where a draft says nothing
 MIN_INNER_STEPS = 5  # of a plan that adapts
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {

@@ -78,7 +78,7 @@ def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) ->
     assert "lower outer.alpha or outer.lr" in warning
     (warning,) = warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"\nmax_replicas = 1')))
     assert "the rank can only fall" in warning
-    at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 30\n"
+    at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 20\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
     assert "waits for every exchange" in warning
-    assert not warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(30))))
+    assert not warnings(draft_from_toml(draft(tmp_path, tables="[plan]\ninner_steps = 20\n" + at_once.format(20))))
