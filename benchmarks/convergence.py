@@ -29,7 +29,7 @@ import typer
 
 from training.draft import complete, draft_from_toml
 from training.manifest import BlobRef, Manifest
-from training.presets import PRESETS
+from training.presets import INNER_STEPS, PRESETS
 
 REPLICAS = 4
 POINTS = 20  # of a curve
@@ -55,7 +55,7 @@ class Method:
     inner: dict[str, Any] = field(default_factory=lambda: _MUON)
     outer: dict[str, Any] = field(default_factory=dict)
     codec: str = "int4"
-    plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": 30})
+    plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": INNER_STEPS})
     adaptive: bool = False
 
 
@@ -65,11 +65,12 @@ def _with_adamw(name: str, **rest: Any) -> Method:
 
 METHODS = (
     _with_adamw("all-reduce AdamW", lrs=(1e-3, 2e-3, 4e-3), every_step=True),
-    Method("all-reduce Muon", (5e-3, 1e-2, 2e-2), seeds=3, every_step=True),
+    Method("all-reduce Muon", seeds=3, every_step=True),
     _with_adamw("DiLoCo H 20", compressed=False, outer=_NESTEROV, plan={"inner_steps": 20}),
     _with_adamw("DiLoCo H 50", compressed=False, outer=_NESTEROV, plan={"inner_steps": 50}),
     _with_adamw(
         "dilocox",
+        lrs=(1e-3, 2e-3, 4e-3),
         outer=PRESETS["dilocox"]["outer"],
         codec="lowrank",
         plan=PRESETS["dilocox"]["plan"],
@@ -78,12 +79,9 @@ METHODS = (
     _with_adamw("default, AdamW"),
     Method("default, delay 0", seeds=3),
     Method("default, delay 1", outer={"lr": 0.8, "alpha": 0.8, "delay": 1}),
-    _with_adamw("sparse", codec="topk", plan=PRESETS["sparse"]["plan"]),
-    # For the targets.
-    Method("2 bits, H 24", plan={"level": 2, "inner_steps": 24}),
-    Method("2 bits, H 67", plan={"level": 2, "inner_steps": 67}),
-    Method("topk 1/32, H 5", codec="topk", plan={"level": 2, "rank": 128, "inner_steps": 5}),
-    Method("topk 1/32, H 14", codec="topk", plan={"level": 2, "rank": 128, "inner_steps": 14}),
+    Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]),
+    # For the higher traffic ratio: sparser still.
+    Method("topk 1/128, H 4", codec="topk", plan={"level": 2, "rank": 32, "inner_steps": 4}),
 )
 
 
@@ -103,7 +101,7 @@ class Length:
     """Of the trainings, in inner steps."""
 
     steps: int
-    tuning: int = 150
+    tuning: int = 500
     tuning_rounds: int = 3  # at least
     widenings: int = 2  # of the learning rates tried, at most
 
