@@ -74,8 +74,13 @@ def test_check_names_every_wrong_blob(prepared: Path) -> None:
     ("arguments", "code", "reason"),
     [
         (["prepare", "--source", "none", "--out", "x"], 1, "none: no such file or folder"),
-        (["prepare", "--source", ".", "--out", "x"], 1, "rows.jsonl, line 1: has no key 'text'"),
-        (["prepare", "--source", ".", "--field", "body", "--separator", "</s>", "--out", "x"], 1, "of a tokenizer"),
+        (["prepare", "--source", ".", "--out", "x"], 1, "x: lies in .,"),
+        (["prepare", "--source", "rows.jsonl", "--out", "x"], 1, "rows.jsonl, line 1: has no key 'text'"),
+        (
+            ["prepare", "--source", "rows.jsonl", "--field", "body", "--separator", "</s>", "--out", "x"],
+            1,
+            "of a tokenizer",
+        ),
         (["prepare", "--source", ".", "--heldout", "0.6", "--out", "x"], 2, "--heldout 0.6"),
         (["check", "."], 1, "holds no data.json"),
         (["check", "nowhere"], 1, "No such file"),

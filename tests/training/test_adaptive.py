@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.training.conftest import tiny_draft
-from training import manifest as schema
 from training.adaptive import (
     Timing,
     ladders,
@@ -14,7 +13,8 @@ from training.adaptive import (
     watched_ranks,
     within_a_rung,
 )
-from training.manifest import Adaptive, Codec, Plan
+from training.manifest import Adaptive, Codec, Plan, parse_model
+from training.soundness import check
 from training.spectrum import kept_energy
 from training.strict import ManifestError
 
@@ -99,4 +99,4 @@ def test_a_plan_off_its_ladder_is_refused(codec: str, plan: Plan, changes: dict[
     fields = {field: getattr(ADAPTIVE, field) for field in Adaptive.__struct_fields__}
     draft = tiny_draft([(0, 3)], codec=Codec(codec), plan=plan, adaptive=Adaptive(**{**fields, **changes}))
     with pytest.raises(ManifestError, match=message):
-        schema._check(draft)
+        check(draft, parse_model(draft.model))
