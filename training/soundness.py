@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from training.codec_info import CODECS
 from training.strict import ManifestError, fail
 
 if TYPE_CHECKING:
@@ -57,10 +58,10 @@ def _check_model(manifest: Manifest | Draft, config: Config) -> None:
 
 
 def _check_plan(codec: Codec, plan: Plan) -> None:
-    levels = {"int4": (2, 4, 8), "lowrank": (4,), "topk": (2,)}[codec.name]
-    if plan.level not in levels:
-        fail("plan.level", f"expected {' or '.join(map(str, levels))} for {codec.name}", plan.level)
-    low, high = {"int4": (0, 0), "lowrank": (1, 4096), "topk": (32, 256)}[codec.name]
+    info = CODECS[codec.name]
+    if plan.level not in info.levels:
+        fail("plan.level", f"expected {' or '.join(map(str, info.levels))} for {codec.name}", plan.level)
+    low, high = info.ranks
     if not low <= plan.rank <= high:
         fail("plan.rank", f"expected {low} to {high} for {codec.name}", plan.rank)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from training.adaptive import ladders
-from training.codecs.base import Codec, CodecError, CodecInfo
+from training.codecs.base import Codec, CodecError
 from training.codecs.int4 import Int4
 from training.codecs.lowrank import LowRank
 from training.codecs.topk import TopK
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.draft import Draft
     from training.manifest import Manifest
 
-__all__ = ["Codec", "CodecError", "CodecInfo", "codec", "payload_sizes"]
+__all__ = ["Codec", "CodecError", "codec", "payload_sizes"]
 
 _CODECS: dict[str, Codec] = {one.info.name: one for one in (Int4(), LowRank(), TopK())}
 

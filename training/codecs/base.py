@@ -3,29 +3,19 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from training.codec_info import CodecInfo
 from training.manifest import Plan
 from training.weights import Shapes
 
 
 class CodecError(ValueError):
     """A payload that `encode` would never make, tensors that have no payload, or a plan that is another codec's."""
-
-
-@dataclass(frozen=True)
-class CodecInfo:
-    """What the training rule has to know about a codec."""
-
-    name: str
-    decay: float  # how much of the residual the next pseudo-gradient takes up
-    levels: tuple[int, ...]  # of a plan: bits of a value
-    ranks: tuple[int, int]  # of a plan: the lowest and the highest
 
 
 class Codec(ABC):

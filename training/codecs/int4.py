@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.codecs.base import Codec, CodecError, CodecInfo, count, too_large
-from training.codecs.packing import CODES, LARGEST, UNUSED, WIDTHS, pack
+from training import codec_info
+from training.codecs.base import Codec, CodecError, count, too_large
+from training.codecs.packing import CODES, LARGEST, UNUSED, pack
 from training.manifest import Plan
 
 _GROUP = 128
@@ -23,7 +24,7 @@ _VALUES = {bits: codes.astype(np.float32) for bits, codes in CODES.items()}
 
 
 class Int4(Codec):
-    info = CodecInfo(name="int4", decay=1.0, levels=WIDTHS, ranks=(0, 0))
+    info = codec_info.INT4
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         return part_size(shape, plan.level)

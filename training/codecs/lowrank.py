@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training import codec_info
 from training.codecs import int4
-from training.codecs.base import Codec, CodecError, CodecInfo, too_large
+from training.codecs.base import Codec, CodecError, too_large
 from training.codecs.packing import CODES, UNUSED, pack
 from training.manifest import Plan
 
@@ -39,7 +40,7 @@ _Q_STEPS = np.array([[1.0], [0.5], [0.25]])
 
 
 class LowRank(Codec):
-    info = CodecInfo(name="lowrank", decay=1.0, levels=(_BITS,), ranks=(1, 4096))
+    info = codec_info.LOWRANK
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         return _part_size(shape, plan.rank) if factored(name, shape, plan) else int4.part_size(shape, plan.level)

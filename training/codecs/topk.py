@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.codecs.base import Codec, CodecError, CodecInfo, count, too_large
+from training import codec_info
+from training.codecs.base import Codec, CodecError, count, too_large
 from training.codecs.packing import CODES, pack, pack12, packed12, unpack12
 from training.manifest import Plan
 
@@ -27,7 +28,7 @@ _INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
 
 
 class TopK(Codec):
-    info = CodecInfo(name="topk", decay=0.95, levels=(_BITS,), ranks=(32, 256))
+    info = codec_info.TOPK
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         chunks, kept = -(-count(shape) // _CHUNK), _kept(shape, plan)

@@ -1,0 +1,16 @@
+"""What each codec is to the training rule and to plans: needed where a manifest is read, without torch."""
+
+from typing import NamedTuple
+
+
+class CodecInfo(NamedTuple):
+    name: str
+    decay: float  # how much of the residual the next pseudo-gradient takes up
+    levels: tuple[int, ...]  # of a plan: bits of a value
+    ranks: tuple[int, int]  # of a plan: the lowest and the highest
+
+
+INT4 = CodecInfo("int4", decay=1.0, levels=(2, 4, 8), ranks=(0, 0))
+LOWRANK = CodecInfo("lowrank", decay=1.0, levels=(4,), ranks=(1, 4096))
+TOPK = CodecInfo("topk", decay=0.95, levels=(2,), ranks=(32, 256))
+CODECS = {one.name: one for one in (INT4, LOWRANK, TOPK)}
