@@ -12,7 +12,7 @@ from torch.nn import functional
 from training import weights
 from training.data import DataError, Dataset
 from training.manifest import Manifest
-from training.stages import build_stage, stage_shapes
+from training.stages import StageModel, stage_shapes
 
 
 class EvaluateError(ValueError):
@@ -43,7 +43,7 @@ def heldout_loss_of_weights(
     """`heldout_loss` of each stage's float32 tensors. Raises DataError."""
     models = []
     for stage, tensors in enumerate(stages):
-        model = build_stage(manifest, stage)
+        model = StageModel(manifest, stage)
         model.load_state_dict(tensors)
         models.append(model)
 

@@ -12,7 +12,7 @@ from training.data import Dataset
 from training.draft import Draft
 from training.manifest import Inner, Manifest
 from training.pipeline import Link, norm_and_loss, run_step
-from training.stages import build_stage, stage_shapes
+from training.stages import StageModel, stage_shapes
 from training.weights import Shapes
 
 MOST_LOSS = 1e9  # nats per token; no model that learns comes near, and a contribution cannot state much more
@@ -43,7 +43,7 @@ class InnerLoop:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
-        self._model = build_stage(manifest, stage, checkpoint_activations)
+        self._model = StageModel(manifest, stage, checkpoint_activations)
         self._needs_data = self._model.is_first or self._model.is_last
         if self._needs_data:
             self._check_data()

@@ -118,11 +118,6 @@ def preload() -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  with all that the other families use
 
 
-def build_stage(manifest: Manifest | Draft, stage: int, checkpoint_activations: bool = False) -> StageModel:
-    """The stage's module; only its own parameters take memory, and they hold no values yet."""
-    return StageModel(manifest, stage, checkpoint_activations)
-
-
 def stage_shapes(manifest: Manifest | Draft, stage: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the stage's weights (float32) by the unsplit model's parameter names, in the order of the pipeline:
     embeddings, layers, final norm, head."""

@@ -17,7 +17,7 @@ from node.errors import Failure
 from node.pull import pull
 from tests.history_builder import History
 from training import weights
-from training.stages import build_stage, stage_shapes
+from training.stages import StageModel, stage_shapes
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -141,7 +141,7 @@ def _assert_same_logits(history: History, version: int, folder: Path) -> None:
     hidden = ids
     with torch.inference_mode():
         for stage in range(len(history.manifest.stages)):
-            part = build_stage(history.manifest, stage)
+            part = StageModel(history.manifest, stage)
             shapes = stage_shapes(history.manifest, stage)
             part.load_state_dict(weights.read(history.blobs / history.versions[stage, version].hex(), shapes))
             hidden = part(hidden)

@@ -19,7 +19,7 @@ from training.draft import Draft, DraftData, complete
 from training.manifest import BlobRef, Inner, Manifest, Model, Plan
 from training.pipeline import Link, queue_links
 from training.prepare import prepare
-from training.stages import StageModel, build_stage, initialise
+from training.stages import StageModel, initialise
 
 TINY = {
     "model_type": "llama",
@@ -109,7 +109,7 @@ def build_stages() -> Callable[[Manifest], list[StageModel]]:
     def build(manifest: Manifest) -> list[StageModel]:
         models = []
         for stage in range(len(manifest.stages)):
-            model = build_stage(manifest, stage)
+            model = StageModel(manifest, stage)
             model.load_state_dict(initialise(manifest, stage))
             models.append(model)
         return models

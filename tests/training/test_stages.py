@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.manifest import Manifest
-from training.stages import build_stage, initialise, stage_shapes
+from training.stages import StageModel, initialise, stage_shapes
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 CONFIGS: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def test_a_stage_holds_its_own_parameters_under_the_unsplit_names_and_no_others(
     expected = {name: tuple(parameter.shape) for name, parameter in _unsplit(manifest).named_parameters()}
     together: dict[str, tuple[int, ...]] = {}
     for stage in range(len(split)):
-        parameters = dict(build_stage(manifest, stage).named_parameters())
+        parameters = dict(StageModel(manifest, stage).named_parameters())
         shapes = stage_shapes(manifest, stage)
         assert {name: tuple(parameter.shape) for name, parameter in parameters.items()} == shapes
         assert list(parameters) == list(shapes)
