@@ -34,9 +34,6 @@ class Memory(Struct, frozen=True):
     peak: int
     peak_checkpointed: int
 
-    def parts(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__struct_fields__}
-
 
 class StageCost(Struct, frozen=True):
     stage: int

@@ -22,6 +22,8 @@ def plan(
 
     Needs no data folder and no chain, and changes nothing.
     """
+    from msgspec.structs import asdict
+
     from node import runs
     from training import balance, stability
     from training.draft import draft_from_toml
@@ -39,7 +41,7 @@ def plan(
             "parameters_share": cost.parameters / parameters,
             "flops_per_token": cost.flops,
             "flops_share": cost.flops / flops,
-            "memory": cost.memory.parts(),
+            "memory": asdict(cost.memory),
             "payload": cost.payload,
             "pipes": cost.pipes,
         }
@@ -60,8 +62,8 @@ def plan(
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
         ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
         *(
-            [f"bytes of {part.replace('_', ' ')}", *(f"{cost.memory.parts()[part]:,}" for cost in costs)]
-            for part in costs[0].memory.parts()
+            [f"bytes of {part.replace('_', ' ')}", *(f"{getattr(cost.memory, part):,}" for cost in costs)]
+            for part in costs[0].memory.__struct_fields__
         ),
         ["payload bytes per round", *(f"{cost.payload:,}" for cost in costs)],
         ["pipe bytes per inner step", *(f"{cost.pipes:,}" for cost in costs)],
