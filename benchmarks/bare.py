@@ -1,4 +1,4 @@
-"""The bare loop that `benchmarks.overhead` compares with: one process, plain torch, the same model, data and steps.
+"""The bare loop that `benchmarks.overhead` compares with: one process, the same model, data, optimiser and steps.
 
 `python -m benchmarks.bare MANIFEST BLOBS STEPS WARM_UP` prints {"tokens_per_second", "threads"} of the faster of one
 thread and all cores.
@@ -27,6 +27,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from training.data import Dataset, sample_ids
+    from training.inner import optimisers
     from training.manifest import parse
 
     torch.set_num_threads(threads)
@@ -36,9 +37,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     dataset = Dataset.open(blobs / data.manifest.sha256, blobs)
     config: dict[str, Any] = manifest.model.config | {"attn_implementation": "sdpa", "use_cache": False}
     model = LlamaForCausalLM(LlamaConfig(**config))
-    optimiser = torch.optim.AdamW(
-        model.parameters(), inner.lr, (inner.beta1, inner.beta2), inner.eps, inner.weight_decay, fused=True
-    )
+    steppers = optimisers(dict(model.named_parameters()), inner)
     samples = dataset.len_samples("train", data.sequence_length)
     started = 0.0
     for step in range(WARM_UP_STEPS + steps):
@@ -50,8 +49,9 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), micro[:, 1:].flatten())
             (loss / data.micro_batches).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
-        optimiser.step()
-        optimiser.zero_grad()
+        for stepper in steppers:
+            stepper.step(1.0)
+        model.zero_grad()
     return steps * manifest.tokens_per_step / (time.perf_counter() - started)
 
 

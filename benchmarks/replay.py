@@ -87,6 +87,10 @@ def main(
     sys.stdout.write(f"threshold {THRESHOLD:g}; {machine}\n")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    wrong = [row for row in rows if row["honest"] != (max(row["weights"], row["state"]) <= THRESHOLD)]
+    for row in wrong:
+        sys.stderr.write(f"{row['optimiser']}, {row['case']}: on the wrong side of the threshold\n")
+    raise typer.Exit(1 if wrong else 0)
 
 
 def _manifest(folder: Path, inner: Inner) -> Manifest:

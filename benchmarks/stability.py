@@ -9,13 +9,13 @@ import math
 import os
 import sys
 import sysconfig
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.convergence import Job, Method, Result, Setting, finite, prepare, train_all
+from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
 from training.manifest import Outer
 from training.presets import PRESETS
 from training.stability import stable_below
@@ -23,7 +23,7 @@ from training.stability import stable_below
 PAPER = (0.7, 0.9)  # DiLoCoX's outer rate and momentum, arXiv 2506.21263
 PAIRS = sorted(product((0.7, 0.4, 0.2), (0.9, 0.7, 0.5)), key=lambda pair: math.dist(pair, PAPER))
 ROUNDS = 100
-RISE = 1.1  # a stable run ends below this times its own best held-out loss
+RISE = 1.1  # a stable run stays below this times its own lowest held-out loss so far
 
 
 def main(
@@ -87,7 +87,8 @@ def _outer(pair: tuple[float, float]) -> Outer:
 
 
 def _stable(result: Result) -> bool:
-    return bool(result["loss"] < RISE * min(loss for _, _, loss in result["curve"]))
+    losses = [loss for _, _, loss in result["curve"]]
+    return all(loss < RISE * best for loss, best in zip(losses, accumulate(losses, min), strict=True))
 
 
 if __name__ == "__main__":

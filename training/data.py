@@ -142,9 +142,9 @@ def check(
     """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
     size once it was read."""
     limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below 256 anyway
-    tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer.sha256
-    for blob in manifest.blobs():
-        found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob.sha256 == tokenizer else limit)
+    tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer
+    for blob in dict.fromkeys(manifest.blobs()):  # a shard may be listed many times
+        found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob == tokenizer else limit)
         if found:
             yield found
         progress(blob.size)
@@ -275,8 +275,14 @@ def _contradiction(manifest: DataManifest) -> str | None:
         return f"separator {manifest.separator} is not below vocab_size ({manifest.vocab_size})"
     if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.size > MAX_TOKENIZER_BYTES:
         return f"expected a tokenizer of at most {MAX_TOKENIZER_BYTES} bytes"
-    if any(shard.tokens * np.dtype(dtype).itemsize != shard.size for shard in manifest.train + manifest.heldout):
+    shards = manifest.train + manifest.heldout
+    if any(shard.tokens * np.dtype(dtype).itemsize != shard.size for shard in shards):
         return "a shard's tokens differ from its bytes"
+    sizes = {shard.sha256: shard.size for shard in shards}
+    if any(sizes[shard.sha256] != shard.size for shard in shards):
+        return "a shard is listed with two sizes"
+    if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.sha256 in sizes:
+        return "the tokenizer is listed as a shard too"
     return None
 
 
@@ -309,15 +315,16 @@ def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != blob.size:
-                return Problem(blob.sha256, f"expected {blob.size} bytes, got {size}", True)
-            while chunk := file.read(_CHUNK):  # a whole number of tokens: sizes are
+            while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-                if limit:
+                if limit and size == blob.size:  # then it is a whole number of tokens
                     largest = max(largest, int(np.frombuffer(chunk, kind).max()))
     except OSError as error:
         return Problem(blob.sha256, error.strerror or "cannot be read", True)
-    if digest.hexdigest() != blob.sha256:
+    named = digest.hexdigest() == blob.sha256
+    if size != blob.size:
+        return Problem(blob.sha256, f"expected {blob.size} bytes, got {size}", not named)
+    if not named:
         return Problem(blob.sha256, "its bytes do not match its name", True)
     if limit and largest >= limit:
         return Problem(blob.sha256, f"holds token {largest}, which is not below vocab_size ({limit})", False)

@@ -58,7 +58,7 @@ def find(paths: Sequence[Path], field: str) -> list[Source]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Files and `datasets` folders below a folder, links to folders not followed."""
-    for root, folders, files in os.walk(folder):
+    for root, folders, files in os.walk(folder, onerror=_unreadable):
         here = Path(root)
         if PREPARED in files and _is_prepared(here):
             raise DataError(f"{here}: holds prepared data and no documents; keep it out of the sources")
@@ -70,7 +70,15 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
         else:
             folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (here / name for name in files if not name.startswith(".") and (here / name).is_file())
+            for name in (name for name in files if not name.startswith(".")):
+                if (here / name).is_symlink() and not (here / name).exists():
+                    raise DataError(f"{here / name}: a link to nothing")
+                if (here / name).is_file():  # no socket or pipe
+                    yield here / name
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
 def _is_prepared(folder: Path) -> bool:
@@ -147,7 +155,10 @@ def _read(path: Path, size: int) -> Iterator[bytes]:
 
 def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
     # A type with the one field skips all others without building them.
-    row: Any = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str | None)], rename={"text": field}))
+    try:
+        row: Any = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str | None)], rename={"text": field}))
+    except ValueError:
+        raise DataError(f"{field!r}: expected a key without quotes, backslashes and control characters") from None
     try:
         with open(path, "rb") as file:
             number = 0
@@ -234,8 +245,9 @@ def _stream(path: Path, field: str) -> Iterator[str | None]:
 def _expect_text(path: Path, schema: Any, field: str) -> None:
     from pyarrow import types
 
-    if field not in schema.names:
-        raise DataError(f"{path}: has no column {field!r}, but {', '.join(map(repr, schema.names[:20]))}")
+    if schema.names.count(field) != 1:
+        columns = ", ".join(map(repr, schema.names[:20]))
+        raise DataError(f"{path}: expected one column {field!r}, has {columns}")
     kind = schema.field(field).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):

@@ -48,7 +48,7 @@ class InnerLoop:
         if self._needs_data:
             self._check_data()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._optimisers = _optimisers(self._parameters, manifest.inner)
+        self._optimisers = optimisers(self._parameters, manifest.inner)
         self.load_weights({name: torch.zeros(shape) for name, shape in self.shapes.items()})
 
     @property
@@ -128,14 +128,15 @@ def optimiser_shapes(manifest: Manifest | Draft, stage: int) -> dict[str, tuple[
     return muon.state_shapes(matrices) | (adamw.state_shapes(others) if others else {})
 
 
-def _optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
+def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
+    """Those that step these parameters, a model's or a stage's, all float32."""
     matrices, others = _divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
-    optimisers: list[adamw.AdamW | muon.Muon] = []
+    found: list[adamw.AdamW | muon.Muon] = []
     if matrices:
-        optimisers.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
+        found.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
     if others:
-        optimisers.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
-    return optimisers
+        found.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
+    return found
 
 
 def _divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:

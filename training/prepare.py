@@ -24,7 +24,8 @@ PIECE = 256 * 1024  # bytes of a document that the tokenizer sees at once: a lon
 
 _BATCH = 4 * 1024 * 1024  # bytes of text tokenised in parallel
 _CHUNK = 1 << 20  # bytes of a file copied at a time
-_OURS = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # what an interrupted `prepare_folder` leaves
+_UNFINISHED = ".unfinished"  # says that the blobs beside it are an interrupted `prepare_folder`'s
+_OURS = re.compile(r"[0-9a-f]{64}|\..*\.tmp|" + re.escape(_UNFINISHED))
 
 Progress = Callable[[int, int], None]  # bytes of text done, and in all
 
@@ -79,17 +80,20 @@ def prepare_folder(recipe: Recipe, folder: Path, progress: Progress = lambda don
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder}: cannot be made a folder ({error.strerror})") from None
-    foreign = sorted(path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name))
-    if PREPARED in foreign:
+    names = sorted(path.name for path in folder.iterdir())
+    if PREPARED in names:
         raise DataError(f"{folder}: holds prepared data already; name another folder")
+    foreign = [name for name in names if _UNFINISHED not in names or not _OURS.fullmatch(name)]
     if foreign:
         raise DataError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
+    atomic.write_bytes(folder / _UNFINISHED, b"")
     manifest = _write(recipe, folder, progress)
-    names = {blob.sha256 for blob in manifest.blobs()}
+    kept = {_UNFINISHED, *(blob.sha256 for blob in manifest.blobs())}
     for path in folder.iterdir():
-        if path.name not in names:
+        if path.name not in kept:
             path.unlink()
     atomic.write_bytes(folder / PREPARED, data.canonical_bytes(manifest))
+    (folder / _UNFINISHED).unlink()
     return manifest
 
 

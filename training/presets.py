@@ -13,7 +13,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     # DiLoCoX (arXiv 2506.21263), with the outer rate and momentum nearest to its 0.7 and 0.9 that stay stable here.
     "dilocox": {
         "inner": {"optimiser": "adamw"},
-        "outer": {"lr": 0.4, "momentum": 0.9, "nesterov": True, "delay": 1, "alpha": 0.0},
+        "outer": {"lr": 0.4, "momentum": 0.7, "nesterov": True, "delay": 1, "alpha": 0.0},
         "codec": {"name": "lowrank"},
         "plan": {"level": 4, "rank": 32, "inner_steps": 125},
         "adaptive": {},
@@ -40,8 +40,8 @@ def expand(raw: dict[str, Any]) -> dict[str, Any]:
     plan, adaptive, rounds = own.get("plan", {}), own.get("adaptive"), own.get("rounds")
     if isinstance(plan, dict) and isinstance(adaptive, dict) and "inner_steps" not in adaptive:
         steps, fewest = plan.get("inner_steps", INNER_STEPS), adaptive.get("min_inner_steps", MIN_INNER_STEPS)
-        # Anything but whole numbers is refused later, by name.
-        if isinstance(rounds, int) and isinstance(steps, int) and isinstance(fewest, int) and fewest > 0:
+        # Anything but whole numbers above zero is refused later, by name.
+        if all(type(number) is int and number > 0 for number in (rounds, steps, fewest)):
             own["adaptive"] = adaptive | {"inner_steps": rounds * steps}
             own["rounds"] = -(-rounds * steps // fewest)
     return own

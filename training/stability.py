@@ -5,6 +5,9 @@ from training.manifest import Outer
 
 ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
 
+# As `python -m benchmarks.stability` measured with momentum: 0.36 diverges, 0.60 and 0.63 swing for 100 rounds.
+UNSTABLE_BELOW = 0.65
+
 
 def stable_below(outer: Outer) -> float:
     """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
@@ -25,7 +28,7 @@ def warnings(draft: Draft) -> list[str]:
     """What the run's creator should hear about, one line each."""
     found, outer, adaptive = [], draft.outer, draft.adaptive
     limit = stable_below(outer)
-    if limit < 0.5:
+    if limit < UNSTABLE_BELOW:
         used = [key for key in ("momentum", "alpha", "lr") if getattr(outer, key)]
         values = ", ".join(f"outer.{key} {getattr(outer, key):g}" for key in used)
         found.append(
@@ -60,4 +63,4 @@ def _stays_small(outer: Outer, removed: float) -> bool:
         errors = [*errors, errors[-1] - outer.lr * step][1:]
         if abs(errors[-1]) > 1e3:
             return False
-    return abs(errors[-1]) < 1
+    return abs(errors[-1]) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def prepare(
         raise UsageFailure(f"--heldout {heldout:g}: expected a fraction above 0 and up to 0.5")
     from training.prepare import Recipe, prepare_folder
 
-    chosen = int(separator) if separator is not None and separator.isascii() and separator.isdecimal() else separator
+    chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
     with _progress("preparing") as progress:
         manifest = prepare_folder(Recipe(source, heldout, tokenizer, chosen, field), out, progress)
     _tell(out, manifest, [], json)

@@ -81,6 +81,8 @@ def test_check_names_every_wrong_blob(prepared: Path) -> None:
             1,
             "of a tokenizer",
         ),
+        (["prepare", "--source", "rows.jsonl", "--field", 'a"b', "--out", "x"], 1, "expected a key without quotes"),
+        (["prepare", "--source", "rows.jsonl", "--separator", "9" * 5000, "--out", "x"], 1, "of a tokenizer"),
         (["prepare", "--source", ".", "--heldout", "0.6", "--out", "x"], 2, "--heldout 0.6"),
         (["check", "."], 1, "holds no data.json"),
         (["check", "nowhere"], 1, "No such file"),

@@ -127,8 +127,19 @@ def test_damaged_or_missing_shards_are_named(corpus: Path, tmp_path: Path) -> No
         Dataset.open(manifest_path, tmp_path)
 
 
+def test_a_blob_that_nothing_can_make_what_the_manifest_says_is_not_asked_for_again(tmp_path: Path) -> None:
+    content = b"x" * 100
+    name = hashlib.sha256(content).hexdigest()
+    (tmp_path / name).write_bytes(content)
+    shard = {"sha256": name, "size": 101, "tokens": 101}
+    manifest = parse_data_manifest(_hostile(lambda raw: raw.update(train=[shard] * 1000)))
+    read: list[int] = []
+    assert [problem.again for problem in data.check(manifest, tmp_path, read.append)] == [False]
+    assert read == [101], "a shard that is listed a thousand times is read once"
+
+
 BPE = {
-    "tokenizer": {"sha256": "ab" * 32, "size": 9},
+    "tokenizer": {"sha256": "cd" * 32, "size": 9},
     "vocab_size": 1000,
     "separator": 999,
     "dtype": "uint16",
@@ -164,6 +175,8 @@ def _hostile(change: Callable[[dict], object]) -> bytes:
         _hostile(lambda raw: raw.update(BPE, train=[{"sha256": "ab" * 32, "size": 100, "tokens": 100}])),
         _hostile(lambda raw: raw["train"][0].update(size=data.SHARD_BYTES + 1, tokens=data.SHARD_BYTES + 1)),
         _hostile(lambda raw: raw["train"][0].update(tokens=99)),
+        _hostile(lambda raw: raw["heldout"].append({"sha256": "ab" * 32, "size": 99, "tokens": 99})),
+        _hostile(lambda raw: raw.update(BPE, tokenizer={"sha256": "ab" * 32, "size": 100})),
         _hostile(lambda raw: raw["train"][0].update(sha256="../../etc/passwd")),
         _hostile(lambda raw: None) + b" ",
     ],

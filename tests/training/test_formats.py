@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from tests.training import texts
@@ -90,8 +91,14 @@ def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:
             _read(path)
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
-    refuse(texts.parquet(tmp_path / "a.parquet", {"body": ROWS, "n": range(5)}), "no column 'text', but 'body', 'n'")
+    refuse(
+        texts.parquet(tmp_path / "a.parquet", {"body": ROWS, "n": range(5)}),
+        "expected one column 'text', has 'body', 'n'",
+    )
     refuse(texts.parquet(tmp_path / "b.parquet", {"text": range(5)}), "holds int64, not text")
+    twice = pa.Table.from_arrays([pa.array(ROWS), pa.array(ROWS)], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    refuse(tmp_path / "twice.parquet", "has 'text', 'text'")
     broken = tmp_path / "c.parquet"
     broken.write_bytes(b"PAR1 and no more")
     refuse(broken, "cannot be read")
@@ -120,3 +127,6 @@ def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["../saved"]}')
     refuse(tmp_path / "splits", "no folder of its split")
     refuse(tmp_path / "none", "no such file or folder")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "corpus").symlink_to(tmp_path / "not-mounted")
+    refuse(tmp_path / "half", "corpus: a link to nothing")

@@ -196,6 +196,15 @@ def test_an_interrupted_preparation_is_no_data_and_the_next_one_leaves_no_trace_
         prepare_folder(Recipe([rows], 0.2, tokenizer), rows.parent)
 
 
+def test_the_blobs_of_others_are_left_alone(rows: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "blobs" / ("ab" * 32)
+    blob.parent.mkdir()
+    blob.write_bytes(b"a genesis")
+    with pytest.raises(DataError, match=r"not empty \(it holds abab"):
+        prepare_folder(Recipe([rows]), blob.parent)
+    assert blob.read_bytes() == b"a genesis"
+
+
 def test_shards_never_become_documents(rows: Path, tmp_path: Path) -> None:
     source = tmp_path / "corpus"
     source.mkdir()

@@ -39,7 +39,8 @@ batch_size = 2
 
 def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> None:
     found = draft_from_toml(draft(tmp_path, 'preset = "dilocox"', "[plan]\ninner_steps = 50\n"))
-    assert (found.outer.nesterov, found.outer.delay, found.codec.name) == (True, 1, "lowrank")
+    assert (found.inner.optimiser, found.codec.name) == ("adamw", "lowrank")
+    assert found.outer == Outer(lr=0.4, momentum=0.7, nesterov=True, delay=1)
     assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
     assert found.adaptive is not None and found.adaptive.inner_steps == 4 * 50
     assert found.rounds == 40, "as many as it takes if the rounds shrink to 5 inner steps"
@@ -54,10 +55,18 @@ def test_an_unknown_preset_is_refused(tmp_path: Path, preset: str) -> None:
         draft_from_toml(draft(tmp_path, f"preset = {preset}"))
 
 
+@pytest.mark.parametrize("rounds", ["-3", "0"])
+def test_of_a_plan_that_adapts_a_bad_number_of_rounds_is_named_as_it_stands(tmp_path: Path, rounds: str) -> None:
+    path = draft(tmp_path, 'preset = "dilocox"')
+    path.write_text(path.read_text().replace("rounds = 4", f"rounds = {rounds}"))
+    with pytest.raises(ManifestError, match=f"rounds: expected .*, got {rounds}$"):
+        draft_from_toml(path)
+
+
 def test_the_stability_of_nesterov_with_a_delay() -> None:
     assert stable_below(PAPER) == pytest.approx(0.364, abs=0.001)
     assert stable_below(Outer(lr=0.4, momentum=0.9, nesterov=True, delay=1)) == pytest.approx(0.632, abs=0.001)
-    for lr, momentum in ((0.2, 0.9), (0.4, 0.5), (1.0, 0.0)):
+    for lr, momentum in ((0.2, 0.9), (0.4, 0.7), (0.4, 0.5), (1.0, 0.0), (1e-17, 0.0)):
         assert stable_below(Outer(lr=lr, momentum=momentum, nesterov=momentum > 0, delay=1)) == 1
     assert stable_below(Outer(lr=0.8, alpha=0.8, delay=1)) == 1
 

@@ -1,0 +1,57 @@
+"""The simulation that the convergence benchmark is made of, against what it has to be equal to."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import simulation, trainings
+from benchmarks.trainings import Job, Method, Setting
+from training.data import Dataset
+from training.manifest import Manifest
+from training.stages import initialise
+
+LOWRANK = {"level": 4, "rank": 8, "inner_steps": 1}
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    (tmp_path / "text").write_text("".join(f"{number} bottles of beer on the wall\n" for number in range(2000)))
+    setting = Setting(str(tmp_path / "text"), hidden=32, layers=1, sequence=32)
+    trainings.prepare(setting, tmp_path)
+    return setting
+
+
+def _opened(setting: Setting, folder: Path, steps: int, **method: Any) -> tuple[Manifest, Dataset]:
+    manifest = trainings._manifest(Job(Method("", **method), setting, 0.01, 0, steps), folder)
+    blobs = folder / "blobs"
+    return manifest, Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+
+
+def test_one_replica_without_codec_trains_what_the_inner_loop_alone_does(setting: Setting, tmp_path: Path) -> None:
+    manifest, dataset = _opened(setting, tmp_path, 6, plan={"inner_steps": 3})
+    genesis = initialise(manifest, 0)
+    *_, rounds = simulation.diloco(manifest, 1, dataset, genesis, compressed=False)
+    *_, steps = simulation.all_reduce(manifest, dataset, genesis, 1)
+    assert rounds.steps == steps.steps == 6
+    assert rounds.bytes == 2 * 4 * sum(tensor.numel() for tensor in genesis.values()), "two rounds, not six steps"
+    for name, tensor in steps.version.items():
+        torch.testing.assert_close(rounds.version[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("outer", [{}, {"delay": 1, "lr": 0.8, "alpha": 0.8}, {"momentum": 0.5, "nesterov": True}])
+@pytest.mark.parametrize("codec", ["int4", "lowrank", "topk"])
+def test_every_rule_with_every_codec_learns(
+    codec: str, outer: dict[str, Any], adaptive: bool, setting: Setting, tmp_path: Path
+) -> None:
+    plan = {"int4": {"inner_steps": 1}, "lowrank": LOWRANK, "topk": {"level": 2, "rank": 256, "inner_steps": 1}}[codec]
+    manifest, dataset = _opened(setting, tmp_path, 30, codec=codec, outer=outer, plan=plan, adaptive=adaptive)
+    genesis = initialise(manifest, 0)
+    before = simulation.loss(manifest, genesis, dataset, 8)
+    points = list(simulation.diloco(manifest, 2, dataset, genesis))
+    assert simulation.loss(manifest, points[-1].version, dataset, 8) < 0.8 * before
+    sizes = {after.bytes - now.bytes for now, after in pairwise(points)}
+    assert (len(sizes) > 1) == (codec == "lowrank" and adaptive), "only a rank that adapts changes the payload's size"
