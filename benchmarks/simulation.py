@@ -5,7 +5,6 @@ Every replica is one pipeline of one stage, and every contribution is counted in
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from training import evaluate
-from training.adaptive import ladders, next_rank, watched_ranks
+from training.adaptive import ends_window, ladders, mean_energy, next_rank, watched_ranks
 from training.codecs import Codec, codec
 from training.data import Dataset
 from training.inner import InnerLoop
@@ -122,8 +121,8 @@ class _Ranks:
         self._energy.append(kept_energy(update, watched_ranks(self._rungs, plan.rank)))
 
     def next(self, round: int, plan: Plan) -> Plan:
-        if self._adaptive is None or (round + 1) % self._adaptive.window:
+        if self._adaptive is None or not ends_window(self._adaptive, round):
             return plan
-        energy = {rank: mean(one[rank] for one in self._energy) for rank in min(self._energy, key=len)}
+        energy = mean_energy(self._energy)
         self._energy = []
         return replace(plan, rank=next_rank(self._rungs, plan.rank, energy, self._adaptive.energy))

@@ -37,6 +37,20 @@ def ladders(codec: str, plan: Plan, adaptive: Adaptive | None) -> Ladders:
     return Ladders(ranks, _ladder(adaptive.min_inner_steps, adaptive.max_inner_steps, plan.inner_steps))
 
 
+def ends_window(adaptive: Adaptive, round: int) -> bool:
+    """Whether a seal of `round` may change the plan."""
+    return (round + 1) % adaptive.window == 0
+
+
+def mean_energy(rounds: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """The part of a round's energy that each rank keeps, over those of the rounds in which it was measured."""
+    found: dict[int, list[float]] = {}
+    for energy in rounds:
+        for rank, part in energy.items():
+            found.setdefault(rank, []).append(part)
+    return {rank: sum(parts) / len(parts) for rank, parts in found.items()}
+
+
 def next_rank(rungs: Sequence[int], rank: int, energy: Mapping[int, float], wanted: float) -> int:
     """The smallest rank within a rung of `rank` that keeps the wanted part of the shared update's energy.
 

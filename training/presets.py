@@ -3,7 +3,7 @@
 The defaults of the manifest's keys are the preset `default`: what measured best (`python -m benchmarks.convergence`).
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 INNER_STEPS = 10  # of a round, where a draft says nothing
 MIN_INNER_STEPS = 5  # of a plan that adapts
@@ -41,7 +41,11 @@ def expand(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(plan, dict) and isinstance(adaptive, dict) and "inner_steps" not in adaptive:
         steps, fewest = plan.get("inner_steps", INNER_STEPS), adaptive.get("min_inner_steps", MIN_INNER_STEPS)
         # Anything but whole numbers above zero is refused later, by name.
-        if all(type(number) is int and number > 0 for number in (rounds, steps, fewest)):
+        if _whole(rounds) and _whole(steps) and _whole(fewest):
             own["adaptive"] = adaptive | {"inner_steps": rounds * steps}
-            own["rounds"] = -(-rounds * steps // fewest)
+            own["rounds"] = -(-(rounds * steps) // fewest)
     return own
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value > 0

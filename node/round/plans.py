@@ -106,7 +106,7 @@ def next_plan(terms: Terms, view: RunView, stage: int, round: int, energy: Energ
     """The plan that this node would seal in `round`: what went before, but at the end of a window one rung closer to
     what was measured."""
     kept = kept_plan(terms, view, stage, round)
-    if terms.adaptive is None or not _ends_window(terms.adaptive, round):
+    if terms.adaptive is None or not adaptive.ends_window(terms.adaptive, round):
         return kept
     rank = adaptive.next_rank(terms.ladders.ranks, kept.rank, energy, terms.adaptive.energy)
     return Plan(kept.level, rank, _next_inner_steps(terms, terms.adaptive, view, stage, round, kept.inner_steps))
@@ -124,7 +124,7 @@ def plan_fault(terms: Terms, view: RunView, stage: int, round: int, plan: Plan, 
         return ""
     if terms.adaptive is None:
         return f"{plan}, the manifest fixes {kept}"
-    if not _ends_window(terms.adaptive, round):
+    if not adaptive.ends_window(terms.adaptive, round):
         return f"{plan} inside a window of {terms.adaptive.window} rounds, {kept} went before"
     if plan.level != kept.level:
         return f"the level {plan.level}, {kept.level} went before"
@@ -153,10 +153,6 @@ def window(terms: Terms, round: int) -> range:
 def watched_ranks(terms: Terms, view: RunView, stage: int, round: int) -> tuple[int, ...]:
     """The ranks whose energy is worth measuring in `round`."""
     return adaptive.watched_ranks(terms.ladders.ranks, kept_plan(terms, view, stage, round).rank)
-
-
-def _ends_window(terms: Adaptive, round: int) -> bool:
-    return (round + 1) % terms.window == 0
 
 
 def _next_inner_steps(terms: Terms, adapts: Adaptive, view: RunView, stage: int, round: int, current: int) -> int:

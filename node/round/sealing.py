@@ -11,7 +11,7 @@ from node.round.knowledge import Knowledge
 from node.round.pending import RETRY_SECONDS, Pending
 from node.round.plans import Energy, kept_plan, next_plan, plan_fault, watched_ranks, window
 from node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
-from training import policy
+from training import adaptive, policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to an empty seal
@@ -271,12 +271,7 @@ class Sealing:
         return next_plan(self._rules, self._known.view, self._stage, round, self._mean_energy(round))
 
     def _mean_energy(self, round: int) -> Energy:
-        """Over those rounds of the window in which a rank was measured."""
-        found: dict[int, list[float]] = {}
-        for at in window(self._rules, round):
-            for rank, part in self._energy.get(at, {}).items():
-                found.setdefault(rank, []).append(part)
-        return {rank: sum(parts) / len(parts) for rank, parts in found.items()}
+        return adaptive.mean_energy(self._energy.get(at, {}) for at in window(self._rules, round))
 
     def _may_be_empty(self, round: int, now: float) -> bool:
         """An empty seal wastes everybody's round: not before the timeout, which counts anew for who has just started
