@@ -17,12 +17,11 @@ from node.datadir import DataDir
 from node.errors import Failure, UsageFailure
 from node.round.plans import Terms, finished
 from p2p.frames import FRAME_LIMIT
-from training import atomic, stability
+from training import advice, atomic
 from training.draft import Draft, complete, draft_from_toml
 from training.manifest import MAX_BYTES, BlobRef, Manifest, activation_bytes, canonical_bytes, manifest_hash, parse
 from training.strict import ManifestError
 
-BYTE_VALUES = 256  # the vocabulary of byte-level data
 _SHORTEST_PREFIX = 6  # hex digits
 _FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
 
@@ -83,7 +82,7 @@ def create_run(
     """
     draft = draft_from_toml(draft_path)
     check_pipes(draft)
-    for warning in stability.warnings(draft):
+    for warning in advice.warnings(draft):
         progress(f"warning: {warning}")
     manifest = _frozen(draft, datadir, client, progress)
     digest = atomic.write_blob(datadir.blobs, [canonical_bytes(manifest)])
@@ -239,7 +238,7 @@ def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef
         given = draft.data
         tokenizer = Path(given.tokenizer) if given.tokenizer else None
         recipe = prepare.Recipe(draft.sources, given.heldout, tokenizer, given.separator, given.field)
-        _check_vocabulary(draft, recipe.vocabulary.size if recipe.vocabulary else BYTE_VALUES)
+        _check_vocabulary(draft, recipe.vocabulary.size if recipe.vocabulary else data.BYTE_VALUES)
         progress("freezing the data into shards")
         blob = prepare.prepare_blobs(recipe, blobs)
     if not data.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):

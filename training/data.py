@@ -31,6 +31,7 @@ MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_VOCABULARY = 1 << 20
 OPEN_SHARDS = 64  # mapped at a time: each takes a file descriptor
+BYTE_VALUES = 256  # the vocabulary of data without a tokenizer
 PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 
 Split = Literal["train", "heldout"]
@@ -56,7 +57,7 @@ class DataManifest(Struct, frozen=True, forbid_unknown_fields=True):
     train: list[Shard]
     heldout: list[Shard]
     tokenizer: BlobRef | Literal["bytes"] = "bytes"  # the blob of a tokenizer.json
-    vocab_size: Annotated[int, Meta(ge=2, le=MAX_VOCABULARY)] = 256  # every token id is below it
+    vocab_size: Annotated[int, Meta(ge=2, le=MAX_VOCABULARY)] = BYTE_VALUES  # every token id is below it
     separator: Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)] = 0
     dtype: Literal["uint8", "uint16", "uint32"] = "uint8"  # little-endian
 
@@ -141,7 +142,7 @@ def check(
 ) -> Iterator[Problem]:
     """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
     size once it was read."""
-    limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below 256 anyway
+    limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below BYTE_VALUES anyway
     tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer
     for blob in dict.fromkeys(manifest.blobs()):  # a shard may be listed many times
         found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob == tokenizer else limit)
@@ -267,8 +268,8 @@ def _contradiction(manifest: DataManifest) -> str | None:
     """What single keys cannot say."""
     bytewise = manifest.tokenizer == "bytes"
     dtype = "uint8" if bytewise else token_dtype(manifest.vocab_size)
-    if bytewise and (manifest.vocab_size, manifest.separator) != (256, 0):
-        return "bytes have a vocabulary of 256, and 0 between documents"
+    if bytewise and (manifest.vocab_size, manifest.separator) != (BYTE_VALUES, 0):
+        return f"bytes have a vocabulary of {BYTE_VALUES}, and 0 between documents"
     if manifest.dtype != dtype:
         return f"expected dtype {dtype} for this tokenizer, got {manifest.dtype}"
     if manifest.separator >= manifest.vocab_size:

@@ -14,6 +14,7 @@ from training.manifest import (
     Adaptive,
     BlobRef,
     Codec,
+    Confirmations,
     Count,
     Data,
     Inner,
@@ -22,10 +23,15 @@ from training.manifest import (
     Name,
     Outer,
     Plan,
+    Precision,
     Quorum,
+    Replicas,
     Retention,
+    Rounds,
     Seed,
+    Stages,
     Timing,
+    Tokens,
     canonical_bytes,
     parse,
     parse_model,
@@ -65,21 +71,21 @@ class Draft(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     version: Literal[1] = 1
     name: Name
     model: DraftModel
-    stages: Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]
+    stages: Stages
     data: DraftData
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     inner: Inner = Inner()
     outer: Outer = Outer()
     codec: Codec = Codec()
     plan: Plan = Plan()
     adaptive: Adaptive | None = None
-    rounds: Annotated[int, Meta(ge=1, le=10_000_000)]
-    tokens_per_step: Annotated[int, Meta(ge=1, lt=1 << 40)] | None = None  # computed when left out
+    rounds: Rounds
+    tokens_per_step: Tokens | None = None  # computed when left out
     timing: Timing = Timing()
     quorum: Quorum = Quorum()
-    min_replicas: Annotated[int, Meta(ge=1, le=64)] = 1
-    max_replicas: Annotated[int, Meta(ge=1, le=64)] = 8
-    confirmations: Annotated[int, Meta(ge=0, le=1000)] = 1
+    min_replicas: Replicas = 1
+    max_replicas: Replicas = 8
+    confirmations: Confirmations = 1
     retention: Retention = Retention()
 
     @property

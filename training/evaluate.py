@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from training import weights
-from training.data import DataError, Dataset
+from training.data import BYTE_VALUES, DataError, Dataset
 from training.manifest import Manifest
 from training.stages import StageModel, stage_shapes
 
@@ -61,7 +61,7 @@ def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temp
     Temperature 0 takes the likeliest byte every time. For byte-level models. Raises EvaluateError.
     """
     model = _load(folder)
-    if model.config.vocab_size != 256:
+    if model.config.vocab_size != BYTE_VALUES:
         raise EvaluateError(f"{folder}: not a byte-level model (vocabulary of {model.config.vocab_size})")
     generator = torch.Generator().manual_seed(seed)
     window, text = model.config.max_position_embeddings, list(prompt) or [0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training import atomic, weights
+from training.data import BYTE_VALUES
 from training.manifest import Manifest
 from training.stages import model_config, stage_shapes
 from training.vocabulary import Vocabulary
@@ -62,7 +63,7 @@ def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, An
     files = {"config.json": config.to_diff_dict(), "generation_config.json": {"do_sample": True, "eos_token_id": end}}
     if vocabulary is not None:
         files |= vocabulary.folder_files(config.max_position_embeddings)
-    elif config.vocab_size == 256:
+    elif config.vocab_size == BYTE_VALUES:
         files |= _byte_tokenizer(config.max_position_embeddings)
     return files
 

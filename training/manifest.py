@@ -27,6 +27,12 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Size = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
+Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
+Precision = Literal["float32", "bfloat16"]
+Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
+Replicas = Annotated[int, Meta(ge=1, le=64)]
+Confirmations = Annotated[int, Meta(ge=0, le=1000)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 _BelowOne = Annotated[float, Meta(ge=0, lt=1)]
@@ -131,22 +137,22 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Name
     salt: _Sha256
     model: Model
-    stages: Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each stage
+    stages: Stages
     genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
     data: Data
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     inner: Inner
     outer: Outer
     codec: Codec
     plan: Plan
     adaptive: Adaptive | None = None
-    rounds: Annotated[int, Meta(ge=1, le=10_000_000)]
-    tokens_per_step: Annotated[int, Meta(ge=1, lt=1 << 40)]  # of one replica
+    rounds: Rounds
+    tokens_per_step: Tokens  # of one replica
     timing: Timing
     quorum: Quorum
-    min_replicas: Annotated[int, Meta(ge=1, le=64)]
-    max_replicas: Annotated[int, Meta(ge=1, le=64)]
-    confirmations: Annotated[int, Meta(ge=0, le=1000)]
+    min_replicas: Replicas
+    max_replicas: Replicas
+    confirmations: Confirmations
     retention: Retention
 
 

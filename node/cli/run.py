@@ -25,12 +25,12 @@ def plan(
     from msgspec.structs import asdict
 
     from node import runs
-    from training import balance, stability
+    from training import advice, balance
     from training.draft import draft_from_toml
 
     draft = draft_from_toml(manifest)
     runs.check_pipes(draft)
-    warnings = stability.warnings(draft)
+    warnings = advice.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
     stages = [

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from training.advice import stable_below, warnings
 from training.draft import draft_from_toml
 from training.manifest import Outer
-from training.stability import stable_below, warnings
 from training.strict import ManifestError
 
 PAPER = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1)
