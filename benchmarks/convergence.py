@@ -160,12 +160,18 @@ def _widened(lrs: Sequence[float], best: float) -> list[float]:
 
 
 def _rows(jobs: Sequence[Job], results: dict[str, Result]) -> list[dict[str, Any]]:
-    """One row per method, its loss the mean over the seeds."""
+    """One row per method: means over its seeds. The gap is to the best all-reduce of the same seed: first weights and
+    samples are the same there."""
+    best: dict[int, float] = {}
+    for job in jobs:
+        if job.method.every_step:
+            best[job.seed] = min(best.get(job.seed, math.inf), results[job.key]["loss"])
     rows = []
     for name in dict.fromkeys(job.method.name for job in jobs):
         own = [job for job in jobs if job.method.name == name]
         found = [results[job.key] for job in own]
         losses = [result["loss"] for result in found]
+        gaps = [results[job.key]["loss"] / best.get(job.seed, math.nan) - 1 for job in own]
         rows.append(
             {
                 "method": name,
@@ -173,31 +179,19 @@ def _rows(jobs: Sequence[Job], results: dict[str, Result]) -> list[dict[str, Any
                 "lr": own[0].lr,
                 "loss": round(statistics.mean(losses), 4),
                 "spread": round(max(losses) - min(losses), 4),
+                "gap_percent": round(100 * statistics.mean(gaps), 2),
                 "bytes_per_round": found[0]["bytes_per_round"],
                 "traffic_ratio": round(found[0]["traffic_ratio"], 1),
                 "steps": found[0]["steps"],
                 "seconds": round(statistics.mean(result["seconds"] for result in found)),
             }
         )
-    every_step = {job.method.name for job in jobs if job.method.every_step}
-    best = min((row["loss"] for row in rows if row["method"] in every_step), default=float("nan"))
-    return [row | {"gap_percent": round(100 * (row["loss"] / best - 1), 2)} for row in rows]
+    return rows
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    keys = (
-        "method",
-        "seeds",
-        "lr",
-        "loss",
-        "spread",
-        "gap_percent",
-        "bytes_per_round",
-        "traffic_ratio",
-        "steps",
-        "seconds",
-    )
-    cells = [list(keys), *([str(row[key]) for key in keys] for row in rows)]
+    keys = list(rows[0])
+    cells = [keys, *([str(row[key]) for key in keys] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
     for ratio, gap in TARGETS:
