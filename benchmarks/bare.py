@@ -1,6 +1,6 @@
 """The bare loop that `benchmarks.overhead` compares with: one process, the same model, data, optimiser and steps.
 
-`python -m benchmarks.bare MANIFEST BLOBS STEPS WARM_UP` prints {"tokens_per_second", "threads"} of the faster of one
+`python -m benchmarks.bare MANIFEST BLOBS STEPS` prints {"tokens_per_second", "threads"} of the faster of one
 thread and all cores.
 """
 

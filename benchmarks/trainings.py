@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import typer
 
+from training import atomic
 from training.draft import complete, draft_from_toml
 from training.manifest import BlobRef, Manifest
 from training.presets import INNER_STEPS
@@ -105,7 +106,7 @@ def train(job: Job, out: Path) -> Result:
     from training.stages import initialise
 
     torch.set_num_threads(1)
-    manifest, blobs = _manifest(job, out), out / "blobs"
+    manifest, blobs = manifest_of(job, out), out / "blobs"
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     genesis, began = initialise(manifest, 0), time.monotonic()
     steps, every = manifest.rounds * manifest.plan.inner_steps, max(1, job.steps // _POINTS)
@@ -135,9 +136,7 @@ def train(job: Job, out: Path) -> Result:
         "seconds": time.monotonic() - began,
     }
     kept.parent.mkdir(exist_ok=True)
-    temporary = kept.with_suffix(".new")
-    temporary.write_text(json.dumps(result))
-    temporary.rename(kept)
+    atomic.write_bytes(kept, json.dumps(result).encode())
     return result
 
 
@@ -189,7 +188,7 @@ seed = {seed}
 """
 
 
-def _manifest(job: Job, out: Path) -> Manifest:
+def manifest_of(job: Job, out: Path) -> Manifest:
     """A run of one stage. Where every step is averaged, its one replica does the work of all."""
     method, setting = job.method, job.setting
     together = REPLICAS if method.every_step else 1

@@ -25,7 +25,7 @@ def setting(tmp_path: Path) -> Setting:
 
 
 def _opened(setting: Setting, folder: Path, steps: int, **method: Any) -> tuple[Manifest, Dataset]:
-    manifest = trainings._manifest(Job(Method("", **method), setting, 0.01, 0, steps), folder)
+    manifest = trainings.manifest_of(Job(Method("", **method), setting, 0.01, 0, steps), folder)
     blobs = folder / "blobs"
     return manifest, Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
 
