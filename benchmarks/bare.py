@@ -26,9 +26,9 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from training.data import Dataset, sample_ids
-    from training.inner import optimisers
-    from training.manifest import parse
+    from dlx.training.data.shards import Dataset, sample_ids
+    from dlx.training.inner.loop import optimisers
+    from dlx.training.recipe.manifest import parse
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

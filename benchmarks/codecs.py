@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from training.manifest import Plan
+from dlx.training.recipe.recipe import Plan
 
 CASES = {
     "int4": ("int4", Plan(level=4)),
@@ -67,7 +67,7 @@ def measure(label: str, params: int, tries: int) -> dict[str, Any]:
     """One row, measured in this process, which should be a fresh one. A payload starts from the one before it."""
     import torch
 
-    from training.codecs import codec
+    from dlx.training.codecs import codec
 
     torch.set_num_threads(1)
     name, plan = CASES[label]

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.trainings import REPLICAS, Job, Method, Result, Setting, finite, prepare, train_all
-from training.presets import PRESETS
+from dlx.training.recipe.presets import PRESETS
 
 LONGEST = 3000  # inner steps
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from node import demo
-from node.devnet import Devnet
+from dlx.node.devnet import demo
+from dlx.node.devnet.devnet import Devnet
 
 TARGET_RATIO, TARGET_RSS_MB = 0.6, 900
 

@@ -20,15 +20,16 @@ import torch
 import typer
 from safetensors.torch import load_file
 
-from training import weights
-from training.data import Dataset
-from training.draft import Draft, DraftData, DraftModel, complete
-from training.inner import InnerLoop
-from training.manifest import Inner, Manifest
-from training.prepare import prepare
-from training.replay import THRESHOLD, Segment, replay
-from training.segments import SEGMENT_STEPS
-from training.stages import initialise
+from dlx.training.data.prepare import prepare
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.models import weights
+from dlx.training.models.stages import initialise
+from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Inner
+from dlx.training.slot.replay import THRESHOLD, Segment, replay
+from dlx.training.slot.segments import SEGMENT_STEPS
 
 TOTAL_STEPS = 200  # of the run, which decides the learning rates
 

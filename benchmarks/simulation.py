@@ -11,14 +11,16 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from training import evaluate
-from training.adaptive import ends_window, ladders, mean_energy, next_rank, watched_ranks
-from training.codecs import Codec, codec
-from training.data import Dataset
-from training.inner import InnerLoop
-from training.manifest import Manifest, Plan
-from training.outer import outer_step, pseudo_gradient, start_weights
-from training.spectrum import kept_energy
+from dlx.training.codecs import Codec, codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.models import evaluate
+from dlx.training.outer.adaptive import ends_window, mean_energy, next_rank, watched_ranks
+from dlx.training.outer.spectrum import kept_energy
+from dlx.training.outer.step import outer_step, pseudo_gradient, start_weights
+from dlx.training.recipe.ladders import ladders
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan
 
 Tensors = dict[str, Tensor]
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
-from training.advice import stable_below
-from training.manifest import Outer
-from training.presets import PRESETS
+from dlx.training.recipe.advice import stable_below
+from dlx.training.recipe.presets import PRESETS
+from dlx.training.recipe.recipe import Outer
 
 PAPER = (0.7, 0.9)  # DiLoCoX's outer rate and momentum, arXiv 2506.21263
 PAIRS = sorted(product((0.7, 0.4, 0.2), (0.9, 0.7, 0.5)), key=lambda pair: math.dist(pair, PAPER))

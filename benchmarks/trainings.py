@@ -21,10 +21,11 @@ from typing import Any
 import msgspec
 import typer
 
-from training import atomic
-from training.draft import complete, draft_from_toml
-from training.manifest import BlobRef, Manifest
-from training.presets import INNER_STEPS
+from dlx.ground import durable
+from dlx.training.recipe.draft import complete, draft_from_toml
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.presets import INNER_STEPS
+from dlx.training.recipe.recipe import BlobRef
 
 REPLICAS = 4
 
@@ -83,7 +84,7 @@ Result = dict[str, Any]  # loss, curve of (steps, bytes, loss), bytes_per_round,
 
 def prepare(setting: Setting, out: Path) -> None:
     """The text as shards in the folder."""
-    from training.prepare import prepare
+    from dlx.training.data.prepare import prepare
 
     out.mkdir(parents=True, exist_ok=True)
     sources = [Path(path) for path in sorted(glob.glob(setting.source))]
@@ -100,10 +101,10 @@ def train(job: Job, out: Path) -> Result:
     import torch
 
     from benchmarks import simulation
-    from training.codecs import CodecError
-    from training.data import Dataset
-    from training.inner import TrainingError
-    from training.stages import initialise
+    from dlx.training.codecs import CodecError
+    from dlx.training.data.shards import Dataset
+    from dlx.training.inner.loop import TrainingError
+    from dlx.training.models.stages import initialise
 
     torch.set_num_threads(1)
     manifest, blobs = manifest_of(job, out), out / "blobs"
@@ -136,7 +137,7 @@ def train(job: Job, out: Path) -> Result:
         "seconds": time.monotonic() - began,
     }
     kept.parent.mkdir(exist_ok=True)
-    atomic.write_bytes(kept, json.dumps(result).encode())
+    durable.write_bytes(kept, json.dumps(result).encode())
     return result
 
 

@@ -7,9 +7,9 @@ from web3 import Web3
 from web3.exceptions import Web3Exception
 from web3.providers import BaseProvider
 
-import contracts
-from ledger.errors import LedgerError, Reverted, RpcError
-from ledger.rpc import Rpc
+from dlx import contracts
+from dlx.ledger.errors import LedgerError, Reverted, RpcError
+from dlx.ledger.rpc import Rpc
 
 # What web3 raises for bytes that are no answer: the bytes are the chain node's word.
 _UNDECODABLE = (Web3Exception, DecodingError, OverflowError, TypeError, ValueError)

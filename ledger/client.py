@@ -7,17 +7,17 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.abi import checksum
-from ledger.bindings import Interface
-from ledger.errors import LedgerError, Reverted, RpcError
-from ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
-from ledger.feed import ChainUpdate, EventFeed, Head
-from ledger.keys import public_point, sign
-from ledger.logs import fetch_logs
-from ledger.nodes import NodeTable
-from ledger.rpc import Rpc
-from ledger.sender import Sender, Unconfirmed
-from ledger.typed import (
+from dlx.ledger.abi import checksum
+from dlx.ledger.bindings import Interface
+from dlx.ledger.errors import LedgerError, Reverted, RpcError
+from dlx.ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
+from dlx.ledger.feed import ChainUpdate, EventFeed, Head
+from dlx.ledger.keys import public_point, sign
+from dlx.ledger.logs import fetch_logs
+from dlx.ledger.nodes import NodeTable
+from dlx.ledger.rpc import Rpc
+from dlx.ledger.sender import Sender, Unconfirmed
+from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
     RunConfig,

@@ -11,8 +11,8 @@ from typing import Any
 import eth_abi
 from eth_hash.auto import keccak
 
-from ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
-from ledger.typed import (
+from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
+from dlx.ledger.typed import (
     RECORD_SIZE,
     RunConfig,
     Seal,

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ledger.abi import TypedError
-from ledger.errors import LedgerError
-from ledger.events import Event, decode_log
-from ledger.logs import LogFilter, Reorganised, fetch_logs
-from ledger.rpc import Header, Rpc
+from dlx.ledger.abi import TypedError
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.events import Event, decode_log
+from dlx.ledger.logs import LogFilter, Reorganised, fetch_logs
+from dlx.ledger.rpc import Header, Rpc
 
 _SHORT_RANGE = 64  # blocks of which all logs of the contracts are read, whatever their run
 _LAG = 8  # blocks by which a chain node behind a load balancer may fall back without a reorg

@@ -4,11 +4,11 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ledger.abi import account_bytes
-from ledger.errors import LedgerError
-from ledger.events import Event, RawLog, RunCreated, decode_log, event_topic
-from ledger.logs import Reorganised, Timed, fetch_logs
-from ledger.rpc import Header, Rpc
+from dlx.ledger.abi import account_bytes
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.events import Event, RawLog, RunCreated, decode_log, event_topic
+from dlx.ledger.logs import Reorganised, Timed, fetch_logs
+from dlx.ledger.rpc import Header, Rpc
 
 _FORMAT = 1
 _SCHEMA = """

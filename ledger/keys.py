@@ -4,7 +4,7 @@ import base58
 from coincurve import PrivateKey, PublicKey
 from eth_hash.auto import keccak
 
-from ledger.abi import checksum
+from dlx.ledger.abi import checksum
 
 SIGNATURE_SIZE = 65
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0

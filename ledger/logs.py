@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ledger.abi import TypedError
-from ledger.errors import LedgerError, RpcError
-from ledger.events import RawLog, parse_log
-from ledger.rpc import Rpc
+from dlx.ledger.abi import TypedError
+from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.events import RawLog, parse_log
+from dlx.ledger.rpc import Rpc
 
 LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ledger.events import AddressesChanged, Event, NodeDeregistered, NodeRegistered
+from dlx.ledger.events import AddressesChanged, Event, NodeDeregistered, NodeRegistered
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import requests
 from web3 import HTTPProvider, Web3
 from web3.types import RPCEndpoint, RPCResponse
 
-from ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}

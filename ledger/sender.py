@@ -7,7 +7,6 @@ is harmless. A call that is already waiting is not signed a second time.
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from typing import Any
 
 from eth_account import Account
 
-from ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from ledger.rpc import Rpc
+from dlx.ground import durable
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.rpc import Rpc
 
 _POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
 _PATIENCE, _TURN = 2.0, 60.0  # seconds for one look, and for another thread's send to end
@@ -219,13 +219,7 @@ class Sender:
         self._pending[pending.nonce] = pending
         if self._folder is None:
             return
-        path = self._folder / f"{pending.nonce:012d}.json"
-        temporary = path.with_suffix(".new")
-        with open(temporary, "w") as file:
-            json.dump(asdict(pending), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(asdict(pending)).encode())
 
     def _drop(self, nonce: int) -> None:
         self._pending.pop(nonce, None)

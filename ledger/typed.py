@@ -11,7 +11,8 @@ from typing import Annotated, Self
 
 from eth_hash.auto import keccak
 
-from ledger.abi import (
+from dlx.ground.constants import UNIT
+from dlx.ledger.abi import (
     U8,
     U16,
     U32,
@@ -28,8 +29,8 @@ from ledger.abi import (
     type_hash,
     word,
 )
-from ledger.keys import SIGNATURE_SIZE, SignatureError, account_of, recover, sign
-from ledger.merkle import merkle_proof, merkle_root
+from dlx.ledger.keys import SIGNATURE_SIZE, SignatureError, account_of, recover, sign
+from dlx.ledger.merkle import merkle_proof, merkle_root
 
 __all__ = [
     "ANY_STAGE", "CONTRIBUTION_SIZE", "PRIVATE_DATA", "RECORD_SIZE", "STATE_RESET", "UNIT", "Contribution", "Domain",
@@ -39,7 +40,6 @@ __all__ = [
 ]  # fmt: skip
 
 PRIVATE_DATA, STATE_RESET = 1, 2  # Contribution.flags
-UNIT = 32768  # the aggregation multiplier 1.0
 ANY_STAGE = 65535  # joinRun: the lowest stage with a free seat
 CONTRIBUTION_SIZE = 27 * WORD
 RECORD_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE

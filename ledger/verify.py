@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ledger.events import Sealed
-from ledger.keys import SignatureError
-from ledger.typed import Contribution, Domain, SignedContribution, TypedError, summarise
-from ledger.view import RunView
+from dlx.ledger.events import Sealed
+from dlx.ledger.keys import SignatureError
+from dlx.ledger.typed import Contribution, Domain, SignedContribution, TypedError, summarise
+from dlx.ledger.view import RunView
 
 
 @dataclass(frozen=True)

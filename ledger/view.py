@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from ledger.abi import ZERO32, ascending
-from ledger.events import (
+from dlx.ledger.abi import ZERO32, ascending
+from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
@@ -23,8 +23,8 @@ from ledger.events import (
     RunCreated,
     Sealed,
 )
-from ledger.keys import SignatureError
-from ledger.typed import RunConfig, TypedError
+from dlx.ledger.keys import SignatureError
+from dlx.ledger.typed import RunConfig, TypedError
 
 ACTIVE_ROUNDS = 3  # an account is active when counted or signing in one of the stage's last so many sealed rounds
 ANSWER_BLOCKS = 5  # blocks that must follow an accusation before an eviction

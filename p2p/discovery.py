@@ -13,8 +13,8 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from p2p.addresses import ADDRESSES_PER_PEER, usable
-from p2p.guard import GuardedHost, GuardedSwarm
+from dlx.p2p.addresses import ADDRESSES_PER_PEER, usable
+from dlx.p2p.guard import GuardedHost, GuardedSwarm
 
 DIAL_DEADLINE = 5.0  # s per address
 BACKOFF = 1.0, 60.0  # s, first and longest pause between two attempts

@@ -13,10 +13,10 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
-from p2p import wire
-from p2p.host import Host
-from p2p.store import CHUNK, BlobStore, Partial
-from p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
+from dlx.ground.blobs import CHUNK, BlobStore, Partial
+from dlx.p2p import wire
+from dlx.p2p.host import Host
+from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
 
 BLOB = "/dlx/blob/1"
 SERVED_STREAMS = 32

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from p2p.wire import Uint16, Uint32, WireError
+from dlx.p2p.wire import Uint16, Uint32, WireError
 
 FRAME_LIMIT = 64 << 20  # bytes: one micro-batch of activations
 

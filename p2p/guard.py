@@ -49,8 +49,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from p2p.streams import StreamBroken, let_go
-from p2p.transport import Meter, MeteredStream, MeteredTCP
+from dlx.p2p.streams import StreamBroken, let_go
+from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
 
 LIBP2P_VERSION = "0.8.1"
 BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one connection

@@ -15,12 +15,12 @@ from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 
-from p2p import wire
-from p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
-from p2p.discovery import Dialer, Discovery
-from p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, hard_close, stream_of
-from p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
-from p2p.transport import Meter
+from dlx.p2p import wire
+from dlx.p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
+from dlx.p2p.discovery import Dialer, Discovery
+from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, hard_close, stream_of
+from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
+from dlx.p2p.transport import Meter
 
 HELLO = TProtocol("/dlx/hello/1")
 PING = TProtocol("/dlx/ping/1")

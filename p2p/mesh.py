@@ -15,8 +15,8 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.utils import maybe_consume_signed_record
 
-from p2p.guard import GuardedHost, Reject
-from p2p.streams import StreamBroken, read_some
+from dlx.p2p.guard import GuardedHost, Reject
+from dlx.p2p.streams import StreamBroken, read_some
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
 RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most

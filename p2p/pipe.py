@@ -8,9 +8,9 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
-from p2p import wire
-from p2p.host import Host
-from p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, write_all, write_short
+from dlx.p2p import wire
+from dlx.p2p.host import Host
+from dlx.p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, write_all, write_short
 
 PIPE = "/dlx/pipe/1"
 FRAME_LIMIT = 64 * 1024 * 1024  # bytes

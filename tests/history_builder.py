@@ -24,29 +24,23 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
-from ledger.chain import serve
-from ledger.client import LedgerClient, deploy, fund
-from ledger.errors import Reverted
-from ledger.typed import (
-    UNIT,
-    Contribution,
-    Domain,
-    RunConfig,
-    Seal,
-    SignedContribution,
-    account_of,
-    sign,
-    summarise,
-)
-from ledger.typed import Plan as LedgerPlan
-from training import codecs, policy, weights
-from training.atomic import write_blob
-from training.draft import Draft, DraftData, complete
-from training.manifest import BlobRef, Manifest, Model, Outer, Plan, Timing, canonical_bytes
-from training.outer import SealedPayload, apply_round, measure_round
-from training.prepare import prepare
-from training.segments import segments_in
-from training.stages import initialise, stage_shapes
+from dlx.ground.blobs import write_blob
+from dlx.ground.constants import UNIT
+from dlx.ledger.chain import serve
+from dlx.ledger.client import LedgerClient, deploy, fund
+from dlx.ledger.errors import Reverted
+from dlx.ledger.typed import Contribution, Domain, RunConfig, Seal, SignedContribution, account_of, sign, summarise
+from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.training import codecs
+from dlx.training.data.prepare import prepare
+from dlx.training.models import weights
+from dlx.training.models.stages import initialise, stage_shapes
+from dlx.training.outer import policy
+from dlx.training.outer.step import SealedPayload, apply_round, measure_round
+from dlx.training.recipe.draft import Draft, DraftData, complete
+from dlx.training.recipe.manifest import Manifest, canonical_bytes
+from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing
+from dlx.training.slot.segments import segments_in
 
 ZERO = bytes(32)
 STAGES, REPLICAS = 2, 2

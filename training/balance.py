@@ -9,12 +9,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from training.codecs import payload_sizes
-from training.draft import Draft
-from training.inner import optimiser_shapes
-from training.manifest import Manifest, Outer, activation_bytes, parse_model
-from training.stages import StageModel, stage_shapes
-from training.weights import Shapes
+from dlx.training.codecs import payload_sizes
+from dlx.training.inner.loop import optimiser_shapes
+from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.recipe import Outer, Recipe, activation_bytes, parse_model
 
 FLOAT = 4  # bytes
 
@@ -57,50 +56,50 @@ class Flops(Struct, frozen=True):
         return layers * self.layer + first * self.first + last * self.last
 
 
-def costs(manifest: Manifest | Draft) -> list[StageCost]:
+def costs(recipe: Recipe) -> list[StageCost]:
     """Of every stage. Takes neither the weights' memory nor their time."""
-    one_token, stages, found = flops(manifest), len(manifest.stages), []
-    pipe = manifest.data.micro_batches * activation_bytes(manifest)  # in one direction
-    for stage, (low, high) in enumerate(manifest.stages):
-        shapes = stage_shapes(manifest, stage)
+    one_token, stages, found = flops(recipe), len(recipe.stages), []
+    pipe = recipe.data.micro_batches * activation_bytes(recipe)  # in one direction
+    for stage, (low, high) in enumerate(recipe.stages):
+        shapes = stage_shapes(recipe, stage)
         size = FLOAT * _count(shapes)
-        full, checkpointed = (_activations(manifest, stage, option) for option in (False, True))
-        in_flight = min(stages - stage, manifest.data.micro_batches)
+        full, checkpointed = (_activations(recipe, stage, option) for option in (False, True))
+        in_flight = min(stages - stage, recipe.data.micro_batches)
         # The layer whose backward pass is under way has all of its own.
         checkpointed = in_flight * checkpointed + (full - checkpointed) // (high - low)
-        optimiser = FLOAT * _count(optimiser_shapes(manifest, stage))
-        memory = _memory(size, optimiser, in_flight * full, checkpointed, manifest.outer)
-        payload = max(payload_sizes(manifest, shapes).values())
+        optimiser = FLOAT * _count(optimiser_shapes(recipe, stage))
+        memory = _memory(size, optimiser, in_flight * full, checkpointed, recipe.outer)
+        payload = max(payload_sizes(recipe, shapes).values())
         operations = one_token.stage(high - low, first=stage == 0, last=stage == stages - 1)
         pipes = ((stage > 0) + (stage < stages - 1)) * pipe
         found.append(StageCost(stage, (low, high), _count(shapes), operations, memory, payload, pipes))
     return found
 
 
-def balanced(manifest: Manifest | Draft) -> list[tuple[int, int]]:
+def balanced(recipe: Recipe) -> list[tuple[int, int]]:
     """As many stages, with the layers shared so that the stage with the most operations has as few as can be.
 
     Layer after layer goes to the stage that has the least with it, the first of several: all layers are equal, so no
     other way has a lower maximum.
     """
-    one_token, last = flops(manifest), len(manifest.stages) - 1
+    one_token, last = flops(recipe), len(recipe.stages) - 1
     layers = [1] * (last + 1)
 
     def with_one_more(stage: int) -> int:
         return one_token.stage(layers[stage] + 1, first=stage == 0, last=stage == last)
 
-    for _ in range(parse_model(manifest.model).layers - len(layers)):
+    for _ in range(parse_model(recipe.model).layers - len(layers)):
         layers[min(range(last + 1), key=with_one_more)] += 1
     ends = list(accumulate(layers))
     return list(zip([0, *ends], ends, strict=False))
 
 
-def flops(manifest: Manifest | Draft) -> Flops:
-    config = parse_model(manifest.model)
+def flops(recipe: Recipe) -> Flops:
+    config = parse_model(recipe.model)
     layout = config.layout
     shapes: dict[str, tuple[int, ...]] = {}
-    for stage in range(len(manifest.stages)):
-        shapes |= stage_shapes(manifest, stage)
+    for stage in range(len(recipe.stages)):
+        shapes |= stage_shapes(recipe, stage)
 
     def weights(*parts: str) -> int:
         inside = tuple(f"{part}." for part in parts if part)
@@ -109,7 +108,7 @@ def flops(manifest: Manifest | Draft) -> Flops:
     head = layout.tokens if config.tie_word_embeddings else layout.head
     return Flops(
         first=6 * weights(layout.project_in),
-        layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (manifest.data.sequence_length + 1),
+        layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (recipe.data.sequence_length + 1),
         last=6 * weights(*layout.final, head),
     )
 
@@ -139,10 +138,10 @@ def _memory(size: int, optimiser: int, activations: int, checkpointed: int, oute
     )
 
 
-def _activations(manifest: Manifest | Draft, stage: int, checkpointed: bool) -> int:
+def _activations(recipe: Recipe, stage: int, checkpointed: bool) -> int:
     """Bytes that one micro-batch keeps between its forward and its backward pass: what autograd saves in a forward pass
     on tensors without memory."""
-    model = StageModel(manifest, stage, checkpointed, "meta")
+    model = StageModel(recipe, stage, checkpointed, "meta")
     samples, length, width = model.activation_shape
     with FakeTensorMode():
         tensors = {name: torch.empty(one.shape, requires_grad=True) for name, one in model.named_parameters()}

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import weights
-from training.codecs import codec
-from training.manifest import Outer, Plan
-from training.outer import outer_step
+from dlx.training.codecs import codec
+from dlx.training.models import weights
+from dlx.training.outer.step import outer_step
+from dlx.training.recipe.recipe import Outer, Plan
 
 # Odd sizes exercise the ends of vectors, the large one several threads.
 _SHAPES = {"bias": (7,), "embed": (1030, 129), "norm": (130,), "proj": (3, 100)}

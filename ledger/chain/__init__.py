@@ -38,6 +38,6 @@ def serve(
     Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
     """
-    from ledger.chain.server import run
+    from dlx.ledger.chain.server import run
 
     run(directory, host, port, chain_id, block_time, empty_block_time, on_ready, stop or threading.Event())

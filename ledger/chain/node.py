@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from ledger.chain import ChainError
-from ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
-from ledger.chain.pool import Pool
-from ledger.chain.store import Store
+from dlx.ground import durable
+from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
+from dlx.ledger.chain.pool import Pool
+from dlx.ledger.chain.store import Store
 
 TIP = 1_000_000  # wei per gas, suggested to clients: 100 ETH pay for 10^14 gas
 FAUCET_GRANT = 100 * 10**18  # wei, once per address
@@ -160,10 +160,5 @@ def _load_key(path: Path, create: bool) -> bytes:
     except ValueError:
         raise ChainError(f"{path} is not a key (64 hex digits): put it back as it was") from None
     key = secrets.token_bytes(32)
-    temporary = path.with_suffix(".new")
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        file.write(key.hex())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    durable.write_bytes(path, key.hex().encode(), durable.SECRET)
     return key

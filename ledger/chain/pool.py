@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from ledger.chain.evm import GAS_LIMIT, Transaction, minimum_gas
+from dlx.ledger.chain.evm import GAS_LIMIT, Transaction, minimum_gas
 
 MAX_RAW = 128 * 1024  # bytes of one transaction
 MAX_INITCODE = 49_152  # bytes (EIP-3860)

@@ -9,11 +9,11 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ledger.chain.evm import GAS_LIMIT, Call, Malformed, next_base_fee
-from ledger.chain.node import TIP, Node
-from ledger.chain.pool import Refused
-from ledger.chain.store import TooMany
-from ledger.chain.wire import (
+from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, next_base_fee
+from dlx.ledger.chain.node import TIP, Node
+from dlx.ledger.chain.pool import Refused
+from dlx.ledger.chain.store import TooMany
+from dlx.ledger.chain.wire import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ledger.chain import ChainError
-from ledger.chain.node import Node
-from ledger.chain.rpc import Rpc
-from ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
+from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.rpc import Rpc
+from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
 
 MAX_REQUEST = 4 * 2**20  # bytes
 MAX_RESPONSE = 64 * 2**20  # bytes of a batch

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ledger.chain import ChainError
-from ledger.chain.evm import Block, Log, Transaction, encode_header
+from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.evm import Block, Log, Transaction, encode_header
 
 _VERSION = 1
 # A log's id is block << 20 | index, so that ids are in chain order and a block range is an id range, also within the

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.audit.blobs import Folder, Source
-from node.audit.report import Check, Report
+from dlx.node.archive.blobs import Folder, Source
+from dlx.node.audit.report import Check, Report
 
 if TYPE_CHECKING:
-    from ledger.client import LedgerClient
+    from dlx.ledger.client import LedgerClient
 
 __all__ = ["Check", "Folder", "Report", "Source", "audit"]
 
@@ -27,8 +27,8 @@ def audit(
     Working copies of blobs go to the empty folder `work`: never more than two versions of each stage and one round's
     payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
     """
-    from node.audit.chain import audit_chain
-    from node.audit.outer import audit_outer
+    from dlx.node.audit.chain import audit_chain
+    from dlx.node.audit.outer import audit_outer
 
     report = Report(run)
     view = audit_chain(report, client, progress)

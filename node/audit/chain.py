@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ledger.abi import TypedError
-from ledger.bindings import Interface
-from ledger.client import LedgerClient
-from ledger.errors import Reverted
-from ledger.events import Event, Evicted, RoundOpened, RunCreated, Sealed, decode_log
-from ledger.keys import SignatureError
-from ledger.logs import fetch_logs
-from ledger.typed import Domain, run_id
-from ledger.verify import Problem, verify_seal
-from ledger.view import RunView, ViewError
-from node.audit.report import Report
-from node.errors import Failure
+from dlx.ledger.abi import TypedError
+from dlx.ledger.bindings import Interface
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import Reverted
+from dlx.ledger.events import Event, Evicted, RoundOpened, RunCreated, Sealed, decode_log
+from dlx.ledger.keys import SignatureError
+from dlx.ledger.logs import fetch_logs
+from dlx.ledger.typed import Domain, run_id
+from dlx.ledger.verify import Problem, verify_seal
+from dlx.ledger.view import RunView, ViewError
+from dlx.node.audit.report import Report
+from dlx.node.home.errors import Failure
 
 LEVEL = 1
 

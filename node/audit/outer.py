@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ledger.events import Sealed
-from ledger.typed import UNIT
-from ledger.view import RunView
-from node.audit.blobs import BlobMissing, Blobs, BlobWrong, Source
-from node.audit.replay import PayloadError, Replay, State
-from node.audit.report import Report, Verdict
-from node.round.plans import finished, has_round, plan_fault
-from node.round.rules import base_version, statement_fault, unit_multipliers
-from node.runs import config_of
-from training import selftest
-from training.codecs import CodecError
-from training.manifest import MAX_BYTES, Manifest, parse
-from training.outer import OuterError
-from training.policy import disagreement
-from training.strict import ManifestError
-from training.weights import WeightsError
+from dlx.ground.constants import UNIT
+from dlx.ledger.events import Sealed
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
+from dlx.node.archive.replay import PayloadError, Replay, State
+from dlx.node.audit.report import Report, Verdict
+from dlx.node.round.plans import finished, has_round, plan_fault
+from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
+from dlx.node.runs.fit import config_of
+from dlx.training import selftest
+from dlx.training.codecs import CodecError
+from dlx.training.models.weights import WeightsError
+from dlx.training.outer.policy import disagreement
+from dlx.training.outer.step import OuterError
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
 
 LEVEL = 2
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from node.cli import audit, chain, data, demo, deploy, history, init, peers, pull, run, start, status
-from node.errors import Failure
+from dlx.node.cli import audit, chain, data, demo, deploy, history, init, peers, pull, run, start, status
+from dlx.node.home.errors import Failure
 
 app = typer.Typer(
     name="dlx-node",
@@ -37,16 +37,16 @@ app.command("pull")(pull.command)
 
 # Errors of the other packages that mean a wrong input or a missing part, never a fault of ours: one line is enough.
 _EXPECTED = (
-    ("ledger.errors", "LedgerError"),
-    ("ledger.chain", "ChainError"),
-    ("ledger.view", "ViewError"),
-    ("training.manifest", "ManifestError"),
-    ("training.data", "DataError"),
-    ("training.atomic", "BlobError"),
-    ("training.selftest", "SelfTestError"),
-    ("p2p.addresses", "AddressError"),
-    ("p2p.guard", "GuardError"),
-    ("node.trainer.client", "TrainerError"),
+    ("dlx.ledger.errors", "LedgerError"),
+    ("dlx.ledger.chain", "ChainError"),
+    ("dlx.ledger.view", "ViewError"),
+    ("dlx.training.recipe.manifest", "ManifestError"),
+    ("dlx.training.data.shards", "DataError"),
+    ("dlx.ground.blobs", "BlobError"),
+    ("dlx.training.selftest", "SelfTestError"),
+    ("dlx.p2p.addresses", "AddressError"),
+    ("dlx.p2p.guard", "GuardError"),
+    ("dlx.node.trainer.client", "TrainerError"),
 )
 
 
@@ -68,7 +68,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
-        from node import version as installed
+        from dlx.node import version as installed
 
         sys.stdout.write(f"dlx-node {installed()}\n")
         raise typer.Exit

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli import options
+from dlx.node.cli import options
 
 if TYPE_CHECKING:
-    from ledger.client import LedgerClient
-    from node.audit import Report
-    from node.config import Settings
-    from node.datadir import DataDir
+    from dlx.ledger.client import LedgerClient
+    from dlx.node.audit import Report
+    from dlx.node.home.config import Settings
+    from dlx.node.home.datadir import DataDir
 
 BlobsOption = Annotated[
     list[Path] | None,
@@ -51,10 +51,10 @@ def command(
 def _audit(folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
     from contextlib import ExitStack
 
-    from ledger.client import LedgerClient
-    from ledger.errors import LedgerError, LedgerUnavailable
-    from node.errors import Failure
-    from node.ledgers import open_ledger
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.errors import LedgerError, LedgerUnavailable
+    from dlx.node.home.errors import Failure
+    from dlx.node.home.ledgers import open_ledger
 
     with ExitStack() as stack:
         try:
@@ -73,12 +73,12 @@ def _audit(folder: DataDir, settings: Settings, run: str | None, blobs: list[Pat
 def _report(client: LedgerClient, folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
     import tempfile
 
-    from node import runs
-    from node.audit import audit
-    from node.audit.sources import open_sources
+    from dlx.node.archive.sources import open_sources
+    from dlx.node.audit import audit
+    from dlx.node.runs import find
 
     whole = run is not None and len(run.removeprefix("0x")) == 64  # needs no word of a ledger that may be foreign
-    chosen = bytes.fromhex(run.removeprefix("0x")) if run and whole else runs.resolve(client, run)
+    chosen = bytes.fromhex(run.removeprefix("0x")) if run and whole else find.resolve(client, run)
     with (
         Progress() as progress,
         open_sources(client, chosen, blobs, folder, settings.bootstrap, progress.say) as sources,

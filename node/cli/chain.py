@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from node import config
-from node.cli import options
-from node.errors import UsageFailure
+from dlx.node.cli import options
+from dlx.node.home import config
+from dlx.node.home.errors import UsageFailure
 
 
 def command(
@@ -30,8 +30,8 @@ def command(
     """
     if not config.is_loopback(host) and not insecure_listen:
         raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
-    from ledger.chain import serve
-    from node.ledgers import deploy_embedded
+    from dlx.ledger.chain import serve
+    from dlx.node.home.ledgers import deploy_embedded
 
     folder, settings = options.folder(datadir, network, chain_id=chain_id)
     folder.create()

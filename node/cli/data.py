@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli import options
-from node.errors import Failure, UsageFailure
+from dlx.node.cli import options
+from dlx.node.home.errors import Failure, UsageFailure
 
 if TYPE_CHECKING:
-    from training.data import DataManifest
+    from dlx.training.data.shards import DataManifest
 
 app = typer.Typer(help="Prepare and check training data.", no_args_is_help=True)
 
@@ -50,11 +50,11 @@ def prepare(
     """
     if not 0 < heldout <= 0.5:
         raise UsageFailure(f"--heldout {heldout:g}: expected a fraction above 0 and up to 0.5")
-    from training.prepare import Recipe, prepare_folder
+    from dlx.training.data.prepare import Preparation, prepare_folder
 
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
     with _progress("preparing") as progress:
-        manifest = prepare_folder(Recipe(source, heldout, tokenizer, chosen, field), out, progress)
+        manifest = prepare_folder(Preparation(source, heldout, tokenizer, chosen, field), out, progress)
     _tell(out, manifest, [], json)
 
 
@@ -66,10 +66,10 @@ def check(
     json: options.JsonOption = False,
 ) -> None:
     """Read all shards and the tokenizer and compare them with the data manifest. Exit code 1 if they differ."""
-    from training import data, vocabulary
+    from dlx.training.data import shards, vocabulary
 
     blobs = given if given.is_dir() else given.parent
-    manifest = data.read_prepared(given) if given.is_dir() else data.read_data_manifest(given)
+    manifest = shards.read_prepared(given) if given.is_dir() else shards.read_data_manifest(given)
     total, done = sum(blob.size for blob in manifest.blobs()), 0
     with _progress("checking") as progress:
 
@@ -78,7 +78,7 @@ def check(
             done += size
             progress(done, total)
 
-        problems = [f"{problem.blob}: {problem.reason}" for problem in data.check(manifest, blobs, seen)]
+        problems = [f"{problem.blob}: {problem.reason}" for problem in shards.check(manifest, blobs, seen)]
     if not problems and (problem := vocabulary.tokenizer_problem(manifest, blobs)):
         problems = [problem]
     _tell(given, manifest, problems, json)
@@ -87,7 +87,7 @@ def check(
 def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) -> None:
     import hashlib
 
-    from training.data import canonical_bytes
+    from dlx.training.data.shards import canonical_bytes
 
     tokenizer = manifest.tokenizer if isinstance(manifest.tokenizer, str) else manifest.tokenizer.sha256
     found = {

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from node.cli import options
-from node.errors import Failure
+from dlx.node.cli import options
+from dlx.node.home.errors import Failure
 
 _PLACE = Path("~/.dlx/demos")
 
@@ -31,9 +31,9 @@ def command(
 
     Exit code 0 only if every round was sealed, no seal was empty and the audit passed.
     """
-    from node import demo
-    from node.dashboard import Dashboard, terminal_plot
-    from node.devnet import Devnet
+    from dlx.node.devnet import demo
+    from dlx.node.devnet.devnet import Devnet
+    from dlx.node.devnet.terminal import Dashboard, terminal_plot
 
     root = (datadir or _place(resume)).expanduser().absolute()
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
@@ -81,7 +81,7 @@ def _place(resume: bool) -> Path:
 
 
 def _draw(seen, root: Path) -> Path:  # type: ignore[no-untyped-def]
-    from node import history
+    from dlx.node.runs import history
 
     path = root / "loss.png"
     history.plot(history.history(seen.view), path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from node.cli import options
+from dlx.node.cli import options
 
 
 def command(
@@ -20,8 +20,8 @@ def command(
     Nobody owns the contracts afterwards, the account that deployed them no more than any other.
     """
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, password_file=password_file)
-    from node.identity import load_account
-    from node.ledgers import deploy_contracts
+    from dlx.node.home.identity import load_account
+    from dlx.node.home.ledgers import deploy_contracts
 
     account = load_account(folder, settings)
     found = deploy_contracts(settings, account.secret)

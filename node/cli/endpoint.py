@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from node.datadir import DataDir
-from node.errors import Failure, NotReady
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, NotReady
 
 _T = TypeVar("_T")
 _SECONDS = 5

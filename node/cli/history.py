@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli import options
-from node.errors import UsageFailure
+from dlx.node.cli import options
+from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
-    from node.history import History
+    from dlx.node.runs.history import History
 
 
 def command(
@@ -32,11 +32,11 @@ def command(
     if csv and json:
         raise UsageFailure("--csv and --json exclude each other: choose one")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
-    from node import history, runs
-    from node.ledgers import open_index, open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find, history
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = history.history(runs.view_of(index, runs.resolve(index, run)))
+        found = history.history(find.view_of(index, find.resolve(index, run)))
     if plot:
         history.plot(found, plot)
         options.note(f"drew {plot}")
@@ -49,7 +49,7 @@ def command(
 
 
 def _print(found: History) -> None:
-    from node.history import utc
+    from dlx.node.runs.history import utc
 
     done = found.sealed_rounds
     sys.stdout.write(f"run {found.run}\nby {found.creator}, {done} of {found.rounds_planned} rounds sealed\n\n")

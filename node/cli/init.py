@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from node import config
-from node.cli import options
-from node.errors import UsageFailure
+from dlx.node.cli import options
+from dlx.node.home import config
+from dlx.node.home.errors import UsageFailure
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
         "password_file": None if password_file is None else str(Path(password_file).expanduser().absolute()),
         "private_data": None if private_data is None else str(Path(private_data).expanduser().absolute()),
     }
-    from node import identity
+    from dlx.node.home import identity
 
     folder, settings = options.folder(datadir, **given)
 

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from node import config
-from node.config import Settings
-from node.datadir import DataDir
+from dlx.node.home import config
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
 
 _DEFAULTS = Settings()
 

@@ -6,9 +6,9 @@ import sys
 
 import msgspec
 
-from node.cli import options
-from node.cli.endpoint import read
-from node.status import PeerView
+from dlx.node.cli import options
+from dlx.node.cli.endpoint import read
+from dlx.node.daemon.status import PeerView
 
 
 class _Peers(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from node.cli import options
-from node.cli.audit import BlobsOption, Progress
+from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption, Progress
 
 
 def command(
@@ -37,14 +37,14 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    from ledger.view import RunView
-    from node import runs
-    from node.audit.sources import open_sources
-    from node.ledgers import open_ledger
-    from node.pull import pull
+    from dlx.ledger.view import RunView
+    from dlx.node.archive.sources import open_sources
+    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.runs import find
+    from dlx.node.runs.pull import pull
 
     with open_ledger(settings, folder) as client, Progress() as progress:
-        chosen = runs.resolve(client, run)
+        chosen = find.resolve(client, run)
         view = RunView(chosen)
         for event in client.poll(client.feed(chosen)).events:
             view.apply(event)

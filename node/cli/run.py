@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from node.cli import options
+from dlx.node.cli import options
 
 app = typer.Typer(help="Plan, create, list and show training runs.", no_args_is_help=True)
 
@@ -24,12 +24,13 @@ def plan(
     """
     from msgspec.structs import asdict
 
-    from node import runs
-    from training import advice, balance
-    from training.draft import draft_from_toml
+    from dlx.node.runs import fit
+    from dlx.training import balance
+    from dlx.training.recipe import advice
+    from dlx.training.recipe.draft import draft_from_toml
 
     draft = draft_from_toml(manifest)
-    runs.check_pipes(draft)
+    fit.check_pipes(draft)
     warnings = advice.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
@@ -94,13 +95,13 @@ def create(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
     )
-    from node import runs
-    from node.identity import load_account
-    from node.ledgers import open_ledger
+    from dlx.node.home.identity import load_account
+    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.runs import create
 
     account = load_account(folder, settings)
     with open_ledger(settings, folder, account.secret) as client:
-        record = runs.create_run(manifest, folder, client, options.note)
+        record = create.create_run(manifest, folder, client, options.note)
     if json:
         options.print_json(record)
         return
@@ -129,11 +130,11 @@ def list_(
 ) -> None:
     """List the ledger's runs, oldest first."""
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
-    from node import runs
-    from node.ledgers import open_index, open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = runs.list_runs(index, folder.blob_folders)
+        found = find.list_runs(index, folder.blob_folders)
     if json:
         options.print_json({"runs": found})
     elif not found:
@@ -161,11 +162,11 @@ def show(
 ) -> None:
     """Show a run's terms, its members and how far it is."""
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
-    from node import runs
-    from node.ledgers import open_index, open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = runs.show_run(index, runs.resolve(index, run), folder.blob_folders)
+        found = find.show_run(index, find.resolve(index, run), folder.blob_folders)
     if json:
         options.print_json(found)
         return

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from node.cli import options
-from node.errors import UsageFailure
+from dlx.node.cli import options
+from dlx.node.home.errors import UsageFailure
 
 
 def command(
@@ -37,9 +37,10 @@ def command(
     wanted = None if stage == "auto" else int(stage) if stage.isdecimal() else -1
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
-    from node import identity, logs, runs
-    from node.ledgers import open_ledger
-    from node.network import Startup, run_node
+    from dlx.node.daemon.node import Startup, run_node
+    from dlx.node.home import identity, logs
+    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.runs import find
 
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, listen=listen, announce=announce,
@@ -54,5 +55,5 @@ def command(
         logs.setup(settings.log_format, folder.logs)
         account = identity.load_account(folder, settings)
         with open_ledger(settings, folder, account.secret) as client:
-            chosen = runs.resolve(client, run)
+            chosen = find.resolve(client, run)
             run_node(Startup(chosen, wanted, settings, folder, node_key, account), client)

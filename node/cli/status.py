@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.cli import options
-from node.cli.endpoint import read
-from node.status import NodeStatus
+from dlx.node.cli import options
+from dlx.node.cli.endpoint import read
+from dlx.node.daemon.status import NodeStatus
 
 
 def command(

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from ledger.typed import Seal, SignedContribution, ascending
-from node.round.rules import OuterResult
-from training.policy import Measured
+from dlx.ledger.typed import Seal, SignedContribution, ascending
+from dlx.node.round.rules import OuterResult
+from dlx.training.outer.policy import Measured
 
 MAX_PROPOSALS_PER_SIGNER = 8  # honest proposers need one per attempt, and most of those are the same
 MAX_DIGESTS_PER_SIGNER = 8

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ledger.typed import Plan, Seal, SignedContribution
-from ledger.view import RunView
-from training.policy import Measured
+from dlx.ledger.typed import Plan, Seal, SignedContribution
+from dlx.ledger.view import RunView
+from dlx.training.outer.policy import Measured
 
 # ---- events -------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from collections import deque
 
-from ledger.typed import SignatureError, SignedContribution, merkle_root
-from ledger.view import RunView
-from node.round import events as e
-from node.round.book import Book, Proposal
-from node.round.liveness import Liveness
-from node.round.pending import RETRY_SECONDS, Pending
-from node.round.plans import has_round, plan_of
-from node.round.rules import Rules, proposers, records_hash, refusal
+from dlx.ledger.typed import SignatureError, SignedContribution, merkle_root
+from dlx.ledger.view import RunView
+from dlx.node.round import events as e
+from dlx.node.round.book import Book, Proposal
+from dlx.node.round.liveness import Liveness
+from dlx.node.round.pending import RETRY_SECONDS, Pending
+from dlx.node.round.plans import has_round, plan_of
+from dlx.node.round.rules import Rules, proposers, records_hash, refusal
 
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
 

@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 
-from ledger.view import RunView
-from node.round import events as e
-from node.round.plans import finished
-from node.round.rules import Rules
+from dlx.ledger.view import RunView
+from dlx.node.round import events as e
+from dlx.node.round.plans import finished
+from dlx.node.round.rules import Rules
 
 HEARSAY = 4  # round timeouts; in a round that lasts longer even those who were heard are asked on the ledger
 MAX_VOTES = 4096  # remembered

@@ -8,15 +8,15 @@ truth about what was counted. Times are Unix seconds; the chain's `opened_at` is
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ledger.typed import SignedContribution
-from ledger.view import RunView
-from node.round import events as e
-from node.round.knowledge import Knowledge
-from node.round.liveness import Liveness
-from node.round.pending import RETRY_SECONDS, Pending
-from node.round.plans import finished, has_round, plan_of, steps_before
-from node.round.rules import Rules, base_version, expected_accounts, left_out
-from node.round.sealing import Sealing
+from dlx.ledger.typed import SignedContribution
+from dlx.ledger.view import RunView
+from dlx.node.round import events as e
+from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.liveness import Liveness
+from dlx.node.round.pending import RETRY_SECONDS, Pending
+from dlx.node.round.plans import finished, has_round, plan_of, steps_before
+from dlx.node.round.rules import Rules, base_version, expected_accounts, left_out
+from dlx.node.round.sealing import Sealing
 
 RESTART_SECONDS = 0.5  # between an abandoned round and the next attempt
 MEASURED_ROUNDS = 3  # own ones, whose exchange is being timed

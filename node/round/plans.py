@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ledger.typed import Plan
-from ledger.view import RunView
-from training import adaptive
-from training.adaptive import Ladders, Timing
-from training.manifest import Adaptive, Manifest
-from training.manifest import Plan as ManifestPlan
+from dlx.ledger.typed import Plan
+from dlx.ledger.view import RunView
+from dlx.training.outer import adaptive
+from dlx.training.outer.adaptive import Timing
+from dlx.training.recipe.ladders import Ladders, ladders
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Adaptive
+from dlx.training.recipe.recipe import Plan as ManifestPlan
 
 Energy = Mapping[int, float]  # rank -> the part of the shared update that it keeps, as measured by this node
 
@@ -47,7 +49,7 @@ class Terms:
     @cached_property
     def ladders(self) -> Ladders:
         """The ranks and inner steps that plans of the run can have."""
-        return adaptive.ladders(self.codec, manifest_plan(self.plan), self.adaptive)
+        return ladders(self.codec, manifest_plan(self.plan), self.adaptive)
 
     @property
     def total_steps(self) -> int:

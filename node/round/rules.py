@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from eth_utils import keccak, to_canonical_address
 
-from ledger.typed import PRIVATE_DATA, UNIT, Contribution, Domain, Plan, Seal, SignedContribution, ascending, summarise
-from ledger.view import RunView
-from node.round.plans import Terms, has_round, plan_of
-from training.manifest import Manifest
-from training.segments import segments_in
-
-NO_HASH = bytes(32)
+from dlx.ground.constants import UNIT
+from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Plan, Seal, SignedContribution, ascending, summarise
+from dlx.ledger.view import RunView
+from dlx.node.round.plans import Terms, has_round, plan_of
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.slot.segments import segments_in
 
 Sizes = tuple[Mapping[int, int], ...]  # of each stage: rank -> the largest payload in bytes
 

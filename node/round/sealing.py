@@ -4,14 +4,14 @@ What nobody can recompute exactly (multipliers of a policy, the next plan) is th
 takes any choice within a unit, or a rung, of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
-from ledger.typed import Plan, SignedContribution, ascending
-from node.round import events as e
-from node.round.book import Book, Proposal
-from node.round.knowledge import Knowledge
-from node.round.pending import RETRY_SECONDS, Pending
-from node.round.plans import Energy, kept_plan, next_plan, plan_fault, watched_ranks, window
-from node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
-from training import adaptive, policy
+from dlx.ledger.typed import Plan, SignedContribution, ascending
+from dlx.node.round import events as e
+from dlx.node.round.book import Book, Proposal
+from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.pending import RETRY_SECONDS, Pending
+from dlx.node.round.plans import Energy, kept_plan, next_plan, plan_fault, watched_ranks, window
+from dlx.node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
+from dlx.training.outer import adaptive, policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to an empty seal

@@ -10,10 +10,10 @@ from itertools import count
 
 import trio
 
-from node.errors import Failure
-from node.trainer import messages as m
-from training.manifest import Plan
-from training.policy import Measured
+from dlx.node.home.errors import Failure
+from dlx.node.trainer import messages as m
+from dlx.training.outer.policy import Measured
+from dlx.training.recipe.recipe import Plan
 
 OPEN_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
 REQUEST_SECONDS = 120.0  # for each payload of a request
@@ -47,7 +47,7 @@ class Trainer:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "node.trainer.process", str(theirs.fileno())],
+            [sys.executable, "-m", "dlx.node.trainer.process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,

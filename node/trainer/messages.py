@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct
 
-from p2p.frames import PipeTensor
-from training.manifest import Plan
-from training.policy import Measured
-from training.records import RoundInputs, Trained
+from dlx.p2p.frames import PipeTensor
+from dlx.training.outer.policy import Measured
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.records import RoundInputs, Trained
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 

@@ -12,9 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from node.trainer import messages as m
-from p2p.frames import FRAME_LIMIT, PipeTensor
-from training.manifest import Manifest
+from dlx.node.trainer import messages as m
+from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
+from dlx.training.recipe.manifest import Manifest
 
 RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
 MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
@@ -85,21 +85,21 @@ class Server:
 
     def _load(self) -> None:
         """Seconds of imports, while the node looks for peers."""
-        import training.slot
-        import training.stages
+        import dlx.training.slot.slot  # noqa: F401
+        from dlx.training.models.stages import preload
 
-        training.stages.preload()
+        preload()
         self.send(m.Loaded())
 
     def _open(self, message: m.Open) -> None:
         import torch
 
         torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
-        from training import selftest
-        from training.data import Dataset
-        from training.manifest import parse
-        from training.slot import Slot
-        from training.stages import stage_shapes
+        from dlx.training import selftest
+        from dlx.training.data.shards import Dataset
+        from dlx.training.models.stages import stage_shapes
+        from dlx.training.recipe.manifest import parse
+        from dlx.training.slot.slot import Slot
 
         selftest.run()
         blobs = Path(message.blobs)
@@ -117,9 +117,9 @@ class Server:
         self._guard(self._train_rounds, slot)
 
     def _train_rounds(self, slot) -> None:  # type: ignore[no-untyped-def]
-        from training.codecs import CodecError
-        from training.inner import TrainingError
-        from training.pipeline import PipeBroken
+        from dlx.training.codecs import CodecError
+        from dlx.training.inner.loop import TrainingError
+        from dlx.training.inner.pipeline import PipeBroken
 
         last = len(self._manifest.stages) - 1
         # In a replica of several nodes a neighbour's numbers may be what spoilt the round.
@@ -162,8 +162,8 @@ class Server:
                 return self._check(request)
 
     def _outer(self, request: m.Outer) -> m.Answer:
-        from training.outer import apply_round
-        from training.spectrum import kept_energy
+        from dlx.training.outer.spectrum import kept_energy
+        from dlx.training.outer.step import apply_round
 
         energy: dict[int, float] = {}
         version = apply_round(
@@ -178,27 +178,27 @@ class Server:
         return m.Answer(request.request, None, version.weights, version.momentum, energy)
 
     def _measure(self, request: m.Measure) -> m.Answer:
-        from training.outer import measure_round
+        from dlx.training.outer.step import measure_round
 
         measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads))
         return m.Answer(request.request, measured=measured)
 
     def _sealed(self, payloads):  # type: ignore[no-untyped-def]
-        from training.outer import SealedPayload
+        from dlx.training.outer.step import SealedPayload
 
         return [
             SealedPayload(self._blobs / one.payload.hex(), one.tokens, one.multiplier, one.plan) for one in payloads
         ]
 
     def _check(self, request: m.Check) -> m.Answer:
-        from training.outer import read_payload
+        from dlx.training.outer.step import read_payload
 
         read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
         return m.Answer(request.request)
 
 
 class SocketLink:
-    """training.pipeline.Link over the socket: frames of the current round, matched by kind, step and micro-batch."""
+    """A `Link` over the socket: frames of the current round, matched by kind, step and micro-batch."""
 
     def __init__(self, name: str, send) -> None:  # type: ignore[no-untyped-def]
         self._name = name
@@ -254,14 +254,14 @@ class SocketLink:
 
 def _max_payload_sizes(manifest: Manifest) -> tuple[dict[int, int], ...]:
     """Of each stage: rank -> the largest payload in bytes."""
-    from training.codecs import payload_sizes
-    from training.stages import stage_shapes
+    from dlx.training.codecs import payload_sizes
+    from dlx.training.models.stages import stage_shapes
 
     return tuple(payload_sizes(manifest, stage_shapes(manifest, stage)) for stage in range(len(manifest.stages)))
 
 
 def _broken(reason: str) -> Exception:
-    from training.pipeline import PipeBroken
+    from dlx.training.inner.pipeline import PipeBroken
 
     return PipeBroken(reason)
 

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks import simulation, trainings
 from benchmarks.trainings import Job, Method, Setting
-from training.data import Dataset
-from training.manifest import Manifest
-from training.stages import initialise
+from dlx.training.data.shards import Dataset
+from dlx.training.models.stages import initialise
+from dlx.training.recipe.manifest import Manifest
 
 LOWRANK = {"level": 4, "rank": 8, "inner_steps": 1}
 

@@ -3,7 +3,7 @@
 import pytest
 from eth_utils.abi import abi_to_signature, event_abi_to_log_topic
 
-from contracts import load
+from dlx.contracts import load
 
 CONFIG = "(bytes32,uint32,uint16,uint16,uint16,uint16,uint16,uint32,uint32,uint64)"
 SEAL = (

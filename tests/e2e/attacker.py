@@ -20,19 +20,19 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
-from ledger.abi import checksum
-from ledger.keys import account_of, recover
-from ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
-from ledger.view import RunView
-from node import identity
-from node.identity import Account
-from p2p import wire
-from p2p.exchange import BlobExchange
-from p2p.gossip import Gossip
-from p2p.host import Host
-from p2p.pipe import PipeService
-from p2p.store import BlobStore
-from p2p.streams import StreamBroken, write_all
+from dlx.ground.blobs import BlobStore
+from dlx.ledger.abi import checksum
+from dlx.ledger.keys import account_of, recover
+from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
+from dlx.ledger.view import RunView
+from dlx.node.home import identity
+from dlx.node.home.identity import Account
+from dlx.p2p import wire
+from dlx.p2p.exchange import BlobExchange
+from dlx.p2p.gossip import Gossip
+from dlx.p2p.host import Host
+from dlx.p2p.pipe import PipeService
+from dlx.p2p.streams import StreamBroken, write_all
 from tests.e2e.devnets import Watched
 
 DELAY = 1  # of the runs in devnets.py

@@ -13,13 +13,13 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from ledger.abi import checksum
-from ledger.client import LedgerClient
-from ledger.errors import LedgerUnavailable
-from ledger.events import Event, Sealed
-from ledger.view import RunView
-from node.devnet import Devnet
-from node.status import NodeStatus
+from dlx.ledger.abi import checksum
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.events import Event, Sealed
+from dlx.ledger.view import RunView
+from dlx.node.daemon.status import NodeStatus
+from dlx.node.devnet.devnet import Devnet
 
 REPLICAS, STAGES = 2, 2
 PATIENCE = 180.0  # seconds for anything that takes a few on an idle machine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.typed import UNIT
-from node import demo
-from node.devnet import Devnet
+from dlx.ground.constants import UNIT
+from dlx.node.devnet import demo
+from dlx.node.devnet.devnet import Devnet
 from tests.e2e.devnets import Watched
 from tests.node.command import dlx
 

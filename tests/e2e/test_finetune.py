@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.devnet import Devnet
+from dlx.node.devnet.devnet import Devnet
 from tests.e2e.devnets import Watched
 from tests.node.command import dlx
 

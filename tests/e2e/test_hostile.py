@@ -13,17 +13,17 @@ import pytest
 import trio
 from coincurve import PrivateKey
 
-from ledger.bindings import Interface
-from ledger.client import LedgerClient, fund
-from ledger.errors import Reverted
-from ledger.events import Evicted
-from ledger.keys import sign
-from ledger.rpc import Rpc
-from ledger.sender import Sender
-from ledger.typed import RECORD_SIZE, Seal, SignedContribution, encode_records, join_signatures, summarise
-from p2p import wire
-from p2p.pipe import PipeRefused
-from p2p.streams import StreamBroken
+from dlx.ledger.bindings import Interface
+from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.errors import Reverted
+from dlx.ledger.events import Evicted
+from dlx.ledger.keys import sign
+from dlx.ledger.rpc import Rpc
+from dlx.ledger.sender import Sender
+from dlx.ledger.typed import RECORD_SIZE, Seal, SignedContribution, encode_records, join_signatures, summarise
+from dlx.p2p import wire
+from dlx.p2p.pipe import PipeRefused
+from dlx.p2p.streams import StreamBroken
 from tests.e2e.attacker import Attacker, Fault, Overheard, agreed_peers, claim, domain_of, lie, refusals, stolen
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 

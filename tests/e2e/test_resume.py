@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.devnet import Devnet
+from dlx.node.devnet.devnet import Devnet
 from tests.e2e.devnets import PATIENCE, STAGES, Timing, Watched, alive, create, until
 from tests.node.command import dlx
 
@@ -102,7 +102,7 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
 def process(log: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """`dlx-node` in a process of its own, ended with this; its remarks go to `log`."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
-    command = [sys.executable, "-m", "node.cli.app", *map(str, arguments)]
+    command = [sys.executable, "-m", "dlx.node.cli.app", *map(str, arguments)]
     with (
         log.open("w") as stderr,
         subprocess.Popen(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import requests
 
-from ledger.events import Evicted, Left
-from node.datadir import DataDir
+from dlx.ledger.events import Evicted, Left
+from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 from tests.node.command import dlx
 
@@ -55,7 +55,7 @@ class Terminal:
 
     def start(self, name: str, *arguments: str) -> None:
         """`dlx-node start` in the folder `name`, which goes on running."""
-        command = [sys.executable, "-m", "node.cli.app", "start", "--datadir", str(self.place / name), *arguments]
+        command = [sys.executable, "-m", "dlx.node.cli.app", "start", "--datadir", str(self.place / name), *arguments]
         with self.log(name).open("ab") as log:
             self._started[name] = subprocess.Popen(
                 command,

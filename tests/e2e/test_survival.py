@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledger.events import Accused, Evicted, Joined
-from ledger.view import ANSWER_BLOCKS
+from dlx.ledger.events import Accused, Evicted, Joined
+from dlx.ledger.view import ANSWER_BLOCKS
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 
 TIMING = Timing(grace=3, proposal=2, timeout=8, eviction=8)

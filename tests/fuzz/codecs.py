@@ -9,11 +9,11 @@ import torch
 if __name__ == "__main__":
     import atheris
 
-    with atheris.instrument_imports(include=["training.codecs"]):
-        import training.codecs  # noqa: F401  instrumented from here on
+    with atheris.instrument_imports(include=["dlx.training.codecs"]):
+        import dlx.training.codecs  # noqa: F401  instrumented from here on
 
-from training.codecs import CodecError, codec
-from training.manifest import Plan
+from dlx.training.codecs import CodecError, codec
+from dlx.training.recipe.recipe import Plan
 
 SHAPES: dict[str, tuple[int, ...]] = {"layers.0.a": (24, 17), "layers.0.norm": (9,), "long": (4100,)}
 PLANS = [

@@ -18,7 +18,7 @@ from eth_account.signers.local import LocalAccount
 from web3 import Web3
 from web3.contract import Contract
 
-from ledger.chain import serve
+from dlx.ledger.chain import serve
 
 PROBE = json.loads(Path(__file__).with_name("chain_probe.json").read_text())
 GWEI = 10**9

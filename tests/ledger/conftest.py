@@ -19,9 +19,9 @@ from eth_account.typed_transactions import TypedTransaction
 from eth_hash.auto import keccak
 from hexbytes import HexBytes
 
-from ledger.client import LedgerClient, deploy, fund
-from ledger.keys import account_of
-from ledger.rpc import Rpc
+from dlx.ledger.client import LedgerClient, deploy, fund
+from dlx.ledger.keys import account_of
+from dlx.ledger.rpc import Rpc
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,7 +181,7 @@ ANVIL = ROOT / "contracts/node_modules/.bin/anvil"
 _SERVE = """
 import sys
 from pathlib import Path
-from ledger.chain import serve
+from dlx.ledger.chain import serve
 serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06)
 """
 

@@ -1,7 +1,7 @@
 """Raw logs as a chain node gives them."""
 
-from ledger.abi import checksum
-from ledger.events import Joined, NodeDeregistered, event_topic
+from dlx.ledger.abi import checksum
+from dlx.ledger.events import Joined, NodeDeregistered, event_topic
 
 LEDGER, REGISTRY, STRANGER = (checksum(bytes([i]) * 20) for i in (1, 2, 3))
 ACCOUNT = checksum(b"\x0a" * 20)

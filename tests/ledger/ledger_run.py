@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ledger.abi import static_fields
-from ledger.client import LedgerClient, Receipt
-from ledger.events import Event, Sealed
-from ledger.keys import sign
-from ledger.typed import Contribution, Plan, RunConfig, Seal, SignedContribution, summarise
-from ledger.verify import verify_seal
-from ledger.view import RunView
+from dlx.ledger.abi import static_fields
+from dlx.ledger.client import LedgerClient, Receipt
+from dlx.ledger.events import Event, Sealed
+from dlx.ledger.keys import sign
+from dlx.ledger.typed import Contribution, Plan, RunConfig, Seal, SignedContribution, summarise
+from dlx.ledger.verify import verify_seal
+from dlx.ledger.view import RunView
 
 TOKENS = 1024
 PLAN = Plan(4, 0, 10)

@@ -19,7 +19,7 @@ from eth_account.signers.local import LocalAccount
 from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
-from ledger.chain import ChainError, rpc, serve
+from dlx.ledger.chain import ChainError, rpc, serve
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_web3_fills_in_fees_and_gas_deploys_calls_and_decodes_events(chain: Chai
 
 
 def test_importing_the_package_does_not_load_the_evm() -> None:
-    check = "import ledger.chain, sys; sys.exit('eth' in sys.modules or 'sqlite3' in sys.modules)"
+    check = "import dlx.ledger.chain, sys; sys.exit('eth' in sys.modules or 'sqlite3' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=30, cwd=Path(__file__).parents[2])
 
 

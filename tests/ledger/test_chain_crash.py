@@ -22,7 +22,7 @@ CLIENTS = 4
 SERVE = """
 import sys
 from pathlib import Path
-from ledger.chain import serve
+from dlx.ledger.chain import serve
 serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.1, on_ready=lambda url: print(url, flush=True))
 """
 

@@ -14,9 +14,9 @@ from eth_account.signers.local import LocalAccount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.chain import evm, pool
-from ledger.chain.node import Node
-from ledger.chain.store import Store
+from dlx.ledger.chain import evm, pool
+from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.store import Store
 
 
 @pytest.fixture(scope="module")

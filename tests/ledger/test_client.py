@@ -9,14 +9,14 @@ from functools import partial
 import pytest
 from ledger_run import TOKENS, Run, config, contribution
 
-from ledger.bindings import Interface
-from ledger.client import LedgerClient, fund
-from ledger.errors import LedgerError, Reverted
-from ledger.events import RunCreated
-from ledger.feed import Head
-from ledger.keys import account_of, peer_id, public_point, sign
-from ledger.typed import registration_digest
-from ledger.view import RunView
+from dlx.ledger.bindings import Interface
+from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.errors import LedgerError, Reverted
+from dlx.ledger.events import RunCreated
+from dlx.ledger.feed import Head
+from dlx.ledger.keys import account_of, peer_id, public_point, sign
+from dlx.ledger.typed import registration_digest
+from dlx.ledger.view import RunView
 
 
 def until_block(client: LedgerClient, condition) -> None:

@@ -3,10 +3,10 @@
 import pytest
 from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
-from ledger.errors import LedgerError
-from ledger.events import Joined, NodeDeregistered
-from ledger.feed import EventFeed
-from ledger.rpc import Rpc
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.events import Joined, NodeDeregistered
+from dlx.ledger.feed import EventFeed
+from dlx.ledger.rpc import Rpc
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from ledger.errors import LedgerError, LedgerUnavailable
-from ledger.keys import account_of
-from ledger.rpc import Rpc
-from ledger.sender import Sender, Unconfirmed
+from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.keys import account_of
+from dlx.ledger.rpc import Rpc
+from dlx.ledger.sender import Sender, Unconfirmed
 
 KEY = b"\x11" * 32
 ACCOUNT = account_of(KEY)
@@ -18,9 +18,9 @@ TO = account_of(b"\x22" * 32)
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("ledger.sender._POLL", 0.01)
-    monkeypatch.setattr("ledger.sender._RESEND", 0.03)
-    monkeypatch.setattr("ledger.sender._STUCK", 0.06)
+    monkeypatch.setattr("dlx.ledger.sender._POLL", 0.01)
+    monkeypatch.setattr("dlx.ledger.sender._RESEND", 0.03)
+    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.06)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_urls_with_access_keys_stay_out_of_messages():
 
 
 def test_an_endless_answer_is_cut_off(fake_chain, monkeypatch):
-    monkeypatch.setattr("ledger.rpc._MAX_ANSWER", 1 << 16)
+    monkeypatch.setattr("dlx.ledger.rpc._MAX_ANSWER", 1 << 16)
     fake_chain.faults.append(once("eth_chainId", b" " * (1 << 18)))
     with pytest.raises(LedgerError, match="too many results"):
         Rpc(fake_chain.url).call("eth_chainId")

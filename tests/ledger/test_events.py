@@ -4,10 +4,18 @@ import eth_abi
 import pytest
 from ledger_logs import ACCOUNT, LEDGER, RUN, joined
 
-import contracts
-from ledger import events
-from ledger.abi import TypedError
-from ledger.events import AddressesChanged, Answered, CheckpointPublished, Joined, decode_log, event_topic, parse_log
+from dlx import contracts
+from dlx.ledger import events
+from dlx.ledger.abi import TypedError
+from dlx.ledger.events import (
+    AddressesChanged,
+    Answered,
+    CheckpointPublished,
+    Joined,
+    decode_log,
+    event_topic,
+    parse_log,
+)
 
 PLACE = {"blockNumber": "0x1", "blockHash": "0x" + "11" * 32, "logIndex": "0x0", "transactionHash": "0x" + "22" * 32}
 

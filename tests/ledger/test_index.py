@@ -3,10 +3,10 @@
 import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, joined, replicas
 
-from ledger.errors import LedgerError
-from ledger.feed import EventFeed
-from ledger.index import EventIndex
-from ledger.rpc import Rpc
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.feed import EventFeed
+from dlx.ledger.index import EventIndex
+from dlx.ledger.rpc import Rpc
 
 
 @pytest.fixture

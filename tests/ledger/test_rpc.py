@@ -7,9 +7,9 @@ import eth_abi
 import pytest
 from ledger_logs import LEDGER
 
-from ledger.bindings import Interface
-from ledger.errors import LedgerError, LedgerUnavailable, Reverted
-from ledger.rpc import Rpc
+from dlx.ledger.bindings import Interface
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
+from dlx.ledger.rpc import Rpc
 
 RUN = bytes(32)
 

@@ -10,10 +10,10 @@ from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.abi import checksum, static_fields
-from ledger.keys import SignatureError, account_of, peer_id, peer_id_from_base58, peer_id_to_base58, recover, sign
-from ledger.merkle import merkle_proof, merkle_root, verify_proof
-from ledger.typed import (
+from dlx.ledger.abi import checksum, static_fields
+from dlx.ledger.keys import SignatureError, account_of, peer_id, peer_id_from_base58, peer_id_to_base58, recover, sign
+from dlx.ledger.merkle import merkle_proof, merkle_root, verify_proof
+from dlx.ledger.typed import (
     RECORD_SIZE,
     Contribution,
     Domain,

@@ -7,8 +7,8 @@ import time
 import pytest
 from ledger_run import TOKENS, config, contribution
 
-from ledger.abi import ascending
-from ledger.events import (
+from dlx.ledger.abi import ascending
+from dlx.ledger.events import (
     Accused,
     Answered,
     EventPosition,
@@ -20,10 +20,10 @@ from ledger.events import (
     RunCreated,
     Sealed,
 )
-from ledger.keys import account_of, sign
-from ledger.typed import Domain, Seal, encode_records, join_signatures, summarise
-from ledger.verify import verify_seal
-from ledger.view import RunView, ViewError
+from dlx.ledger.keys import account_of, sign
+from dlx.ledger.typed import Domain, Seal, encode_records, join_signatures, summarise
+from dlx.ledger.verify import verify_seal
+from dlx.ledger.view import RunView, ViewError
 
 RUN = b"\x10" * 32
 DOMAIN = Domain(31337, account_of(b"\x99" * 32))

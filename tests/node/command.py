@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from node.cli.app import main
+from dlx.node.cli.app import main
 
 
 @dataclass(frozen=True)

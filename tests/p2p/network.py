@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import trio
 
-from p2p import wire
-from p2p.blobs import BlobExchange, BlobStore
-from p2p.gossip import Gossip
-from p2p.host import Host
-from p2p.pipe import PipeService
+from dlx.ground.blobs import BlobStore
+from dlx.p2p import wire
+from dlx.p2p.exchange import BlobExchange
+from dlx.p2p.gossip import Gossip
+from dlx.p2p.host import Host
+from dlx.p2p.pipe import PipeService
 
 HELLO = wire.Hello(wire.PROTOCOL, 31337, b"L" * 20, b"R" * 32, "0.1.0")
 TOPIC = "test"

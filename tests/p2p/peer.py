@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from p2p.pipe import Pipe, PipeClosed
+from dlx.p2p.pipe import Pipe, PipeClosed
 from tests.p2p.network import Node
 
 

@@ -6,10 +6,10 @@ import threading
 import pytest
 import trio
 
-from p2p import exchange, wire
-from p2p.blobs import BlobError, BlobNotFound, BlobStore, BlobTimeout, BlobTooLarge
-from p2p.store import CHUNK
-from p2p.streams import StreamBroken, read_exact, read_short, write_short
+from dlx.ground.blobs import CHUNK, BlobStore
+from dlx.p2p import exchange, wire
+from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
+from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import Node, network, other_process, until
 
 GIB = 1 << 30

@@ -5,8 +5,8 @@ import trio
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 
-from p2p import gossip, wire
-from p2p.streams import StreamBroken, write_all
+from dlx.p2p import gossip, wire
+from dlx.p2p.streams import StreamBroken, write_all
 from tests.p2p.network import HELLO, TOPIC, Node, contribution, network, until
 
 

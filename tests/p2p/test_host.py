@@ -15,13 +15,12 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
-import p2p.guard
-import p2p.host
-from p2p.addresses import AddressError
-from p2p.guard import GuardError, check_layout
-from p2p.host import Host
-from p2p.pipe import PipeClosed
-from p2p.streams import StreamBroken, read_exact, write_all
+from dlx import p2p
+from dlx.p2p.addresses import AddressError
+from dlx.p2p.guard import GuardError, check_layout
+from dlx.p2p.host import Host
+from dlx.p2p.pipe import PipeClosed
+from dlx.p2p.streams import StreamBroken, read_exact, write_all
 from tests.p2p.network import HELLO, PIPE, Node, network, other_process, until
 
 

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 import trio
 
-from p2p import wire
-from p2p.pipe import Pipe, PipeClosed, PipeRefused
-from p2p.streams import PIECE, write_all, write_short
+from dlx.p2p import wire
+from dlx.p2p.pipe import Pipe, PipeClosed, PipeRefused
+from dlx.p2p.streams import PIECE, write_all, write_short
 from tests.p2p.network import PIPE, Node, network, other_process, until
 
 

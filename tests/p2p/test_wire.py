@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p import wire
-from p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p import wire
+from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
 
 H, S = b"h" * 32, b"s" * 65
 MESSAGES = [

@@ -13,13 +13,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
-from training import weights
-from training.data import Dataset
-from training.draft import Draft, DraftData, complete
-from training.manifest import BlobRef, Inner, Manifest, Model, Plan
-from training.pipeline import Link, queue_links
-from training.prepare import prepare
-from training.stages import StageModel, initialise
+from dlx.training.data.prepare import prepare
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.pipeline import Link, queue_links
+from dlx.training.models import weights
+from dlx.training.models.stages import StageModel, initialise
+from dlx.training.recipe.draft import Draft, DraftData, complete
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan
 
 TINY = {
     "model_type": "llama",

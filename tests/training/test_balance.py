@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlx.training import balance
+from dlx.training.codecs import codec
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.models.stages import StageModel
+from dlx.training.recipe.draft import DraftData
+from dlx.training.recipe.families import FAMILIES
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Model
 from tests.training.conftest import tiny_draft
-from training import balance
-from training.codecs import codec
-from training.draft import DraftData
-from training.families import FAMILIES
-from training.inner import InnerLoop
-from training.manifest import Manifest, Model
-from training.stages import StageModel
 
 SPLIT = [(0, 1), (1, 3)]
 
@@ -97,7 +98,7 @@ def test_no_other_split_has_a_lower_maximum(stages: int, vocabulary: int) -> Non
 
 
 def test_every_family_has_costs() -> None:
-    from tests.training.test_families import CASES, full
+    from tests.training.recipe.test_families import CASES, full
 
     for case in CASES.values():
         draft = tiny_draft(

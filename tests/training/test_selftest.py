@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from training import selftest
-from training.selftest import SelfTestError
+from dlx.training import selftest
+from dlx.training.selftest import SelfTestError
 
-_RUN = "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from training import selftest; selftest.run()"
+_RUN = "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from dlx.training import selftest; selftest.run()"
 
 
 @pytest.mark.parametrize(("threads", "instructions"), [("1", "default"), ("3", "avx2")])
@@ -42,7 +42,7 @@ def test_flushing_denormals_is_noticed() -> None:
     ("name", "wrong"),
     [
         ("torch.Tensor.sub_", lambda tensor, other: tensor.copy_((tensor.double() - other * 1.0000001).float())),
-        ("training.codecs.int4._VALUES", {4: np.zeros((256, 2), np.float32)}),
+        ("dlx.training.codecs.int4._VALUES", {4: np.zeros((256, 2), np.float32)}),
         ("torch.mm", lambda one, other, out: out.copy_(one.float() @ other.float())),
         ("json.dumps", lambda *args, **options: "{}"),
     ],

@@ -6,20 +6,15 @@ likes, because error feedback keeps whatever `decode` does not give back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from training.adaptive import ladders
-from training.codecs.base import Codec, CodecError
-from training.codecs.int4 import Int4
-from training.codecs.lowrank import LowRank
-from training.codecs.topk import TopK
-from training.weights import Shapes
-
-if TYPE_CHECKING:
-    from training.draft import Draft
-    from training.manifest import Manifest
+from dlx.training.codecs.base import Codec, CodecError
+from dlx.training.codecs.int4 import Int4
+from dlx.training.codecs.lowrank import LowRank
+from dlx.training.codecs.topk import TopK
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.ladders import ladders
+from dlx.training.recipe.recipe import Recipe
 
 __all__ = ["Codec", "CodecError", "codec", "payload_sizes"]
 
@@ -33,8 +28,8 @@ def codec(name: str) -> Codec:
     return _CODECS[name]
 
 
-def payload_sizes(manifest: Manifest | Draft, shapes: Shapes) -> dict[int, int]:
+def payload_sizes(recipe: Recipe, shapes: Shapes) -> dict[int, int]:
     """rank -> bytes of the largest payload of a stage's tensors, for every rank that a plan of the run can have."""
-    chosen, plan = codec(manifest.codec.name), manifest.plan
-    ranks = ladders(manifest.codec.name, plan, manifest.adaptive).ranks
+    chosen, plan = codec(recipe.codec.name), recipe.plan
+    ranks = ladders(recipe.codec.name, plan, recipe.adaptive).ranks
     return {rank: chosen.size(shapes, replace(plan, rank=rank)) for rank in ranks}

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.codec_info import CodecInfo
-from training.manifest import Plan
-from training.weights import Shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.codec_info import CodecInfo
+from dlx.training.recipe.recipe import Plan
 
 
 class CodecError(ValueError):

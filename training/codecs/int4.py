@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import codec_info
-from training.codecs.base import Codec, CodecError, count, too_large
-from training.codecs.packing import CODES, LARGEST, UNUSED, pack
-from training.manifest import Plan
+from dlx.training.codecs.base import Codec, CodecError, count, too_large
+from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
+from dlx.training.recipe import codec_info
+from dlx.training.recipe.recipe import Plan
 
 _GROUP = 128
 _BLOCK = 256  # groups worked on at a time: the temporaries stay in the cache

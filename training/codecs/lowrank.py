@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import codec_info
-from training.codecs import int4
-from training.codecs.base import Codec, CodecError, too_large
-from training.codecs.packing import CODES, UNUSED, pack
-from training.manifest import Plan
+from dlx.training.codecs import int4
+from dlx.training.codecs.base import Codec, CodecError, too_large
+from dlx.training.codecs.packing import CODES, UNUSED, pack
+from dlx.training.recipe import codec_info
+from dlx.training.recipe.recipe import Plan
 
 _LARGEST = 7  # code
 _MOST = float(np.finfo(np.float16).max)  # that a value may be, as in int4

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import codec_info
-from training.codecs.base import Codec, CodecError, count, too_large
-from training.codecs.packing import CODES, pack, pack12, packed12, unpack12
-from training.manifest import Plan
+from dlx.training.codecs.base import Codec, CodecError, count, too_large
+from dlx.training.codecs.packing import CODES, pack, pack12, packed12, unpack12
+from dlx.training.recipe import codec_info
+from dlx.training.recipe.recipe import Plan
 
 _CHUNK = 4096
 _BLOCK = 16  # chunks encoded at a time: the temporaries stay in the cache

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ledger import events as chain
-from ledger.events import EventPosition
-from ledger.typed import Contribution, Domain, Plan, RunConfig, Seal, account_of, encode_records, sign
-from ledger.view import RunView
-from node.round import events as e
-from node.round.machine import RoundMachine
-from node.round.plans import finished, plan_of
-from node.round.rules import Rules, base_version
-from training.policy import Measured
-from training.segments import segments_in
+from dlx.ledger import events as chain
+from dlx.ledger.events import EventPosition
+from dlx.ledger.typed import Contribution, Domain, Plan, RunConfig, Seal, account_of, encode_records, sign
+from dlx.ledger.view import RunView
+from dlx.node.round import events as e
+from dlx.node.round.machine import RoundMachine
+from dlx.node.round.plans import finished, plan_of
+from dlx.node.round.rules import Rules, base_version
+from dlx.training.outer.policy import Measured
+from dlx.training.slot.segments import segments_in
 
 DOMAIN = Domain(31337, account_of(b"\x09" * 32))
 RUN = hashlib.sha256(b"run").digest()

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from ledger.typed import UNIT, Plan
-from node.round import events as e
-from node.round.plans import plan_fault, plan_of, steps_before
+from dlx.ground.constants import UNIT
+from dlx.ledger.typed import Plan
+from dlx.node.round import events as e
+from dlx.node.round.plans import plan_fault, plan_of, steps_before
+from dlx.training.outer.policy import Measured
+from dlx.training.recipe.recipe import Adaptive
 from tests.node.round.simulation import Member, Simulation, make_rules
-from training.manifest import Adaptive
-from training.policy import Measured
 
 ADAPTIVE = Adaptive(
     inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40

@@ -6,9 +6,9 @@ from itertools import combinations
 import pytest
 from coincurve import PrivateKey
 
-from ledger.typed import SignedContribution, ascending, sign
-from node.round import events as e
-from node.round.rules import OuterResult, build_seal, proposers, unit_multipliers
+from dlx.ledger.typed import SignedContribution, ascending, sign
+from dlx.node.round import events as e
+from dlx.node.round.rules import OuterResult, build_seal, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, PAYLOAD_SIZE, Member, Simulation, make_rules
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ledger.typed import PRIVATE_DATA
-from node.round import events as e
+from dlx.ledger.typed import PRIVATE_DATA
+from dlx.node.round import events as e
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 

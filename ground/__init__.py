@@ -1,0 +1,1 @@
+"""What every package stands on: durable files, the blob store, shared constants. Imports nothing of ours."""

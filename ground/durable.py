@@ -1,0 +1,76 @@
+"""Durable files: a reader sees the old bytes or the new ones, also after a power cut."""
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Chunk = Any  # bytes, memoryview or a contiguous uint8 array: whatever offers the buffer protocol
+
+PUBLIC, SECRET = 0o644, 0o600  # modes of files
+
+
+def write_bytes(path: Path, data: Chunk, mode: int = PUBLIC) -> None:
+    """Replace `path` by `data` atomically; the bytes and the name are on disk when this returns. Raises OSError."""
+    write_chunks(path, [data], mode)
+
+
+def write_chunks(path: Path, chunks: Iterable[Chunk], mode: int = PUBLIC) -> None:
+    """`write_bytes` for data that comes in pieces, without joining them."""
+    with _draft(path.parent, mode) as (file, draft):
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+def create(path: Path, data: Chunk, mode: int = SECRET) -> None:
+    """A new file that is whole or not there. Raises FileExistsError, and leaves the file as it is, if there is one."""
+    with _draft(path.parent, mode) as (file, draft):
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        os.link(draft, path)
+    sync_directory(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Move a finished file or folder into place on the same file system, replacing what is there, durably."""
+    if source.is_dir():
+        for path in sorted(source.rglob("*")):
+            _sync(path)
+    _sync(source)
+    os.replace(source, target)
+    sync_directory(target.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    _sync(folder)
+
+
+def is_draft(name: str) -> bool:
+    """Whether a file of this name is what a process left that died while it wrote."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+@contextmanager
+def _draft(folder: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
+    draft = folder / f".{secrets.token_hex(8)}.tmp"
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file, draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

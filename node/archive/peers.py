@@ -1,0 +1,156 @@
+"""Blobs from the run's peers over libp2p, under an identity that exists for this once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import trio
+
+from dlx.ground.blobs import BlobStore
+from dlx.ledger.abi import account_bytes
+from dlx.ledger.keys import peer_id_to_base58
+from dlx.ledger.nodes import NodeRecord
+from dlx.ledger.typed import Domain
+from dlx.node import version
+from dlx.node.archive.blobs import Attempt
+from dlx.node.home.errors import Failure
+from dlx.p2p import wire
+from dlx.p2p.addresses import parse_address
+from dlx.p2p.exchange import BlobError, BlobExchange
+from dlx.p2p.host import Host
+from dlx.p2p.streams import StreamBroken
+
+_START_SECONDS = 60.0
+_CONNECT_SECONDS = 15.0
+_DIALS = 16  # at once
+_FETCH_SECONDS = 120.0  # without a good copy; a peer that delivers is given longer by its ranges' own deadlines
+_STOP_SECONDS = 10.0
+_WRONG = {"bad_blob", "blob_size", "blob_malformed"}  # reasons for which a peer's answer was no blob of that name
+
+
+class Peers:
+    """A blob source: peers of the run, dialled at the first blob that no other source has. Use it as a context.
+
+    `nodes` gives the ledger's (account -> record), `bootstrap` are more multiaddrs; the peers drop whoever is of
+    another run. libp2p runs in a thread of its own. `say(line)` hears whom it reached.
+    """
+
+    own = False
+
+    def __init__(
+        self,
+        domain: Domain,
+        run: bytes,
+        nodes: Callable[[], Mapping[str, NodeRecord]],
+        bootstrap: Sequence[str],
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._hello = wire.Hello(wire.PROTOCOL, domain.chain_id, account_bytes(domain.ledger), run, version())
+        self._nodes, self._bootstrap, self._say = nodes, tuple(bootstrap), say
+        self._stack = ExitStack()
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._reached: tuple[str, ...] = ()
+        self._wrong: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._thread is not None:
+            if self._thread.is_alive() and self._failure is None:
+                trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
+            self._thread.join(_STOP_SECONDS)
+        self._stack.close()
+
+    def fetch(self, digest: bytes, limit: int, into: Path) -> Attempt:
+        """See `Source`. Raises what starting libp2p raises."""
+        if self._thread is None:
+            self._start()
+        if not self._reached:
+            return Attempt(None)
+        self._wrong.clear()
+        try:
+            path = trio.from_thread.run(self._fetch, digest, limit, trio_token=self._token)
+        except BlobError:
+            path = None
+        wrong = tuple(f"peer {peer}" for peer in dict.fromkeys(self._wrong))
+        if path is None:
+            return Attempt(None, wrong)
+        target = into / digest.hex()
+        os.replace(path, target)
+        return Attempt(target, wrong)
+
+    async def _fetch(self, digest: bytes, limit: int) -> Path:
+        return await self._exchange.fetch(digest, limit, deadline_s=_FETCH_SECONDS)
+
+    def _start(self) -> None:
+        self._known = self._nodes()
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(target=self._run, name="audit-peers", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_START_SECONDS):
+            raise Failure(f"libp2p did not start within {_START_SECONDS:.0f} s: try again, or give --blobs")
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        host = Host(
+            secrets.token_bytes(32),
+            listen=["/ip4/127.0.0.1/tcp/0"],  # others need not call us
+            announce=[],
+            hello=self._hello,
+            bootstrap=self._bootstrap,
+            on_reject=self._rejected,
+        )
+        # Beside nothing of the user's: the caller's working folder gets finished blobs only.
+        store = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-blobs-"))
+        self._exchange = BlobExchange(host, BlobStore(Path(store)))
+        with self._scope:
+            async with host.run():
+                await self._connect(host)
+                self._ready.set()
+                await trio.sleep_forever()
+
+    async def _connect(self, host: Host) -> None:
+        """Dial everybody at once; whoever has not answered by the deadline is left out."""
+        named = [peer for text in self._bootstrap if (peer := parse_address(text)[1]) is not None]
+        peers = {str(peer) for peer in named}
+        for node in self._known.values():
+            peer_id = peer_id_to_base58(node.peer_id)
+            host.known(peer_id, node.multiaddrs)
+            peers.add(peer_id)
+        limiter = trio.CapacityLimiter(_DIALS)
+
+        async def connect(peer_id: str) -> None:
+            with suppress(StreamBroken):
+                async with limiter:
+                    await host.connect(peer_id, _CONNECT_SECONDS)
+
+        with trio.move_on_after(_CONNECT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for peer_id in peers:
+                    nursery.start_soon(connect, peer_id)
+        self._reached = host.agreed()
+        self._say(f"reached {len(self._reached)} of {len(peers)} known peers")
+
+    def _rejected(self, reason: str, peer: str) -> None:
+        if reason in _WRONG:
+            self._wrong.append(peer)

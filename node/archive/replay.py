@@ -1,0 +1,186 @@
+"""The outer replay: a stage carried from version to version through its sealed payloads, bit for bit.
+
+Both who audits a history and who rebuilds a version that nobody keeps any more go through `Replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlx.ground.blobs import BlobError
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.events import Sealed
+from dlx.ledger.typed import Contribution, Plan
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong
+from dlx.node.round.plans import Terms, manifest_plan, plan_of
+from dlx.training import codecs
+from dlx.training.models import stages, weights
+from dlx.training.outer.policy import Measured
+from dlx.training.outer.step import (
+    OuterError,
+    SealedPayload,
+    Version,
+    apply_round,
+    measure_round,
+    read_payload,
+)
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan as ManifestPlan
+
+
+class PayloadError(Exception):
+    """A payload that a seal counts and that cannot be used: it has another size, or does not decode."""
+
+    def __init__(self, contribution: Contribution, reason: str) -> None:
+        super().__init__(f"payload {contribution.payload.hex()} of {contribution.account}: {reason}")
+        self.contribution = contribution
+
+
+@dataclass(frozen=True)
+class State:
+    """A version of one stage: the paths of its weights and (None where there is none) its outer momentum."""
+
+    stage: int
+    version: int
+    weights: Path
+    momentum: Path | None
+
+
+class Replay:
+    """Versions and rounds of one run. `view` holds the seals; `blobs` gives and keeps the working copies."""
+
+    def __init__(self, manifest: Manifest, view: RunView, blobs: Blobs) -> None:
+        self.manifest = manifest
+        self.view = view
+        self._blobs = blobs
+        self.terms = Terms.of(manifest)
+        self._codec = codecs.codec(manifest.codec.name)
+        self._shapes = [stages.stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
+
+    def plan(self, stage: int, round: int) -> Plan:
+        """The plan that binds a round whose seal, or the one before it, every stage has."""
+        plan = plan_of(self.terms, self.view, stage, round)
+        if plan is None:
+            raise KeyError((stage, round))
+        return plan
+
+    def version(self, stage: int, version: int) -> State:
+        """A stored version, by its sealed hashes. Raises BlobMissing or BlobWrong (also where only its momentum is)."""
+        limit = weights.file_size(self._shapes[stage])
+        momentum = self.view.momentum(stage, version)
+        path = self._blobs.get(self.view.weights(stage, version), limit)
+        return State(stage, version, path, None if momentum == NO_HASH else self._blobs.get(momentum, limit))
+
+    def check_version(self, state: State) -> None:
+        """Raises WeightsError unless the weights are the canonical file of the stage's tensors."""
+        weights.read(state.weights, self._shapes[state.stage])
+
+    def payload(self, contribution: Contribution) -> Path:
+        """The checked blob of a counted payload. Raises BlobMissing, BlobWrong or PayloadError."""
+        try:
+            most = self._codec.size(self._shapes[contribution.stage], self._plan_of(contribution))
+        except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
+            raise PayloadError(contribution, str(error)) from error
+        if contribution.payload_size > most:
+            stated = f"its contribution states {contribution.payload_size} bytes"
+            raise PayloadError(contribution, f"{stated}, the codec gives at most {most}")
+        path = self._blobs.get(contribution.payload, most)
+        if (size := path.stat().st_size) != contribution.payload_size:
+            raise PayloadError(
+                contribution, f"it has {size} bytes, its contribution states {contribution.payload_size}"
+            )
+        return path
+
+    def check_payload(self, contribution: Contribution, payload: Path) -> None:
+        """Raises PayloadError unless the payload decodes."""
+        try:
+            plan = self._plan_of(contribution)
+            read_payload(self.manifest, self._shapes[contribution.stage], payload, plan)
+        except (codecs.CodecError, BlobError) as error:
+            raise PayloadError(contribution, str(error)) from error
+
+    def step(self, state: State) -> Version:
+        """What the payloads sealed after `state` make of it; its files lie among the working copies.
+
+        Raises as `payload` does, or what `training.outer.apply_round` raises.
+        """
+        sealed = self.view.sealed[state.stage, state.version]
+        contributions = [record.contribution for record in sealed.contributions]
+        counted = self._counted(sealed)
+        try:
+            return apply_round(self.manifest, state.stage, state.weights, state.momentum, counted, self._blobs.work)
+        except codecs.CodecError:
+            for contribution, payload in zip(contributions, counted, strict=True):
+                self.check_payload(contribution, payload.payload)  # names the one that does not decode
+            raise
+
+    def measure(self, stage: int, round: int) -> Measured:
+        """What the run's aggregation policy needs to know of the payloads that a seal counts. Raises as `step`."""
+        return measure_round(self.manifest, stage, self._counted(self.view.sealed[stage, round]))
+
+    def advance(self, state: State, made: Version) -> State:
+        """The state after `step`. Working copies that are no longer needed go away."""
+        paths = {self._blobs.work / made.weights.hex(), self._blobs.work / made.momentum.hex()}
+        self.forget(state, keep=paths)
+        momentum = None if made.momentum == NO_HASH else self._blobs.work / made.momentum.hex()
+        return State(state.stage, state.version + 1, self._blobs.work / made.weights.hex(), momentum)
+
+    def forget(self, state: State, keep: Collection[Path] = ()) -> None:
+        """Drop the working copies of a version."""
+        for path in (state.weights, state.momentum):
+            if path is not None and path not in keep:
+                path.unlink(missing_ok=True)
+
+    def forget_payloads(self, stage: int, round: int) -> None:
+        """Drop the working copies of a round's payloads."""
+        for record in self.view.sealed[stage, round].contributions:
+            self._blobs.drop(record.contribution.payload)
+
+    def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> State:
+        """The version itself where somebody keeps it, else recomputed from the newest older one that is kept.
+
+        Raises ReplayError where that cannot be done, saying which blob is gone or wrong.
+        """
+        state = self._newest(stage, version)
+        while state.version < version:
+            round = state.version
+            progress(f"stage {stage}: nobody has version {version}, replaying round {round}")
+            try:
+                made = self.step(state)
+            except (BlobMissing, BlobWrong, PayloadError, OuterError, weights.WeightsError) as error:
+                raise ReplayError(f"stage {stage}, round {round}: a sealed payload cannot be had: {error}") from error
+            self.forget_payloads(stage, round)
+            sealed = self.view.weights(stage, round + 1)
+            if made.weights != sealed or made.momentum != self.view.momentum(stage, round + 1):
+                raise ReplayError(
+                    f"stage {stage}, round {round}: the payloads give {made.weights.hex()}, "
+                    f"sealed is {sealed.hex()}: run `dlx-node audit`"
+                )
+            state = self.advance(state, made)
+        return state
+
+    def _newest(self, stage: int, version: int) -> State:
+        failure: Exception | None = None
+        for candidate in range(version, -1, -1):
+            try:
+                return self.version(stage, candidate)
+            except (BlobMissing, BlobWrong) as error:
+                failure = failure or error
+        raise ReplayError(f"stage {stage}: no source has version {version} or an older one: {failure}")
+
+    def _counted(self, sealed: Sealed) -> list[SealedPayload]:
+        contributions = [record.contribution for record in sealed.contributions]
+        return [
+            SealedPayload(self.payload(counted), counted.tokens, multiplier, self._plan_of(counted))
+            for counted, multiplier in zip(contributions, sealed.seal.multipliers, strict=True)
+        ]
+
+    def _plan_of(self, contribution: Contribution) -> ManifestPlan:
+        return manifest_plan(self.plan(contribution.stage, contribution.round))
+
+
+class ReplayError(Exception):
+    """A version that can be neither fetched nor rebuilt."""

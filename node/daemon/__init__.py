@@ -1,0 +1,1 @@
+"""The running node: what `dlx-node start` runs until it is stopped."""

@@ -1,0 +1,39 @@
+"""What a session gets from the node around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlx.ground.blobs import BlobStore
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.events import Sealed
+from dlx.node.daemon.metrics import Metrics
+from dlx.p2p.exchange import BlobExchange
+from dlx.p2p.gossip import Gossip
+from dlx.p2p.pipe import PipeService
+from dlx.training.recipe.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class RunContext:
+    run: bytes
+    manifest: Manifest
+    manifest_hash: bytes
+    account: str
+    account_key: bytes
+    client: LedgerClient
+    store: BlobStore
+    exchange: BlobExchange
+    gossip: Gossip
+    pipe_service: PipeService
+    metrics: Metrics
+    directory: Path  # of this run's state
+    blobs_directory: Path
+    private_data: Path | None  # a prepared folder to train on instead of the run's data
+    checkpoint_activations: bool
+    contributions_topic: str
+    seals_topic: str
+    peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
+    reject: Callable[[str, str], None]  # counts something refused: (reason, source)
+    on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
+    bytes_sent: Callable[[], int]

@@ -1,0 +1,108 @@
+"""The node's HTTP endpoint on loopback: health, readiness, metrics and status, for people and tools on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dlx.ground import durable
+from dlx.node.daemon.status import NodeStatus, PeerView
+from dlx.node.home.config import is_loopback
+from dlx.node.home.errors import Failure, UsageFailure
+
+
+async def serve_http(
+    host: str,
+    port: int,
+    status: Callable[[], NodeStatus],
+    peers: Callable[[], list[PeerView]],
+    registry: CollectorRegistry,
+    address_file: Path,
+    task_status: Any = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled. Starts with the URL, which `address_file` holds as long as this runs.
+
+    Raises UsageFailure for a host that others could reach, Failure when the port is taken.
+    """
+    if not is_loopback(host):
+        raise UsageFailure(f"the HTTP endpoint has no password: {host!r} is not a loopback address such as 127.0.0.1")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise Failure(
+                f"the HTTP endpoint cannot listen on {host}:{port} ({error.strerror}): choose another --http-port"
+            ) from error
+        name, bound = listener.getsockname()[:2]
+        url = f"http://[{name}]:{bound}" if family == socket.AF_INET6 else f"http://{name}:{bound}"
+        config = Config()
+        config.bind = [f"fd://{listener.detach()}"]
+    config.errorlog = None
+    config.include_server_header = False
+    config.graceful_timeout = 1
+    _write_address(address_file, url)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, _app(status, peers, registry), config))
+            task_status.started(url)
+    finally:
+        address_file.unlink(missing_ok=True)
+
+
+def _app(status: Callable[[], NodeStatus], peers: Callable[[], list[PeerView]], registry: CollectorRegistry) -> Any:
+    async def healthz(_: Request) -> Response:
+        return _json({"healthy": True})
+
+    async def readyz(_: Request) -> Response:
+        reasons = status().not_ready
+        return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def v1_status(_: Request) -> Response:
+        return _json(status())
+
+    async def v1_peers(_: Request) -> Response:
+        return _json({"peers": peers()})
+
+    return Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", metrics),
+            Route("/v1/status", v1_status),
+            Route("/v1/peers", v1_peers),
+        ],
+        # A web page can point a name of its own at 127.0.0.1 and read what answers: only our own names are served.
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"], www_redirect=False)
+        ],
+    )
+
+
+def _json(body: Any, code: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), code, media_type="application/json")
+
+
+def _write_address(path: Path, url: str) -> None:
+    durable.write_bytes(path, json.dumps({"url": url, "pid": os.getpid()}).encode() + b"\n")

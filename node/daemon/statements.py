@@ -1,0 +1,90 @@
+"""Own contributions: made from what was trained, signed, and on disk before anybody sees them; and others' evidence."""
+
+from pathlib import Path
+
+from dlx.ground.constants import NO_HASH
+from dlx.ground.durable import write_bytes
+from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Domain, SignedContribution
+from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.training.slot.records import Trained
+
+
+class Statements:
+    """The signed statements in one slot's folder: `contributions/<round>` are ours, `evidence/` is about others."""
+
+    def __init__(self, directory: Path) -> None:
+        self._contributions = directory / "contributions"
+        self._evidence = directory / "evidence"
+        for folder in (self._contributions, self._evidence):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> dict[int, SignedContribution]:
+        """Own contributions by round."""
+        files = (path for path in self._contributions.iterdir() if path.name.isdecimal())
+        return {int(path.name): SignedContribution.decode(path.read_bytes()) for path in files}
+
+    def keep(self, signed: SignedContribution) -> None:
+        """On disk (fsynced) before it is sent: a restart repeats these bytes and never equivocates."""
+        write_bytes(self._contributions / str(signed.contribution.round), signed.encode())
+
+    def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None:
+        """Two different contributions by one account to one round."""
+        name = f"{first.contribution.round}-{first.contribution.account}-{second.contribution.hash().hex()[:16]}"
+        write_bytes(self._evidence / name, first.encode() + second.encode())
+
+
+def make_contribution(
+    trained: Trained,
+    *,
+    run: bytes,
+    account: str,
+    replica: int,
+    stage: int,
+    plan: LedgerPlan,
+    exchange_ms: int,
+    own: dict[int, SignedContribution],
+    domain: Domain,
+    key: bytes,
+) -> SignedContribution:
+    """The signed statement about one trained round; `own` are the slot's earlier contributions.
+
+    What the adaptive plan compares is the exchange of the round before (`exchange_ms`, 0: not measured) with the time
+    that this round's training took, in which the exchange hides: waiting for stage neighbours is part of that.
+    """
+    earlier = [round for round in own if round < trained.round]
+    previous = own[max(earlier)].contribution.hash() if earlier else NO_HASH
+    folded = (*trained.folded, NO_HASH, NO_HASH)
+    return Contribution(
+        run=run,
+        round=trained.round,
+        stage=stage,
+        replica=replica,
+        account=account,
+        base_weights=trained.base_weights,
+        payload=trained.payload,
+        payload_size=trained.payload_size,
+        plan=plan.hash(),
+        inner_steps=trained.inner_steps,
+        tokens=trained.tokens,
+        loss=trained.loss,
+        previous=previous,
+        start_payload=trained.start_payload,
+        folded_payload=folded[0],
+        folded_payload2=folded[1],
+        weights_before=trained.weights_before,
+        weights_after=trained.weights_after,
+        optimiser_before=trained.optimiser_before,
+        optimiser_after=trained.optimiser_after,
+        residual_before=trained.residual_before,
+        residual_after=trained.residual_after,
+        segments_root=trained.segments_root,
+        segments=trained.segments,
+        compute_ms=min(trained.training_ms, 2**32 - 1),
+        exchange_ms=min(exchange_ms, 2**32 - 1),
+        flags=_flags(trained, previous),
+    ).sign(domain, key)
+
+
+def _flags(trained: Trained, previous: bytes) -> int:
+    reset = STATE_RESET if trained.reset and previous != NO_HASH else 0
+    return reset | (PRIVATE_DATA if trained.private_data else 0)

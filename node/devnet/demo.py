@@ -1,0 +1,205 @@
+"""The demonstration: a devnet trained to the end under a live display, then audited, pulled and sampled."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlx.ground.constants import MICRO
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.view import RunView
+from dlx.node.daemon.status import NodeStatus
+from dlx.node.devnet.devnet import Devnet
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure
+from dlx.node.home.ledgers import open_ledger
+from dlx.node.round.plans import Terms, finished
+
+PROMPT = b"def "
+SAMPLE_BYTES = 320
+LOOK_SECONDS = 1.0  # between two looks at the nodes' status
+STALL_SECONDS = 180.0  # without a seal: something is broken, and waiting longer would hide it
+
+
+@dataclass
+class Observed:
+    """What was seen of a run under way."""
+
+    view: RunView
+    started: float = field(default_factory=time.time)
+    statuses: dict[str, NodeStatus] = field(default_factory=dict)
+    sealed_at: list[float] = field(default_factory=list)  # wall-clock time of each completed round
+
+
+def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Callable[[Observed], None]) -> Observed:
+    """Follows the ledger and the nodes' status endpoints until the run is finished. Raises Failure when it stalls."""
+    run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
+    with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
+        feed, seen = client.feed(run), Observed(RunView(run))
+        moved = looked = time.monotonic()
+        while True:
+            devnet.check()
+            try:
+                events = client.poll(feed).events
+            except LedgerUnavailable:
+                events = ()
+            for event in events:
+                seen.view.apply(event)
+            if seen.view.created:
+                done = min(seen.view.next_round(stage) for stage in range(devnet.record.stages))
+                while len(seen.sealed_at) < done:
+                    round = len(seen.sealed_at)
+                    block_time = max(seen.view.sealed[s, round].at.time for s in range(devnet.record.stages))
+                    live = block_time > seen.started - 1
+                    seen.sealed_at.append(time.time() if live else float(block_time))
+                    on_round(seen, round)
+                    moved = time.monotonic()
+            over = finished(terms, seen.view)
+            if over or time.monotonic() > looked + LOOK_SECONDS:
+                looked = time.monotonic()
+                found = {name: devnet.status(name) for name in devnet.names}
+                seen.statuses |= {name: status for name, status in found.items() if status is not None}
+                on_look(seen)
+            if over:
+                return seen
+            if time.monotonic() > moved + STALL_SECONDS:
+                raise Failure(f"no round was sealed for {STALL_SECONDS:.0f} s: see {devnet.root / 'logs'}")
+            time.sleep(0.3)
+
+
+def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
+    """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
+    from dlx.node.archive.sources import open_sources
+    from dlx.node.audit import audit
+    from dlx.node.runs.pull import pull
+
+    view, root = seen.view, devnet.root
+    folder = DataDir(root)
+    with (
+        open_ledger(devnet.settings, folder) as client,
+        open_sources(client, view.run, [], folder, (), report) as sources,
+        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
+    ):
+        report("auditing the whole history")
+        audited = audit(client, view.run, sources, Path(work))
+        report("pulling the final checkpoint")
+        checkpoint = root / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+        def wrong(digest: bytes, where: str) -> None:
+            report(f"{where} has wrong bytes for {digest.hex()[:16]}: not kept")
+
+        pull(client.domain, view, None, checkpoint, sources, wrong, _quiet)
+    stages, rounds = devnet.record.stages, len(seen.sealed_at)
+    losses = [view.sealed[stages - 1, round].seal.mean_loss / MICRO for round in range(rounds)]
+    tokens = sum(view.sealed[0, round].seal.total_tokens for round in range(rounds))
+    seals = [
+        {
+            "round": round,
+            "stage": stage,
+            "count": view.sealed[stage, round].seal.count,
+            "weights": view.sealed[stage, round].seal.next_weights.hex(),
+            "transaction": "0x" + view.sealed[stage, round].at.tx.hex(),
+        }
+        for round in range(rounds)
+        for stage in range(stages)
+    ]
+    return {
+        "run": devnet.record.run,
+        "rounds": rounds,
+        "loss": losses,
+        "heldout_loss": _heldout(devnet, checkpoint),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens_per_second(seen), 1),
+        "bytes_sent_per_node": [status.bytes_sent for _, status in sorted(seen.statuses.items())],
+        "seals": seals,
+        "audit": audited.json(),
+        "checkpoint": str(checkpoint),
+    }
+
+
+def passed(result: dict[str, Any]) -> list[str]:
+    """Why the demo failed; empty when every round was sealed by all stages, none empty, and the audit passed."""
+    problems = [
+        f"round {seal['round']} of stage {seal['stage']} was sealed empty"
+        for seal in result["seals"]
+        if not seal["count"]
+    ]
+    if result["audit"]["verdict"] != "PASS":
+        problems.append(f"the audit's verdict is {result['audit']['verdict']}")
+    return problems
+
+
+def tokens_per_second(seen: Observed) -> float:
+    """Tokens counted by seals per second, from the first seal to the last (the first round pays for warming up)."""
+    if len(seen.sealed_at) < 2:
+        return 0.0
+    tokens = sum(seen.view.sealed[0, round].seal.total_tokens for round in range(1, len(seen.sealed_at)))
+    return tokens / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[0])
+
+
+def sample(checkpoint: Path) -> str:
+    """Text that the trained model writes."""
+    from dlx.training.models.evaluate import generate
+
+    return generate(checkpoint, PROMPT, SAMPLE_BYTES, seed=0, temperature=0.6).decode("utf-8", "replace")
+
+
+def first_loss(devnet: Devnet) -> float:
+    """Held-out loss of the genesis, nats per byte."""
+    from dlx.training.data.shards import Dataset
+    from dlx.training.models.evaluate import heldout_loss_of_stages
+
+    manifest, blobs = _manifest(devnet)
+    dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+    return heldout_loss_of_stages(manifest, [blobs / genesis.sha256 for genesis in manifest.genesis], dataset)
+
+
+def _heldout(devnet: Devnet, checkpoint: Path) -> float:
+    from dlx.training.data.shards import Dataset
+    from dlx.training.models.evaluate import heldout_loss
+
+    manifest, blobs = _manifest(devnet)
+    dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+    return heldout_loss(checkpoint, dataset, manifest.data.sequence_length)
+
+
+def manifest_file(devnet: Devnet) -> tuple[Path, Path]:
+    """The run's canonical manifest, and the blob folder that holds everything it names."""
+    blobs = devnet.folder(devnet.names[0]).blobs
+    with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
+        (created,) = [run for run in client.runs() if "0x" + run.run.hex() == devnet.record.run]
+    return blobs / created.config.manifest.hex(), blobs
+
+
+def _manifest(devnet: Devnet) -> tuple[Any, Path]:
+    from dlx.training.recipe.manifest import parse
+
+    path, blobs = manifest_file(devnet)
+    return parse(path.read_bytes()), blobs
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+@contextmanager
+def stopping(devnet: Devnet) -> Iterator[None]:
+    """Whatever happens, Ctrl-C and SIGTERM included, every child ends and the folder stays usable."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("\ndlx-node: stopping every process; `dlx-node demo --resume` goes on from here\n")
+        raise
+    finally:
+        devnet.stop()

@@ -1,0 +1,295 @@
+"""A whole run on one machine, of real processes: the embedded chain, and nodes started with `dlx-node start`.
+
+Layout of the folder: chain/ (the embedded chain), nodes/node-0 ... (one data folder each; node-0 created the run),
+run.toml (the draft of the manifest), devnet.json (what resuming needs).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dlx.ground import durable
+from dlx.node.daemon.status import NodeStatus
+from dlx.node.home import config, identity
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, UsageFailure
+
+CHAIN_SECONDS = 60.0
+STOP_SECONDS = 20.0
+_RECORD = "devnet.json"
+
+_DRAFT = """\
+# The run of `dlx-node demo`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
+name = "demo"
+rounds = {rounds}
+stages = {stages}
+min_replicas = {replicas}
+max_replicas = {max_replicas}
+confirmations = 0  # the embedded chain never takes a block back
+
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 128
+intermediate_size = 344
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
+max_position_embeddings = 128
+
+[data]
+source = [{source}]
+sequence_length = 128
+batch_size = 8
+micro_batches = 4
+heldout = 0.05
+
+[inner]
+lr = 4e-3
+
+[outer]
+lr = 0.8
+alpha = 0.8
+delay = 1
+
+[plan]
+inner_steps = 10
+
+[timing]
+straggler_grace = 20
+proposal_timeout = 5
+round_timeout = 25
+eviction_time = 15
+"""
+
+
+@dataclass(frozen=True)
+class DevnetRecord:
+    """What is fixed at creation."""
+
+    run: str  # 0x hex
+    rounds: int  # at most, where the plan adapts
+    replicas: int
+    stages: int
+
+
+def draft(rounds: int, replicas: int, stages: int) -> str:
+    """The demo's draft manifest. Raises UsageFailure for a shape it cannot have."""
+    layers = 4
+    if not 1 <= stages <= layers:
+        raise UsageFailure(f"--stages {stages}: the demo's model has {layers} layers, so 1 to {layers} stages")
+    if not 1 <= replicas <= 14:
+        raise UsageFailure(f"--replicas {replicas}: expected 1 to 14")
+    bounds = [layers * stage // stages for stage in range(stages + 1)]
+    ranges = [list(pair) for pair in pairwise(bounds)]
+    source = json.dumps(str(Path(sysconfig.get_paths()["stdlib"]) / "*.py"))
+    return _DRAFT.format(
+        rounds=rounds, replicas=replicas, stages=ranges, max_replicas=replicas + 2, source=source
+    )  # fmt: skip
+
+
+@dataclass
+class Devnet:
+    """`create` or `open` it, `start`, and always `stop`."""
+
+    root: Path
+    record: DevnetRecord
+    rpc_url: str = ""
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    # ---- making and finding one ----
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        rounds: int,
+        replicas: int,
+        stages: int,
+        progress: Callable[[str], None],
+        text: str | None = None,
+    ) -> Devnet:
+        """A new folder with a running chain and a registered run. Raises Failure; the folder must be new or empty.
+
+        `text` is the draft of another model than the demo's, of just these rounds and stages.
+        """
+        text = text or draft(rounds, replicas, stages)
+        if root.exists() and any(root.iterdir()):
+            raise UsageFailure(f"{root} is not empty: name a new folder, or continue what is there with --resume")
+        DataDir(root).create()
+        (root / "run.toml").write_text(text)
+        devnet = cls(root, DevnetRecord("", rounds, replicas, stages))
+        try:
+            devnet.start_chain()
+            progress("keys for the nodes")
+            for name in devnet.names:
+                folder = devnet.folder(name)
+                folder.create()
+                identity.create(folder, lambda: "", insecure_devnet=True)
+                config.write(folder.config, {"network": "devnet"})
+            devnet.record = DevnetRecord(devnet._create_run(progress), rounds, replicas, stages)
+            durable.write_bytes(root / _RECORD, json.dumps(devnet.record.__dict__, indent=2).encode() + b"\n")
+        except BaseException as error:
+            devnet.stop()
+            if isinstance(error, KeyboardInterrupt):
+                shutil.rmtree(root)  # half made, and all of it ours: there is nothing to resume
+            raise
+        return devnet
+
+    @classmethod
+    def open(cls, root: Path) -> Devnet:
+        """An earlier one, stopped. Raises Failure when there is none."""
+        try:
+            return cls(root, DevnetRecord(**json.loads((root / _RECORD).read_text())))
+        except FileNotFoundError:
+            raise Failure(f"{root} holds no demo to resume: start one without --resume") from None
+        except (ValueError, TypeError) as error:
+            raise Failure(f"{root / _RECORD} is damaged ({error}): start a new demo in another folder") from None
+
+    @property
+    def names(self) -> list[str]:
+        return [f"node-{index}" for index in range(self.record.replicas * self.record.stages)]
+
+    def folder(self, name: str) -> DataDir:
+        return DataDir(self.root / "nodes" / name)
+
+    @property
+    def settings(self) -> config.Settings:
+        """Of the devnet's own folder: its chain and contracts."""
+        return config.load(DataDir(self.root), {"rpc_url": self.rpc_url} if self.rpc_url else {}, {})
+
+    # ---- processes ----
+
+    def start_chain(self, port: int = 0) -> None:
+        """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
+        port = port or self._last_port()
+        process = self._spawn("chain", ["chain", "--datadir", str(self.root), "--port", str(port)])
+        url_file = DataDir(self.root).contracts
+        before = url_file.stat().st_mtime_ns if url_file.exists() else 0
+        deadline = time.monotonic() + CHAIN_SECONDS
+        while not url_file.exists() or url_file.stat().st_mtime_ns == before:
+            if process.poll() is not None:
+                raise Failure(f"the chain did not start: see {self.log('chain')}")
+            if time.monotonic() > deadline:
+                raise Failure(f"the chain did not answer within {CHAIN_SECONDS:.0f} s: see {self.log('chain')}")
+            time.sleep(0.1)
+        self.rpc_url = json.loads(url_file.read_text())["rpc_url"]
+
+    def start_node(self, name: str) -> None:
+        settings = self.settings
+        arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
+        arguments += ["--rpc-url", settings.rpc_url, "--ledger", settings.ledger]
+        self._spawn(name, arguments)
+
+    def start(self) -> None:
+        """The chain if it does not run yet, then every node."""
+        if "chain" not in self._processes:
+            self.start_chain()
+        for name in self.names:
+            self.start_node(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as a power cut would: with the training process, which ends with its socket."""
+        self._processes[name].kill()
+        self._processes.pop(name).wait()
+
+    def stop_nodes(self) -> None:
+        """Ask all nodes to leave, wait, and kill what hangs."""
+        self._stop([name for name in self._processes if name != "chain"])
+
+    def stop(self) -> None:
+        """Nodes first, while the chain still answers; they keep their slots for the next start."""
+        self.stop_nodes()
+        self._stop(list(self._processes))
+
+    def check(self) -> None:
+        """Raises Failure when a process ended by itself."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                raise Failure(f"{name} ended with exit code {process.returncode}: see {self.log(name)}")
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def status(self, name: str) -> NodeStatus | None:
+        """What a node's own HTTP endpoint says; None while it does not answer."""
+        import requests
+
+        try:
+            url = json.loads(self.folder(name).http_address.read_text())["url"]
+            body = requests.get(f"{url}/v1/status", timeout=2).content
+            return msgspec.json.decode(body, type=NodeStatus)
+        except (OSError, ValueError, KeyError, msgspec.MsgspecError, requests.RequestException):
+            return None
+
+    # ---- helpers ----
+
+    def _create_run(self, progress: Callable[[str], None]) -> str:
+        from dlx.node.home.ledgers import open_ledger
+        from dlx.node.runs import create
+
+        folder = self.folder(self.names[0])
+        settings = self.settings
+        account = identity.load_account(folder, settings)
+        with open_ledger(settings, folder, account.secret) as client:
+            return create.create_run(self.root / "run.toml", folder, client, progress).run
+
+    def _last_port(self) -> int:
+        """The port of the last start, so that nodes of an outage find the chain again; 0, a free one, at first."""
+        try:
+            return int(json.loads(DataDir(self.root).contracts.read_text())["rpc_url"].rpartition(":")[2])
+        except FileNotFoundError:
+            return 0
+
+    def _spawn(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        environment: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith("DLX_")}
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dlx.node.cli.app", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # a terminal's Ctrl-C is ours to pass on, in the right order
+                preexec_fn=_end_with_parent,
+            )
+        self._processes[name] = process
+        return process
+
+    def _stop(self, names: list[str]) -> None:
+        processes = {name: self._processes.pop(name) for name in names if name in self._processes}
+        for process in processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _end_with_parent() -> None:
+    """On Linux a child gets SIGTERM when its parent dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,0 +1,1 @@
+"""A node's folder: settings, keys, logs, and the ledger they lead to."""

@@ -1,0 +1,202 @@
+"""The node's settings and where each comes from: flag, DLX_* environment, config.toml, embedded chain, default."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import UsageFailure
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every field is a key of config.toml, a flag (--rpc-url) and an environment variable (DLX_RPC_URL)."""
+
+    network: str = "devnet"
+    rpc_url: str = "http://127.0.0.1:8545"
+    chain_id: int = 31337
+    ledger: str = ""
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    http_host: str = "127.0.0.1"
+    http_port: int = 0
+    log_format: Literal["text", "json"] = "text"
+    password_file: str = ""
+    private_data: str = ""
+    checkpoint_activations: bool = False
+
+
+HELP: dict[str, str] = {
+    "network": "Name of the network; it only chooses the default data folder, ~/.dlx/<network>.",
+    "rpc_url": "JSON-RPC endpoint of the chain that carries the ledger.",
+    "chain_id": "Chain id that the endpoint must answer with.",
+    "ledger": "Address of the TrainingLedger contract.",
+    "listen": "Multiaddrs that the node listens on.",
+    "announce": "Multiaddrs that others should dial, where they differ from those it listens on.",
+    "bootstrap": "Multiaddrs (with /p2p/...) of peers to start from, beside those on the ledger.",
+    "http_host": "Loopback address of the node's HTTP endpoint.",
+    "http_port": "Port of the node's HTTP endpoint; 0 takes a free one.",
+    "log_format": "Format of the log lines: text or json.",
+    "password_file": "File whose first line is the password of the account's keystore.",
+    "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
+    "checkpoint_activations": "Compute activations again in the backward pass: less memory, about a third more time.",
+}
+
+
+def load(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Settings of a data folder. `flags` holds the command line's values; None means not given.
+
+    Raises UsageFailure naming the source and the key of a value that cannot be.
+    """
+    values: dict[str, Any] = {}
+    for source, given in (
+        (str(datadir.contracts), _embedded_chain(datadir.contracts)),
+        (str(datadir.config), _config_file(datadir.config)),
+        ("environment", _environment(environ)),
+        ("command line", {key: value for key, value in flags.items() if value is not None}),
+    ):
+        for key, value in given.items():
+            values[key] = _checked(source, key, value)
+    return Settings(**values)
+
+
+def write(path: Path, given: Mapping[str, Any]) -> bool:
+    """Write a commented config.toml with the given keys set; False, and nothing done, if there is one already."""
+    lines = [
+        "# Settings of this dlx-node. A flag or a DLX_* environment variable goes before a line here;",
+        "# a line that is commented out shows the default.",
+    ]
+    defaults = Settings()
+    for key in Settings.__struct_fields__:
+        value = given.get(key)
+        shown = getattr(defaults, key) if value is None else _checked("command line", key, value)
+        lines += ["", f"# {HELP[key]}", f"{'# ' if value is None else ''}{key} = {_toml(shown)}"]
+    try:
+        with path.open("x") as file:
+            file.write("\n".join(lines) + "\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def shown_url(url: str) -> str:
+    """The URL without user, path and query, which hold the API keys of hosted endpoints: fit for logs and status."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _embedded_chain(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        return {key: found[key] for key in ("rpc_url", "chain_id", "ledger")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageFailure(f"{path} is damaged ({error!r}): delete it, `dlx-node chain` writes it again") from error
+
+
+def _config_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageFailure(f"{path} is not valid TOML: {error}") from error
+    unknown = sorted(set(found) - set(Settings.__struct_fields__))
+    if unknown:
+        known = ", ".join(Settings.__struct_fields__)
+        raise UsageFailure(f"{path}: unknown key {', '.join(map(repr, unknown))}; the keys are {known}")
+    return found
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in Settings.__struct_fields__:
+        value = environ.get(f"DLX_{key.upper()}")
+        if value is not None:
+            is_list = isinstance(getattr(Settings(), key), tuple)
+            found[key] = value.replace(",", " ").split() if is_list else value
+    return found
+
+
+def _checked(source: str, key: str, value: Any) -> Any:
+    """The value in its field's type, or one line that names where it came from."""
+    name = f"DLX_{key.upper()}" if source == "environment" else key
+    try:
+        # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
+        result = msgspec.convert(value, _TYPES[key], strict=source != "environment")
+    except msgspec.ValidationError as error:
+        raise UsageFailure(f"{source}: {name}: {error} (got {value!r})") from None
+    wrong = _RULES[key](result) if key in _RULES else None
+    if wrong:
+        raise UsageFailure(f"{source}: {name}: {wrong} (got {value!r})")
+    return result
+
+
+def _wrong_network(name: str) -> str | None:
+    plain = name.replace("-", "").replace("_", "").isalnum() and name.isascii() and len(name) <= 32
+    return None if plain else "expected letters, digits, - and _ only, at most 32"
+
+
+def _wrong_url(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    return None if fine else "expected an http:// or https:// URL"
+
+
+def _wrong_address(address: str) -> str | None:
+    if address == "":
+        return None
+    try:
+        fine = address.startswith("0x") and len(bytes.fromhex(address[2:])) == 20
+    except ValueError:
+        fine = False
+    return None if fine else "expected an address of 0x and 40 hex digits"
+
+
+def _wrong_multiaddrs(addresses: tuple[str, ...]) -> str | None:
+    if len(addresses) > 16 or any(len(address) > 256 for address in addresses):
+        return "expected at most 16 multiaddrs of at most 256 characters"
+    if not all(address.startswith("/") for address in addresses):
+        return "expected multiaddrs such as /ip4/127.0.0.1/tcp/4001"
+    return None
+
+
+_TYPES = get_type_hints(Settings)
+_RULES: dict[str, Callable[[Any], str | None]] = {
+    "network": _wrong_network,
+    "rpc_url": _wrong_url,
+    "chain_id": lambda number: None if 0 < number < 2**63 else "expected a positive number",
+    "ledger": _wrong_address,
+    "listen": lambda addresses: _wrong_multiaddrs(addresses) or (None if addresses else "expected at least one"),
+    "announce": _wrong_multiaddrs,
+    "bootstrap": _wrong_multiaddrs,
+    "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
+    "http_port": lambda port: None if 0 <= port < 65536 else "expected a port from 0 to 65535",
+}
+
+
+def _toml(value: Any) -> str:
+    """A TOML value; JSON's strings, numbers and lists of strings are TOML's too."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

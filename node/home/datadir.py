@@ -1,0 +1,110 @@
+"""One node's folder on disk: where everything lies, who may read it, and who runs in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlx.node.home.errors import Failure
+
+
+@dataclass(frozen=True)
+class DataDir:
+    """The paths below one root. Nothing is created before `create()`."""
+
+    root: Path
+
+    @classmethod
+    def locate(cls, flag: Path | None, network: str, environ: Mapping[str, str]) -> DataDir:
+        """--datadir, else DLX_HOME, else ~/.dlx/<network>."""
+        chosen = flag or environ.get("DLX_HOME") or Path("~/.dlx") / network
+        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def node_key(self) -> Path:
+        return self.root / "node.key"
+
+    @property
+    def keystore(self) -> Path:
+        return self.root / "keystore"
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    @property
+    def blob_folders(self) -> list[Path]:
+        """Where nodes of this folder keep blobs, as far as the folders exist: its own and those of a demo's nodes."""
+        return [path for path in (self.blobs, *sorted(self.root.glob("nodes/*/blobs"))) if path.is_dir()]
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def chain(self) -> Path:
+        """The embedded chain's folder; only folders that serve or served one have it."""
+        return self.root / "chain"
+
+    @property
+    def contracts(self) -> Path:
+        """Where the embedded chain answers and what is deployed on it, written by `dlx-node chain`."""
+        return self.chain / "contracts.json"
+
+    @property
+    def http_address(self) -> Path:
+        """Where the running node's HTTP endpoint listens, written by the node itself."""
+        return self.state / "http.json"
+
+    def create(self) -> None:
+        """Make the folders, readable by their owner only; existing ones are left as they are."""
+        try:
+            for folder in (self.root, self.keystore, self.blobs, self.state, self.logs):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise Failure(f"cannot create the data folder {self.root}: {error.strerror}") from error
+
+    def check_secrets(self) -> None:
+        """Refuse key files that anybody but their owner can read or write."""
+        kept = sorted(self.keystore.iterdir()) if self.keystore.is_dir() else []
+        for path in (self.node_key, *kept):
+            if path.exists():
+                check_private(path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold node.lock: at most one node runs in a folder. The kernel frees it when the process dies."""
+        descriptor = os.open(self.root / "node.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise Failure(
+                    f"another dlx-node (pid {pid}) runs in {self.root}: stop it, or choose another --datadir"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def check_private(path: Path) -> None:
+    """Raise unless only the owner has access to `path` (mode 0600 or stricter)."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise Failure(f"{path} holds a secret but its mode is {mode:04o}: run `chmod 600 {path}`")

@@ -1,0 +1,213 @@
+"""Opens the ledger a folder's settings name; where that is the folder's own embedded chain, starts it if need be."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coincurve import PrivateKey
+from msgspec.structs import replace
+
+from dlx.ground import durable
+from dlx.ledger.abi import checksum
+from dlx.node.home.config import Settings, shown_url
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, NotReady, UsageFailure
+
+if TYPE_CHECKING:
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.index import EventIndex
+
+_PROBE_SECONDS = 2.0
+_ANSWER_SECONDS = 6.0
+_CHAIN_READY_SECONDS = 60.0
+_CHAIN_STOP_SECONDS = 15.0
+
+
+@contextmanager
+def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
+    """A connected client; with `key` (32 bytes) it can also send transactions.
+
+    A folder whose own embedded chain does not run, and whose settings name no other, gets it started for as long as
+    this lasts. Raises Failure for a wrong chain id, or where no ledger contract is.
+    """
+    from dlx.ledger.client import LedgerClient, fund
+
+    if not settings.ledger:
+        raise UsageFailure(
+            "no ledger is set: give --ledger ADDRESS (`dlx-node chain` and `dlx-node deploy` print it), "
+            f"or write it to {datadir.config}"
+        )
+    address = checksum(bytes.fromhex(settings.ledger[2:]))
+    with ExitStack() as stack:
+        rpc_url = settings.rpc_url
+        if _is_own_chain(settings, datadir) and not _serves(rpc_url, settings):
+            rpc_url = stack.enter_context(_own_chain(datadir.chain, settings.chain_id))
+        _check_chain(rpc_url, settings.chain_id)
+        client = LedgerClient(rpc_url, address, key, datadir.state / "outbox" if key else None)
+        client.connect(settings.chain_id)
+        if key is not None and client.balance(client.account) == 0 and _has_faucet(rpc_url):
+            fund(rpc_url, client.account)
+        yield client
+
+
+@contextmanager
+def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
+    """All events of the client's ledger up to now. Kept in the folder's state, so that the next time only new blocks
+    are read; in memory where the folder is no node's, or another command is writing there."""
+    from dlx.ledger.index import EventIndex
+
+    name = f"events-{client.chain_id}-{client.ledger.lower()}"
+    with ExitStack() as stack:
+        kept = datadir.state.is_dir() and stack.enter_context(_sole_writer(datadir.state / f"{name}.lock"))
+        path = datadir.state / f"{name}.sqlite" if kept else Path(":memory:")
+        index = EventIndex(path, client.chain_id, client.ledger, client.registry)
+        stack.callback(index.close)
+        index.sync(client.rpc, progress=_show_progress)
+        yield index
+
+
+def deploy_contracts(settings: Settings, key: bytes) -> dict[str, Any]:
+    """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger"}."""
+    from dlx.ledger.client import deploy, fund
+    from dlx.ledger.keys import account_of
+
+    _check_chain(settings.rpc_url, settings.chain_id)
+    if _has_faucet(settings.rpc_url):
+        fund(settings.rpc_url, account_of(key))
+    registry, ledger = deploy(settings.rpc_url, key)
+    return {"rpc_url": settings.rpc_url, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
+
+
+def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
+    """Deploy on the folder's embedded chain, which must be running, unless done before; record it in contracts.json."""
+    settings = Settings(rpc_url=rpc_url, chain_id=chain_id)
+    known = read_contracts(datadir)
+    if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
+        found = {**known, "rpc_url": rpc_url}
+    else:
+        found = deploy_contracts(settings, PrivateKey().secret)  # a key for this once: the contracts know no owner
+    durable.write_bytes(datadir.contracts, json.dumps(found, indent=2).encode() + b"\n")
+    return found
+
+
+def read_contracts(datadir: DataDir) -> dict[str, Any] | None:
+    """What `dlx-node chain` wrote about the folder's embedded chain: rpc_url, chain_id, registry, ledger."""
+    try:
+        return json.loads(datadir.contracts.read_text())
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _sole_writer(path: Path) -> Iterator[bool]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _show_progress(block: int, last: int) -> None:
+    if block < last:
+        sys.stderr.write(f"dlx-node: reading the ledger, block {block:,} of {last:,}\n")
+
+
+def _check_chain(rpc_url: str, expected: int) -> None:
+    """Raise Failure unless the endpoint answers, soon, with this chain id."""
+    from dlx.ledger.errors import LedgerUnavailable
+    from dlx.ledger.rpc import Rpc
+
+    try:
+        found = Rpc(rpc_url, patience=_ANSWER_SECONDS).number("eth_chainId")
+    except LedgerUnavailable as error:
+        raise NotReady(f"{shown_url(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
+    if found != expected:
+        raise Failure(
+            f"{shown_url(rpc_url)} serves chain {found}, not {expected}: check --rpc-url, or set --chain-id {found}"
+        )
+
+
+def _has_faucet(rpc_url: str) -> bool:
+    """Whether this is an embedded chain, which gives everybody their first funds."""
+    from dlx.ledger.rpc import Rpc
+
+    return str(Rpc(rpc_url).call("web3_clientVersion")).startswith("dlx-chain/")
+
+
+def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
+    own = read_contracts(datadir)
+    return own is not None and (own["rpc_url"], own["ledger"]) == (settings.rpc_url, settings.ledger)
+
+
+def _serves(rpc_url: str, settings: Settings) -> bool:
+    """Whether our ledger is there: another chain may by now listen on the port that this one had."""
+    from dlx.ledger.errors import LedgerError
+    from dlx.ledger.rpc import Rpc
+
+    rpc = Rpc(rpc_url, timeout=_PROBE_SECONDS, patience=0)
+    try:
+        here = rpc.number("eth_chainId") == settings.chain_id
+        return here and rpc.data("eth_getCode", settings.ledger, "latest") != b""
+    except LedgerError:
+        return False
+
+
+@contextmanager
+def _own_chain(directory: Path, chain_id: int) -> Iterator[str]:
+    """The URL of the folder's chain, served by a child process on a free loopback port until this ends."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    child = spawn.Process(target=_serve, args=(directory, chain_id, theirs), name="dlx-chain", daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        try:
+            if not ours.poll(_CHAIN_READY_SECONDS):
+                raise NotReady(f"the embedded chain in {directory} did not start within {_CHAIN_READY_SECONDS:.0f} s")
+            kind, text = ours.recv()
+        except EOFError:
+            raise Failure(f"the embedded chain in {directory} ended while starting") from None
+        if kind != "url":
+            raise Failure(f"the embedded chain in {directory} does not start: {text}")
+        yield text
+    finally:
+        ours.close()
+        child.join(_CHAIN_STOP_SECONDS)
+        if child.is_alive():
+            child.kill()
+            child.join()
+
+
+def _serve(directory: Path, chain_id: int, parent: Connection) -> None:
+    """The child: serves until the parent closes its end of the pipe, or dies."""
+    from dlx.ledger.chain import ChainError, serve
+
+    os.setpgid(0, 0)  # Ctrl-C is the parent's: it still needs us while it ends
+    stop = threading.Event()
+
+    def watch() -> None:
+        try:
+            parent.recv()
+        except (EOFError, OSError):
+            stop.set()
+
+    def ready(url: str) -> None:
+        parent.send(("url", url))
+        threading.Thread(target=watch, daemon=True).start()
+
+    try:
+        serve(directory, port=0, chain_id=chain_id, on_ready=ready, stop=stop)
+    except ChainError as error:
+        parent.send(("error", str(error)))

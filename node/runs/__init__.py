@@ -1,0 +1,1 @@
+"""Runs of a ledger: created, found, their history, their published versions."""

@@ -1,0 +1,133 @@
+"""Creating a run: data and first weights frozen into blobs, the manifest completed, the run registered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dlx.ground import durable
+from dlx.ground.blobs import write_blob
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.typed import run_id
+from dlx.node.home.datadir import DataDir
+from dlx.node.runs.fit import check_pipes, config_of
+from dlx.training.recipe import advice
+from dlx.training.recipe.draft import Draft, complete, draft_from_toml
+from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
+from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.strict import ManifestError
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A created run; hashes in hex."""
+
+    run: str  # 0x hex
+    name: str
+    creator: str
+    manifest: str  # sha256, the name of its blob
+    data_manifest: str
+    genesis: tuple[str, ...]  # the name of each stage's first weights
+    blobs: str  # the folder that has them all
+    existed: bool  # the same run had been created before
+
+
+def create_run(
+    draft_path: Path, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None] = lambda line: None
+) -> RunRecord:
+    """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
+
+    A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
+    naming the key for a bad draft, DataError for bad sources, LedgerError.
+    """
+    draft = draft_from_toml(draft_path)
+    check_pipes(draft)
+    for warning in advice.warnings(draft):
+        progress(f"warning: {warning}")
+    manifest = _frozen(draft, datadir, client, progress)
+    digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
+    run = run_id(client.chain_id, client.ledger, client.account, digest)
+    existed = any(created.run == run for created in client.runs())
+    if not existed:
+        progress("registering the run on the ledger")
+        client.create_run(config_of(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
+    return RunRecord(
+        run="0x" + run.hex(),
+        name=manifest.name,
+        creator=client.account,
+        manifest=digest.hex(),
+        data_manifest=manifest.data.manifest.sha256,
+        genesis=tuple(blob.sha256 for blob in manifest.genesis),
+        blobs=str(datadir.blobs),
+        existed=existed,
+    )
+
+
+def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None]) -> Manifest:
+    """The manifest with data and genesis as blobs. Kept, so that its random salt is drawn once for a run."""
+    data_manifest = _data(draft, datadir.blobs, progress)
+    # What the data manifest says already is left out: where the data lay does not make it another run.
+    data = msgspec.structs.replace(
+        draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text"
+    )
+    terms = msgspec.structs.replace(draft, data=data)
+    genesis = None
+    if draft.model.source:  # which tells nothing about its bytes
+        genesis = _genesis(draft, datadir.blobs, progress)
+        source = ",".join(blob.sha256 for blob in genesis)
+        terms = msgspec.structs.replace(terms, model=msgspec.structs.replace(draft.model, source=source))
+    creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
+    folder = datadir.state / "created"
+    kept = folder / f"{hashlib.sha256(msgspec.json.encode(creation)).hexdigest()}.json"
+    if kept.exists():
+        manifest = parse(kept.read_bytes())
+        if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
+            return manifest
+    manifest = complete(draft, genesis or _genesis(draft, datadir.blobs, progress), data_manifest)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    durable.write_bytes(kept, canonical_bytes(manifest))
+    return manifest
+
+
+def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef:
+    """The data as blobs. Raises DataError, and ManifestError where it does not fit the model."""
+    from dlx.training.data import prepare, shards
+
+    if draft.data.prepared:
+        folder = Path(draft.data.prepared)
+        _check_vocabulary(draft, shards.read_prepared(folder).vocab_size)
+        progress("checking the prepared data")
+        blob = prepare.adopt_folder(folder, blobs)
+    else:
+        given = draft.data
+        tokenizer = Path(given.tokenizer) if given.tokenizer else None
+        chosen = prepare.Preparation(draft.sources, given.heldout, tokenizer, given.separator, given.field)
+        _check_vocabulary(draft, chosen.vocabulary.size if chosen.vocabulary else shards.BYTE_VALUES)
+        progress("freezing the data into shards")
+        blob = prepare.prepare_blobs(chosen, blobs)
+    if not shards.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):
+        length = draft.data.sequence_length
+        raise ManifestError(f"data.sequence_length: the training data has no sample of {length} tokens and one more")
+    return blob
+
+
+def _check_vocabulary(draft: Draft, needed: int) -> None:
+    given = int(draft.model.config["vocab_size"])
+    if given < needed:
+        raise ManifestError(f"model.config.vocab_size: expected at least the data's {needed} tokens, got {given}")
+
+
+def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:
+    from dlx.training.models import pretrained, stages, weights  # torch and transformers: seconds to import
+
+    checkpoint = pretrained.Checkpoint(draft) if draft.model.source else None
+    genesis = []
+    for stage in range(len(draft.stages)):
+        progress(f"{'reading' if checkpoint else 'drawing'} the first weights of stage {stage}")
+        # The only place where weights come from a seed; draft and manifest agree on all that it reads.
+        tensors = checkpoint.weights(stage) if checkpoint else stages.initialise(draft, stage)
+        name = weights.write_blob(tensors, blobs).hex()
+        genesis.append(BlobRef(sha256=name, size=(blobs / name).stat().st_size))
+    return genesis

@@ -1,0 +1,141 @@
+"""Which runs a ledger has, and what its events say about each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dlx.ground.blobs import BlobError, read_blob
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.index import EventIndex
+from dlx.ledger.view import RunView
+from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.round.plans import Terms, finished
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
+
+_SHORTEST_PREFIX = 6  # hex digits
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    run: str  # 0x hex
+    name: str | None  # None where no blob folder has the manifest
+    creator: str
+    manifest: str
+    rounds: int
+    sealed_rounds: int  # by every stage
+    stages: int
+    members: int
+    state: Literal["waiting for members", "training", "finished"]  # without the manifest by the number of rounds alone
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    account: str
+    replica: int
+    stage: int
+    last_round_counted: int | None
+    accused: bool
+
+
+class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
+    summary: RunSummary
+    min_replicas: int
+    max_replicas: int
+    complete_replicas: int
+    quorum: str  # "2/3"
+    round_timeout: int  # seconds
+    eviction_time: int  # seconds
+    tokens_per_step: int
+    genesis: tuple[str, ...]
+    members: tuple[Member, ...]
+
+
+def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
+    """The 32-byte run id for what a user typed: hex with or without 0x, an unambiguous prefix, or nothing at all
+    where the ledger has one run. Raises UsageFailure, or Failure where the ledger has no such run."""
+    text = None if given is None else given.lower().removeprefix("0x")
+    if text is not None and (not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64):
+        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
+    runs = [created.run for created in ledger.runs()]
+    found = [run for run in runs if run.hex().startswith(text or "")]
+    if len(found) == 1:
+        return found[0]
+    if not runs:
+        raise Failure("the ledger has no run yet: make one with `dlx-node run create`")
+    if text is None:
+        raise UsageFailure(f"the ledger has {len(runs)} runs: name one of those that `dlx-node run list` shows")
+    if not found:
+        raise Failure(f"the ledger knows no run {given}: `dlx-node run list` shows those it has")
+    raise UsageFailure(f"{given!r} could be any of {len(found)} runs: give more digits")
+
+
+def view_of(index: EventIndex, run: bytes) -> RunView:
+    """A run of the ledger as its events say. Raises ViewError for events that the contract cannot have emitted."""
+    view = RunView(run)
+    for event in index.events(run):
+        view.apply(event)
+    return view
+
+
+def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
+    """Every run of the ledger, oldest first; names from the manifests that the blob folders have."""
+    return [_summary(view_of(index, created.run), folders) for created in index.runs()]
+
+
+def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetails:
+    """A run's terms and members."""
+    view = view_of(index, run)
+    config = view.config
+    members = sorted((slot, account) for account, slot in view.members().items())
+    return RunDetails(
+        summary=_summary(view, folders),
+        min_replicas=config.min_replicas,
+        max_replicas=config.max_replicas,
+        complete_replicas=len(view.complete_replicas()),
+        quorum=f"{config.quorum_numerator}/{config.quorum_denominator}",
+        round_timeout=config.round_timeout,
+        eviction_time=config.eviction_time,
+        tokens_per_step=config.tokens_per_step,
+        genesis=tuple(digest.hex() for digest in view.genesis),
+        members=tuple(
+            Member(
+                account=account,
+                replica=replica,
+                stage=stage,
+                last_round_counted=view.last_round_counted(account),
+                accused=account in view.accusations,
+            )
+            for (replica, stage), account in members
+        ),
+    )
+
+
+def read_manifest(view: RunView, folders: Sequence[Path]) -> Manifest | None:
+    """The run's manifest where a folder has its blob, intact; it has the hash that the ledger holds."""
+    for folder in folders:
+        try:
+            return parse(read_blob(folder / view.config.manifest.hex(), MAX_BYTES))
+        except (BlobError, ManifestError):
+            continue
+    return None
+
+
+def _summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
+    config = view.config
+    manifest = read_manifest(view, folders)
+    sealed = min(view.next_round(stage) for stage in range(config.stages))
+    over = finished(Terms.of(manifest), view) if manifest else view.finished
+    return RunSummary(
+        run="0x" + view.run.hex(),
+        name=manifest.name if manifest else None,
+        creator=view.creator,
+        manifest=config.manifest.hex(),
+        rounds=config.rounds,
+        sealed_rounds=sealed,
+        stages=config.stages,
+        members=len(view.members()),
+        state="finished" if over else "waiting for members" if view.open_round is None else "training",
+    )

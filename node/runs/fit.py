@@ -1,0 +1,37 @@
+"""What a run's recipe has to fit: the ledger's own record of it, and the pipes."""
+
+from __future__ import annotations
+
+from dlx.ledger.typed import RunConfig
+from dlx.node.home.errors import Failure
+from dlx.p2p.frames import FRAME_LIMIT
+from dlx.training.recipe.manifest import Manifest, manifest_hash
+from dlx.training.recipe.recipe import Recipe, activation_bytes
+
+_FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
+
+
+def check_pipes(recipe: Recipe) -> None:
+    """Raises Failure for a run whose activations no pipe carries."""
+    size = activation_bytes(recipe)
+    if size + _FRAME_OVERHEAD > FRAME_LIMIT:
+        raise Failure(
+            f"data.micro_batches: one micro-batch's activations take {size} bytes, but a pipe carries frames of "
+            f"{FRAME_LIMIT}: use more micro-batches"
+        )
+
+
+def config_of(manifest: Manifest) -> RunConfig:
+    """What the ledger holds of a manifest: a run whose RunConfig differs from its manifest's is not to be trusted."""
+    return RunConfig(
+        manifest=manifest_hash(manifest),
+        rounds=manifest.rounds,
+        stages=len(manifest.stages),
+        min_replicas=manifest.min_replicas,
+        max_replicas=manifest.max_replicas,
+        quorum_numerator=manifest.quorum.numerator,
+        quorum_denominator=manifest.quorum.denominator,
+        round_timeout=manifest.timing.round_timeout,
+        eviction_time=manifest.timing.eviction_time,
+        tokens_per_step=manifest.tokens_per_step,
+    )

@@ -1,0 +1,219 @@
+"""The convergence history of a run, read from the ledger's events alone: no node, no blob and no trust needed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from dlx.ground.constants import MICRO
+from dlx.ledger.events import Sealed
+from dlx.ledger.typed import Plan
+from dlx.ledger.view import RunView
+from dlx.node.home.errors import Failure
+
+
+class StageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How one stage sealed a round. Hashes are hex."""
+
+    stage: int
+    weights: str  # of the version that the seal made
+    contributions: int
+    signers: int
+    tokens: int
+    level: int | None  # and rank of the plan in force, which contributions name by its hash; None: no seal says it
+    rank: int | None
+    next_level: int  # of the plan that the seal carries for the round delay + 1 later
+    next_rank: int
+    next_inner_steps: int  # binds through stage 0's seal
+    transaction: str  # 0x hex
+    block: int
+    time: int  # of the block, Unix seconds
+
+
+class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One round. `stages` holds the stages that have sealed it: all but, perhaps, in the newest round."""
+
+    round: int
+    time: int  # of the last seal, Unix seconds
+    inner_steps: int | None  # that each counted contribution took in this round; None: an empty round
+    loss: float | None  # nats per token, token-weighted mean of the last stage; None: not sealed yet, or empty
+    tokens: int
+    total_tokens: int  # of the run up to and including this round
+    sealed: bool  # by every stage
+    stages: tuple[StageRow, ...]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    run: str  # 0x hex
+    creator: str
+    manifest: str  # its sha256, hex
+    rounds_planned: int
+    stage_count: int
+    rounds: tuple[RoundRow, ...]
+
+    @property
+    def sealed_rounds(self) -> int:
+        """How many rounds every stage has sealed."""
+        return sum(row.sealed for row in self.rounds)
+
+
+def history(view: RunView) -> History:
+    """The history in a run's replayed events."""
+    config = view.config
+    rounds: list[RoundRow] = []
+    total = 0
+    for number in range(max(view.next_round(stage) for stage in range(config.stages))):
+        seals = [view.sealed[stage, number] for stage in range(config.stages) if (stage, number) in view.sealed]
+        last = view.sealed.get((config.stages - 1, number))
+        total += seals[0].seal.total_tokens
+        rounds.append(
+            RoundRow(
+                round=number,
+                time=max(sealed.at.time for sealed in seals),
+                inner_steps=_inner_steps(seals),
+                loss=last.seal.mean_loss / MICRO if last and last.seal.count else None,
+                tokens=seals[0].seal.total_tokens,
+                total_tokens=total,
+                sealed=len(seals) == config.stages,
+                stages=tuple(_stage_row(view, sealed) for sealed in seals),
+            )
+        )
+    return History(
+        run="0x" + view.run.hex(),
+        creator=view.creator,
+        manifest=config.manifest.hex(),
+        rounds_planned=config.rounds,
+        stage_count=config.stages,
+        rounds=tuple(rounds),
+    )
+
+
+def to_csv(found: History) -> str:
+    """One line per round; the columns of each stage are named stage0_weights and so on."""
+    names = (
+        *("weights", "contributions", "signers", "level", "rank"),
+        *("next_level", "next_rank", "next_inner_steps", "transaction"),
+    )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = [f"stage{stage}_{name}" for stage in range(found.stage_count) for name in names]
+    writer.writerow(["round", "time", "inner_steps", "loss", "tokens", "total_tokens", *columns])
+    for row in found.rounds:
+        by_stage = {stage.stage: stage for stage in row.stages}
+        cells = [
+            getattr(by_stage[stage], name) if stage in by_stage else None
+            for stage in range(found.stage_count)
+            for name in names
+        ]
+        loss = "" if row.loss is None else f"{row.loss:.6f}"
+        writer.writerow([row.round, utc(row.time), row.inner_steps, loss, row.tokens, row.total_tokens, *cells])
+    return text.getvalue()
+
+
+def plot(found: History, path: Path) -> None:
+    """Draw loss against rounds and tokens to a PNG file. Raises Failure where there is nothing to draw."""
+    points = [(row.round, row.loss, row.total_tokens) for row in found.rounds if row.loss is not None]
+    if not points:
+        raise Failure(f"run {found.run[:10]} has no sealed round with a loss yet: there is nothing to draw")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    rounds, losses, tokens = (list(column) for column in zip(*points, strict=True))
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.plot(rounds, losses, color="#1f5fa8", linewidth=2, marker="o" if len(rounds) <= 60 else None, markersize=4)
+    axes.annotate(
+        f"{losses[-1]:.3f}",
+        (rounds[-1], losses[-1]),
+        xytext=(0, 9),
+        textcoords="offset points",
+        ha="center",
+        color="#1f5fa8",
+    )
+    axes.set_xlabel("Round")
+    axes.set_ylabel("Training loss (nats per token)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.03, y=0.1)
+    axes.grid(color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    # The same places in tokens, so that runs with other round lengths can be compared.
+    ticks = [tick for tick in axes.get_xticks() if rounds[0] <= tick <= rounds[-1]]
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(ticks, [EngFormatter(sep="", places=0)(_at(tick, rounds, tokens)) for tick in ticks])
+    above.set_xlabel("Tokens", color="#666666")
+    above.tick_params(length=0, colors="#666666")
+    above.spines["top"].set_visible(False)
+    last = found.rounds[-1]
+    axes.set_title(
+        f"Run {found.run[:10]}: {found.sealed_rounds} of {found.rounds_planned} rounds, "
+        f"{EngFormatter(sep='', places=1)(last.total_tokens)} tokens",
+        fontsize=12,
+        fontweight="bold",
+        loc="left",
+        pad=12,
+    )
+    try:
+        figure.savefig(path, dpi=160, format="png")
+    except OSError as error:
+        raise Failure(f"cannot write the plot to {path}: {error.strerror}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def utc(seconds: int) -> str:
+    """2026-11-21T02:03:04Z."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _stage_row(view: RunView, sealed: Sealed) -> StageRow:
+    seal, plan = sealed.seal, _plan_in_force(view, sealed)
+    return StageRow(
+        stage=sealed.stage,
+        weights=seal.next_weights.hex(),
+        contributions=seal.count,
+        signers=len(sealed.signers),
+        tokens=seal.total_tokens,
+        level=plan.level if plan else None,
+        rank=plan.rank if plan else None,
+        next_level=seal.plan_level,
+        next_rank=seal.plan_rank,
+        next_inner_steps=seal.plan_inner_steps,
+        transaction="0x" + sealed.at.tx.hex(),
+        block=sealed.at.block,
+        time=sealed.at.time,
+    )
+
+
+def _inner_steps(seals: list[Sealed]) -> int | None:
+    return next((sealed.contributions[0].contribution.inner_steps for sealed in seals if sealed.contributions), None)
+
+
+def _plan_in_force(view: RunView, sealed: Sealed) -> Plan | None:
+    """The plan that the counted contributions name by its hash: an earlier seal's. Which one depends on the run's
+    delay, of which the ledger knows nothing; the first seals carry the manifest's."""
+    if not sealed.contributions:
+        return None
+    counted = sealed.contributions[0].contribution
+    for round in (sealed.round - 1, sealed.round - 2, 0):
+        if (sealed.stage, round) in view.sealed:
+            seal = view.sealed[sealed.stage, round].seal
+            plan = Plan(seal.plan_level, seal.plan_rank, counted.inner_steps)
+            if plan.hash() == counted.plan:
+                return plan
+    return None
+
+
+def _at(place: float, rounds: list[int], tokens: list[int]) -> float:
+    """Tokens at a round, between rounds by straight lines."""
+    for left in range(len(rounds) - 1):
+        if rounds[left] <= place <= rounds[left + 1]:
+            share = (place - rounds[left]) / (rounds[left + 1] - rounds[left])
+            return tokens[left] + share * (tokens[left + 1] - tokens[left])
+    return tokens[-1]

@@ -1,0 +1,126 @@
+"""A published version of a run as a Hugging Face folder, with where it comes from written beside it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlx.ground import durable
+from dlx.ground.constants import MICRO
+from dlx.ledger.typed import Domain
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
+from dlx.node.archive.replay import Replay, ReplayError
+from dlx.node.home.errors import Failure
+from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
+from dlx.training.data.vocabulary import Vocabulary
+from dlx.training.models.export import ExportError, export
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
+
+PROVENANCE = "provenance.json"
+
+
+def pull(
+    domain: Domain,
+    view: RunView,
+    version: int | None,
+    out: Path,
+    sources: Sequence[Source],
+    on_wrong: Callable[[bytes, str], None],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says.
+
+    `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
+    source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
+    hears of others. The folder appears complete or not at all. Raises Failure.
+    """
+    if not view.created:
+        raise Failure(
+            f"the ledger {domain.ledger} knows no run {view.run.hex()}: `dlx-node run list` shows those it knows"
+        )
+    newest = min(view.next_round(stage) for stage in range(view.config.stages))
+    chosen = newest if version is None else version
+    if not 0 <= chosen <= newest:
+        raise Failure(f"round {chosen} is not sealed by every stage: choose --round from 0 to {newest}")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise Failure(f"{out} already exists: name a new or an empty folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside `out`, so that the last step is a rename on one file system.
+    work = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    work.mkdir()
+    try:
+        (work / "blobs").mkdir()
+        blobs = Blobs(sources, work / "blobs", lambda digest, where, own: on_wrong(digest, where))
+        replay = Replay(_manifest(view, blobs), view, blobs)
+        files = []
+        for stage in range(view.config.stages):
+            progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
+            files.append(replay.rebuild(stage, chosen, progress).weights)
+        model = export(replay.manifest, files, work / "model", _vocabulary(replay.manifest, blobs, progress))
+        found = provenance(domain, view, chosen) | {"model": model.hex()}
+        durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
+        durable.move(work / "model", out)
+    except (ReplayError, ExportError) as error:
+        raise Failure(str(error)) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return found
+
+
+def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
+    """Where the version comes from; hashes in hex, those of the chain with 0x. Loss in nats per token, None at 0."""
+    stages = []
+    for stage in range(view.config.stages):
+        sealed = view.sealed[stage, version - 1] if version else None
+        stages.append(
+            {
+                "stage": stage,
+                "weights": view.weights(stage, version).hex(),
+                "seal": None if sealed is None else "0x" + sealed.digest.hex(),
+                "transaction": None if sealed is None else "0x" + sealed.at.tx.hex(),
+                "block": None if sealed is None else sealed.at.block,
+            }
+        )
+    last = view.sealed[view.config.stages - 1, version - 1].seal if version else None
+    return {
+        "run": "0x" + view.run.hex(),
+        "round": version,
+        "rounds": view.config.rounds,
+        "manifest": view.config.manifest.hex(),
+        "chain_id": domain.chain_id,
+        "ledger": domain.ledger,
+        "loss": last.mean_loss / MICRO if last is not None and last.count else None,
+        "stages": stages,
+    }
+
+
+def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Vocabulary | None:
+    """Of the run's data; None where its tokens are bytes, and where nobody has it: the weights are of use without."""
+    named = manifest.data.manifest
+    try:
+        content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()
+        data = parse_data_manifest(content)
+        if data.tokenizer == "bytes":
+            return None
+        path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
+        return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer")
+    except (BlobMissing, BlobWrong) as error:
+        progress(f"no copy of the run's tokenizer: {error}")
+    except DataError as error:
+        progress(f"no tokenizer is written: {error}")
+    return None
+
+
+def _manifest(view: RunView, blobs: Blobs) -> Manifest:
+    try:
+        return parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
+    except (BlobMissing, BlobWrong) as error:
+        raise Failure(f"the run's manifest cannot be had: {error}") from error
+    except ManifestError as error:
+        raise Failure(f"the run's manifest is not valid: {error}") from error

@@ -1,0 +1,1 @@
+"""dlx-node: verifiable decentralised training, as a library."""

@@ -1,0 +1,48 @@
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from dlx.ground.blobs import BlobError, read_blob, write_blob
+from dlx.ground.durable import write_bytes, write_chunks
+
+
+def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_bytes(path, b"a longer old content")
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_bytes(path, b"old")
+
+    def chunks():
+        yield b"half of the new"
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_chunks(path, chunks())
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_blob_is_named_by_its_sha256(tmp_path: Path) -> None:
+    digest = write_blob(tmp_path, [b"some ", memoryview(b"bytes")])
+    assert digest == hashlib.sha256(b"some bytes").digest()
+    assert os.listdir(tmp_path) == [digest.hex()]
+    assert read_blob(tmp_path / digest.hex(), 10) == b"some bytes"
+
+
+def test_a_bad_blob_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / write_blob(tmp_path, [b"some bytes"]).hex()
+    with pytest.raises(BlobError, match="more than 9 bytes"):
+        read_blob(path, 9)
+    path.write_bytes(b"some bytez")
+    with pytest.raises(BlobError, match="do not match its name"):
+        read_blob(path, 10)
+    with pytest.raises(BlobError, match="No such file"):
+        read_blob(tmp_path / ("0" * 64), 10)

@@ -1,0 +1,527 @@
+"""The audit against a real history, and against one thing wrong with it at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import eth_abi
+import msgspec
+import pytest
+import requests
+
+from dlx import contracts
+from dlx.ground.constants import UNIT
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.events import Sealed, event_topic
+from dlx.ledger.typed import PRIVATE_DATA, Contribution
+from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.ledger.view import RunView
+from dlx.node.audit import Folder, Report, audit
+from dlx.node.home.errors import Failure
+from dlx.node.runs.history import history as summary
+from dlx.training.models import weights
+from dlx.training.models.stages import stage_shapes
+from dlx.training.recipe.recipe import Adaptive, Codec, Outer, Plan
+from tests.history_builder import History, Mischief, Network, altered
+
+pytest_plugins = ["tests.history_builder"]
+
+
+@pytest.fixture
+def folder(honest_history: History, tmp_path: Path) -> Path:
+    return _copy(honest_history, tmp_path / "blobs")
+
+
+@pytest.fixture
+def run_audit(tmp_path: Path) -> Callable[..., Report]:
+    """`run_audit(history, own=[...], peers=[...], client=None)`: folders of the auditor and of others."""
+
+    def go(
+        history: History, own: list[Path] | None = None, peers: list[Path] | None = None, client: Any = None
+    ) -> Report:
+        sources = [Folder(path, own=True) for path in own or []] + [Folder(path, own=False) for path in peers or []]
+        work = tmp_path / "work"
+        work.mkdir()
+        report = audit(client or history.client(), history.run, sources, work)
+        # Disk stays bounded: the newest version of each stage with its momentum, and the manifest.
+        assert len(list(work.iterdir())) <= 2 * 2 + 1
+        json.dumps(report.json())
+        assert report.verdict in report.text()
+        return report
+
+    return go
+
+
+def test_an_honest_history_passes_every_check(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    report = run_audit(honest_history, own=[folder])
+    assert report.verdict == "PASS", report.text()
+    assert {check.check for check in report.checks} == {
+        *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
+        *("manifest", "genesis", "base and plan", "terms", "payload", "replay"),
+    }
+    replayed = {(c.stage, c.round, c.hash) for c in report.checks if c.check == "replay"}
+    assert replayed == {(s, t - 1, h.hex()) for (s, t), h in honest_history.versions.items() if t}
+    assert report.facts["state"] == "complete"
+    assert any("level 3" in line for line in report.not_established)
+
+
+def test_versions_need_not_be_stored(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
+    for (_, version), digest in honest_history.versions.items():
+        if version:
+            (folder / digest.hex()).unlink()
+    assert run_audit(honest_history, own=[folder]).verdict == "PASS"
+
+
+def test_an_empty_round_and_other_outer_rules_pass(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    history = history_network.run("plain", outer=Outer(), empty={(1, 1)})
+    assert history.versions[1, 1] == history.versions[1, 2] != history.versions[1, 3]
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert report.verdict == "PASS", report.text()
+
+
+# Level 2: blobs.
+
+
+def test_a_payload_changed_in_the_auditors_folder_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    digest = honest_history.payloads[1, 1][0]
+    _flip(folder, digest)
+    report = run_audit(honest_history, own=[folder])
+    assert _failures(report) == {("own blobs", None, None, digest.hex()), ("payload", 1, 1, digest.hex())}
+    # The replay goes on from the next stored version.
+    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    assert replay[1, 1] == "SKIP" and replay[1, 2] == "PASS" and replay[0, 1] == "PASS"
+
+
+def test_a_payload_changed_in_every_copy_fails_also_when_only_peers_have_it(
+    honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    other = _copy(honest_history, tmp_path / "other")
+    digest = honest_history.payloads[0, 2][1]
+    for copy in (folder, other):
+        _flip(copy, digest)
+    assert _failures(run_audit(honest_history, peers=[folder, other])) == {("payload", 2, 0, digest.hex())}
+
+
+def test_wrong_bytes_from_one_peer_never_fail_while_a_good_copy_exists(
+    honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    bad = _copy(honest_history, tmp_path / "bad")
+    digest = honest_history.payloads[0, 0][0]
+    _flip(bad, digest)
+    report = run_audit(honest_history, peers=[bad, folder])
+    assert report.verdict == "PASS"
+    assert any(digest.hex() in note and str(bad) in note for note in report.notes)
+
+
+def test_a_wrong_blob_in_the_auditors_folder_fails_even_when_another_folder_has_it_right(
+    honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    bad = _copy(honest_history, tmp_path / "bad")
+    digest = honest_history.payloads[0, 0][0]
+    _flip(bad, digest)
+    report = run_audit(honest_history, own=[folder, bad])
+    assert _failures(report) == {("own blobs", None, None, digest.hex())}
+
+
+def test_a_genesis_changed_in_every_copy_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    digest = honest_history.versions[0, 0]
+    _flip(folder, digest)
+    report = run_audit(honest_history, peers=[folder])
+    assert _failures(report) == {("genesis", None, 0, digest.hex())}
+
+
+def test_a_missing_payload_is_a_warning_that_names_it(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    digest = honest_history.payloads[1, 0][0]
+    (folder / digest.hex()).unlink()
+    report = run_audit(honest_history, own=[folder])
+    assert report.verdict == "WARN"
+    (gone,) = [c for c in report.checks if c.verdict == "WARN"]
+    assert (gone.check, gone.stage, gone.round, gone.hash) == ("payload", 1, 0, digest.hex())
+    (restart,) = [c for c in report.checks if c.check == "stored version"]
+    assert (restart.stage, restart.hash) == (1, honest_history.versions[1, 1].hex())
+    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    assert [replay[1, t] for t in range(3)] == ["SKIP", "PASS", "PASS"]
+    assert any("round 0" in line and "stage 1" in line for line in report.not_established)
+
+
+def test_without_a_stored_version_the_rest_is_skipped(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    (folder / honest_history.payloads[1, 0][0].hex()).unlink()
+    for version in (1, 2):
+        (folder / honest_history.versions[1, version].hex()).unlink()
+    report = run_audit(honest_history, own=[folder])
+    assert report.verdict == "WARN"
+    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    assert replay == {(0, t): "PASS" for t in range(3)} | {(1, t): "SKIP" for t in range(3)}
+
+
+def test_without_the_manifest_nothing_is_replayed(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    digest = honest_history.client().read("runConfig", honest_history.run)[0][0]
+    (folder / digest.hex()).unlink()
+    report = run_audit(honest_history, own=[folder])
+    assert {c.verdict for c in report.checks if c.level == 2} == {"WARN", "SKIP"}
+
+
+# What a colluding quorum can make the chain accept.
+
+
+def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
+    honest_history: History, history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    honest: dict[str, bytes] = {}
+
+    def shift(stage: int, round: int, made: bytes) -> bytes:
+        if (stage, round) != (0, 1):
+            return made
+        honest["hash"] = made
+        return _nudged(history_network.blobs, stage_shapes(honest_history.manifest, 0), made)
+
+    collusion = history_network.run("collusion", Mischief(next_weights=shift))
+    report = run_audit(collusion, own=[_copy(collusion, tmp_path / "blobs")])
+    sealed = collusion.versions[0, 2].hex()
+    assert _failures(report) == {("replay", 1, 0, sealed)}
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert honest["hash"].hex() in failure.detail and sealed in failure.detail
+    # What was built on the wrong version is judged from it.
+    assert [c.verdict for c in report.checks if c.check == "replay" and (c.stage, c.round) == (0, 2)] == ["PASS"]
+
+
+def test_a_contribution_that_its_account_did_not_sign_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    victim = next(iter(history_network.keys))
+    forged = history_network.run(
+        "forged", Mischief(record=lambda r: altered(r) if r.contribution.account == victim else r)
+    )
+    report = run_audit(forged, own=[_copy(forged, tmp_path / "blobs")])
+    stage = forged.slots[victim][1]
+    failures = [c for c in report.checks if c.verdict == "FAIL"]
+    assert [(c.check, c.round, c.stage) for c in failures] == [("contributions", t, stage) for t in range(3)]
+    assert all("signature" in c.detail and victim in c.detail for c in failures)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"plan": b"P" * 32}, "another plan than"),
+        ({"segments": 7}, "commits to 7 segments"),
+        ({"flags": PRIVATE_DATA}, "private data"),
+    ],
+)
+def test_a_statement_that_its_plan_does_not_give_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], changes: dict[str, Any], why: str
+) -> None:
+    def lie(statement: Contribution) -> Contribution:
+        return replace(statement, **changes) if (statement.stage, statement.round) == (1, 0) else statement
+
+    history = history_network.run(f"states-{min(changes)}", Mischief(statement=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    failures = [c for c in report.checks if c.verdict == "FAIL"]
+    assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
+    assert all(why in c.detail for c in failures)
+
+
+def test_multipliers_that_the_norms_do_not_give_fail(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    def heavier(stage: int, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
+        assert sorted(honest)[0] < UNIT
+        return tuple(one + 1 for one in honest) if round == 0 else (UNIT, UNIT) if (stage, round) == (1, 2) else honest
+
+    clipped = Outer(policy="clip")
+    history = history_network.run("weighed", Mischief(multipliers=heavier), outer=clipped)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert (failure.check, failure.stage, failure.round) == ("multipliers", 1, 2) and "its norm gives" in failure.detail
+    verdicts = Counter(c.verdict for c in report.checks if c.check == "multipliers")
+    assert verdicts == {"PASS": 5, "FAIL": 1}, "one unit is what two machines may differ by"
+    (tmp_path / "blobs" / history.payloads[0, 1][0].hex()).unlink()
+    shutil.rmtree(tmp_path / "work")
+    report = run_audit(history, own=[tmp_path / "blobs"])
+    assert [(c.stage, c.round) for c in report.checks if (c.check, c.verdict) == ("multipliers", "SKIP")] == [(0, 1)]
+
+
+def test_multipliers_where_the_run_has_no_policy_fail(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    history = history_network.run("halved", Mischief(multipliers=lambda s, t, honest: (UNIT, UNIT // 2)))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", t, s) for t in range(3) for s in range(2)}
+
+
+_NO_NAME = str.maketrans(" '(),", "-----")
+_ADAPTIVE: dict[str, Any] = {
+    "outer": Outer(delay=0),
+    "codec": Codec("lowrank"),
+    "plan": Plan(4, 4, 4),
+    "adaptive": Adaptive(inner_steps=13, window=2, min_rank=2, max_rank=8, min_inner_steps=2, max_inner_steps=8),
+}
+
+
+def _planned(changes: dict[tuple[int, int], tuple[int, int]]) -> Mischief:
+    """(stage, round) -> the rank and inner steps that its seal plans."""
+
+    def plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
+        rank, steps = changes.get((stage, round), (kept.rank, kept.inner_steps))
+        return LedgerPlan(kept.level, rank, steps)
+
+    return Mischief(plan=plan)
+
+
+def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
+    history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}), **_ADAPTIVE)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert report.verdict == "PASS", report.text()
+    assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
+    view = RunView(history.run)
+    for event in history.client().poll(history.client().feed(history.run)).events:
+        view.apply(event)
+    last = summary(view).rounds[2]
+    assert last.inner_steps == 5 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "why"),
+    [
+        ({(1, 1): (8, 4)}, (1, 1), "no rung of the ladder next to 4"),
+        ({(0, 1): (4, 8)}, (1, 0), "no rung of the ladder next to 4"),
+        ({(1, 0): (5, 4)}, (0, 1), "inside a window"),
+        ({(0, 1): (4, 2)}, (1, 0), "the sealed timings give 5"),
+        ({(1, 1): (4, 5)}, (1, 1), "stage 0's to change"),
+    ],
+)
+def test_plans_that_no_rule_gives_fail(
+    history_network: Network,
+    tmp_path: Path,
+    run_audit: Callable[..., Report],
+    changes: dict[tuple[int, int], tuple[int, int]],
+    where: tuple[int, int],
+    why: str,
+) -> None:
+    history = history_network.run(f"plan-{why[:9]}-{where}".translate(_NO_NAME), _planned(changes), **_ADAPTIVE)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert failure.check == "terms" and (failure.round, failure.stage) == where and why in failure.detail
+
+
+def test_a_round_after_the_runs_last_inner_step_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    over = {**_ADAPTIVE, "adaptive": msgspec.structs.replace(_ADAPTIVE["adaptive"], inner_steps=8)}
+    history = history_network.run("over", **over)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", 2, 0), ("terms", 2, 1)}
+
+
+# A chain node that does not tell the truth.
+
+
+def test_a_seal_signed_by_too_few_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    def one_signature(fields: list[Any]) -> None:
+        fields[3] = fields[3][:65]
+
+    with _doctored(honest_history, _sealed(1, 0, one_signature)) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("quorum", 1, 0)}
+    assert any("1 of the 2 signatures needed" in c.detail for c in report.checks)
+
+
+def test_a_contribution_with_an_altered_byte_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    def other_loss(fields: list[Any]) -> None:
+        place = 11 * 32 + 31  # the last byte of `loss`
+        fields[2] = fields[2][:place] + bytes([fields[2][place] ^ 1]) + fields[2][place + 1 :]
+
+    with _doctored(honest_history, _sealed(0, 1, other_loss)) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("contributions", 0, 1)}
+    assert any("contribution signature" in c.detail for c in report.checks)
+    assert any("contributions hash" in c.detail for c in report.checks)
+
+
+def test_a_seal_with_another_hash_than_the_contract_accepted_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    def other_weights(fields: list[Any]) -> None:
+        fields[1] = (*fields[1][:4], bytes(31) + b"\x01", *fields[1][5:])
+
+    with _doctored(honest_history, _sealed(2, 1, other_weights)) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    assert {"seal", "stored digest", "replay"} <= {check for check, *_ in _failures(report)}
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_missing_seal_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], round: int
+) -> None:
+    def without(log: dict[str, Any]) -> dict[str, Any] | None:
+        return None if _is_sealed(log, round, 0) else log
+
+    with _doctored(honest_history, without) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    missing = [c for c in report.checks if (c.check, c.verdict) == ("record", "FAIL")]
+    assert [(c.stage, c.round) for c in missing][:1] == [(0, round)]
+
+
+def test_events_out_of_order_fail(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
+    def earlier(log: dict[str, Any]) -> dict[str, Any] | None:
+        return log | {"blockNumber": "0x0"} if _is_sealed(log, 1, 1) else log
+
+    with _doctored(honest_history, earlier) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    assert "events" in {check for check, *_ in _failures(report)}
+
+
+def test_foreign_bytecode_fails(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
+    registry = LedgerClient(honest_history.rpc_url, honest_history.registry)
+    report = run_audit(honest_history, own=[folder], client=registry)
+    assert [(c.check, c.verdict) for c in report.checks] == [("bytecode", "FAIL")]
+
+    def other_code(method: str, params: list[Any], result: Any) -> Any:
+        return result[:-2] + "00" if method == "eth_getCode" and params[0] == honest_history.registry else result
+
+    with _proxy(honest_history.rpc_url, other_code) as url:
+        shutil.rmtree(folder.parent / "work")
+        report = run_audit(honest_history, own=[folder], client=LedgerClient(url, honest_history.ledger))
+    assert [(c.check, c.verdict) for c in report.checks] == [("bytecode", "PASS"), ("bytecode", "FAIL")]
+
+
+def test_an_unknown_run_is_no_finding_but_a_mistake(honest_history: History, tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="knows no run"):
+        audit(honest_history.client(), bytes(32), [], tmp_path)
+
+
+def test_the_text_names_every_line_that_is_not_pass() -> None:
+    report = Report(bytes(32))
+    report.add(1, "seal", "PASS", round=0, stage=0)
+    report.add(2, "payload", "WARN", "gone", round=3, stage=1, hash=b"\xab" * 32)
+    text = report.text()
+    assert f"WARN payload round 3 stage 1 {'ab' * 32}: gone" in text
+    assert "verdict: WARN" in text
+    assert report.counts() == {"PASS": 1, "FAIL": 0, "WARN": 1, "SKIP": 0}
+
+
+def _failures(report: Report) -> set[tuple[str, int | None, int | None, str | None]]:
+    return {(c.check, c.round, c.stage, c.hash) for c in report.checks if c.verdict == "FAIL"}
+
+
+def _copy(history: History, folder: Path) -> Path:
+    shutil.copytree(history.blobs, folder)
+    return folder
+
+
+def _flip(folder: Path, digest: bytes) -> None:
+    """One bit of the blob."""
+    path = folder / digest.hex()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _nudged(blobs: Path, shapes: weights.Shapes, digest: bytes) -> bytes:
+    """Another version, close to this one, stored as a blob."""
+    tensors = weights.read(blobs / digest.hex(), shapes)
+    next(iter(tensors.values())).mul_(1.001)
+    return weights.write_blob(tensors, blobs)
+
+
+_ENTRY = next(e for e in contracts.load("TrainingLedger")["abi"] if e["type"] == "event" and e["name"] == "Sealed")
+_SEAL = "(" + ",".join(part["type"] for part in _ENTRY["inputs"][4]["components"]) + ")"
+_KINDS = ["bytes32", _SEAL, "bytes", "bytes"]  # digest, seal, contributions, signatures
+
+Doctor = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+def _is_sealed(log: dict[str, Any], round: int, stage: int) -> bool:
+    topics = [int(topic, 16) for topic in log["topics"]]
+    return topics[0] == int.from_bytes(event_topic(Sealed), "big") and topics[2:] == [round, stage]
+
+
+def _sealed(round: int, stage: int, change: Callable[[list[Any]], None]) -> Doctor:
+    """Changes the fields of one Sealed event's data."""
+
+    def doctor(log: dict[str, Any]) -> dict[str, Any] | None:
+        if not _is_sealed(log, round, stage):
+            return log
+        fields = list(eth_abi.decode(_KINDS, bytes.fromhex(log["data"][2:])))
+        change(fields)
+        return log | {"data": "0x" + eth_abi.encode(_KINDS, fields).hex()}
+
+    return doctor
+
+
+@contextmanager
+def _doctored(history: History, doctor: Doctor) -> Iterator[LedgerClient]:
+    """A client of a chain node that changes or drops logs of the run."""
+
+    def change(method: str, params: list[Any], result: Any) -> Any:
+        if method != "eth_getLogs":
+            return result
+        ours = [log for log in result if history.run.hex() in log["topics"][1]] if result else []
+        return [changed for log in ours if (changed := doctor(log)) is not None]
+
+    with _proxy(history.rpc_url, change) as url:
+        yield LedgerClient(url, history.ledger)
+
+
+@contextmanager
+def _proxy(upstream: str, change: Callable[[str, list[Any], Any], Any]) -> Iterator[str]:
+    """A JSON-RPC server whose results go through `change(method, params, result)`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answer = requests.post(upstream, json=request, timeout=30).json()
+            if "result" in answer:
+                answer["result"] = change(request["method"], request["params"], answer["result"])
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_progress_is_told(honest_history: History, folder: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    audit(honest_history.client(), honest_history.run, [Folder(folder, True)], tmp_path, lines.append)
+    assert any(line.startswith("replay: round 3 of 3") for line in lines)

@@ -1,0 +1,160 @@
+"""Audit and pull from peers over libp2p, and as a user types them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import typer
+from typer.testing import CliRunner
+
+from dlx.ground.blobs import BlobStore
+from dlx.ledger.abi import account_bytes
+from dlx.ledger.keys import peer_id_from_base58
+from dlx.ledger.nodes import NodeRecord
+from dlx.node import version
+from dlx.node.archive.peers import Peers
+from dlx.node.audit import Report, audit
+from dlx.node.cli import audit as audit_command
+from dlx.node.cli import pull as pull_command
+from dlx.p2p import wire
+from dlx.p2p.exchange import BlobExchange
+from dlx.p2p.host import Host
+from tests.history_builder import History
+
+pytest_plugins = ["tests.history_builder"]
+
+Serve = Callable[[Path], Host]
+
+
+@pytest.fixture
+def serve(honest_history: History) -> Iterator[Serve]:
+    """`serve(folder)` starts a peer of the run that serves the folder, right or wrong."""
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(_peer(honest_history, folder, secrets.token_bytes(32)))
+
+
+def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(
+    honest_history: History, serve: Serve, tmp_path: Path
+) -> None:
+    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    for digest in honest_history.payloads[0, 1]:
+        _flip(bad_folder, digest)
+    good, bad = serve(honest_history.blobs), serve(bad_folder)
+    report = _audit(honest_history, [good, bad], tmp_path)
+    assert report.verdict == "PASS", report.text()
+    # Which of the two is asked first is chance; whoever was caught is named, and nobody else.
+    assert all(bad.peer_id in note for note in report.notes)
+
+
+def test_a_payload_that_every_peer_gives_wrong_fails(honest_history: History, serve: Serve, tmp_path: Path) -> None:
+    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    digest = honest_history.payloads[1, 2][1]
+    _flip(bad_folder, digest)
+    bad = serve(bad_folder)
+    report = _audit(honest_history, [bad], tmp_path)
+    failures = [c for c in report.checks if c.verdict == "FAIL"]
+    assert [(c.check, c.round, c.stage, c.hash) for c in failures] == [("payload", 2, 1, digest.hex())]
+    assert bad.peer_id in failures[0].detail
+
+
+def test_without_any_peer_what_rests_on_blobs_is_not_established(honest_history: History, tmp_path: Path) -> None:
+    report = _audit(honest_history, [], tmp_path)
+    assert report.verdict == "WARN"
+    assert {c.verdict for c in report.checks if c.level == 1} == {"PASS"}
+
+
+def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_path: Path) -> None:
+    account, node_key = next(iter(honest_history.node_keys.items()))
+    app = typer.Typer()
+    app.command("audit")(audit_command.command)
+    app.command("pull")(pull_command.command)
+    common = [
+        *("--run", honest_history.run.hex()[:12], "--rpc-url", honest_history.rpc_url),
+        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path / "nowhere"), "--json"),
+    ]
+    with _peer(honest_history, honest_history.blobs, node_key) as host:
+        from dlx.ledger.client import LedgerClient
+
+        client = LedgerClient(honest_history.rpc_url, honest_history.ledger, honest_history.keys[account])
+        client.set_addresses(host.addresses)
+        audited = CliRunner().invoke(app, ["audit", *common])
+        pulled = CliRunner().invoke(app, ["pull", *common, "--out", str(tmp_path / "model"), "--round", "2"])
+    assert audited.exit_code == 0, audited.output
+    report = json.loads(audited.stdout)
+    assert (report["run"], report["verdict"]) == ("0x" + honest_history.run.hex(), "PASS")
+    assert report["counts"]["PASS"] == len(report["checks"]) and report["not_established"]
+    assert pulled.exit_code == 0, pulled.output
+    assert json.loads(pulled.stdout)["round"] == 2
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_exit_code_one_only_on_fail(honest_history: History, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(audit_command.command)
+    folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
+    arguments = [
+        *("--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url, "--blobs", str(folder)),
+        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path / "nowhere")),
+    ]
+    (folder / honest_history.payloads[0, 0][0].hex()).unlink()
+    warned = CliRunner().invoke(app, arguments)
+    assert warned.exit_code == 0 and "verdict: WARN" in warned.stdout
+    _flip(folder, honest_history.payloads[0, 0][1])
+    failed = CliRunner().invoke(app, arguments)
+    assert failed.exit_code == 1 and "verdict: FAIL" in failed.stdout
+    foreign = CliRunner().invoke(app, [*arguments, "--ledger", honest_history.registry])
+    assert foreign.exit_code == 1 and "FAIL bytecode" in foreign.stdout
+
+
+def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
+    client = history.client()
+    nodes = {
+        f"account {n}": NodeRecord(peer_id_from_base58(host.peer_id), host.addresses) for n, host in enumerate(hosts)
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    with Peers(client.domain, history.run, lambda: nodes, []) as peers:
+        return audit(client, history.run, [peers], work)
+
+
+@contextmanager
+def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
+    """A node's blob service and nothing else, in a thread of its own."""
+    chain_id = history.client().chain_id
+    hello = wire.Hello(wire.PROTOCOL, chain_id, account_bytes(history.ledger), history.run, version())
+    host = Host(secret, ["/ip4/127.0.0.1/tcp/0"], [], hello)
+    BlobExchange(host, BlobStore(folder))
+    ready = threading.Event()
+    scope = trio.CancelScope()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def main() -> None:
+        with scope:
+            async with host.run():
+                tokens.append(trio.lowlevel.current_trio_token())
+                ready.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield host
+    finally:
+        trio.from_thread.run_sync(scope.cancel, trio_token=tokens[0])
+        thread.join(10)
+
+
+def _flip(folder: Path, digest: bytes) -> None:
+    path = folder / digest.hex()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

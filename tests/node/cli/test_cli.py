@@ -1,0 +1,241 @@
+"""The command as users run it: exit code, stdout and stderr."""
+
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlx.node.home import config
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.ledgers import open_index, open_ledger
+from tests.node.command import dlx
+
+ROOT = Path(__file__).parents[3]
+DRAFT = """
+name = "tiny"
+stages = [[0, 1], [1, 2]]
+rounds = 3
+min_replicas = 1
+max_replicas = 2
+confirmations = 0
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 2
+max_position_embeddings = 32
+[data]
+source = ["text/*.txt"]
+sequence_length = 32
+batch_size = 4
+micro_batches = 2
+"""
+
+
+class Chain:
+    """`dlx-node chain` in a folder."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        options = ["--datadir", str(folder), "--port", str(port), "--json"]
+        command = [sys.executable, "-m", "dlx.node.cli.app", "chain", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self.process.stdout is not None
+        self.found: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli") / "node"
+
+
+@pytest.fixture(scope="module")
+def chain(folder: Path) -> Iterator[Chain]:
+    served = Chain(folder)
+    yield served
+    served.process.kill()
+    served.process.wait()
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("draft")
+    (home / "text").mkdir()
+    for name in "abc":
+        (home / "text" / f"{name}.txt").write_text(f"some text of {name}\n" * 500)
+    (home / "run.toml").write_text(DRAFT)
+    return home / "run.toml"
+
+
+def test_the_process_ends_with_one_line_and_the_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dlx.node.cli.app", "status", "--datadir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+
+
+def test_help_names_every_verb_and_defaults_and_loads_nothing_heavy() -> None:
+    shown = dlx("--help").stdout
+    for verb in ("init", "chain", "deploy", "run", "status", "peers", "history"):
+        assert f" {verb} " in shown
+    shown = dlx("chain", "--help").stdout
+    assert "127.0.0.1" in shown and "8545" in shown and "31337" in shown and "DLX_CHAIN_ID" in shown
+    script = (
+        "import sys, dlx.node.cli.app; print([m for m in ('torch', 'libp2p', 'web3', 'numpy') if m in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert loaded.stdout == "[]\n", loaded.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["history", "--csv", "--json"], 2, "exclude each other"),
+        (["nonsense"], 2, "nonsense"),
+        (["chain", "--host", "0.0.0.0"], 2, "--insecure-listen"),
+        (["init"], 2, "--password-file"),
+        (["run", "list"], 2, "--ledger"),
+        (["run", "list", "--ledger", "0x12"], 2, "40 hex digits"),
+        (["run", "list", "--ledger", "0x" + "11" * 20, "--rpc-url", "http://127.0.0.1:9"], 3, "dlx-node chain"),
+        (["status"], 3, "no node runs in"),
+        (["peers", "--json"], 3, "no node runs in"),
+        (["deploy"], 3, "dlx-node init"),
+    ],
+)
+def test_expected_failures_are_one_line_and_an_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    shown = dlx(*arguments, code=code, DLX_HOME=str(tmp_path / "none")).stderr
+    assert said in shown
+    assert arguments == ["nonsense"] or shown.count("\n") == 1, "only a command that does not exist shows its usage"
+
+
+def test_an_unknown_configuration_key_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("rpcurl = 'http://x'\n")
+    assert "'rpcurl'" in dlx("status", "--datadir", tmp_path, code=2).stderr
+
+
+def test_init_is_idempotent_and_never_overwrites(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    listen = "/ip4/127.0.0.1/tcp/4001"
+    first = dlx("init", "--datadir", folder, "--insecure-devnet", "--listen", listen, "--json")
+    assert "INSECURE" in first.stderr
+    made = json.loads(first.stdout)
+    assert made["created"] == ["node key", "account", "config.toml"] and made["insecure"]
+    assert tomllib.loads((folder / "config.toml").read_text()) == {"listen": [listen]}
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    again = dlx("init", "--datadir", folder, "--listen", "/ip4/127.0.0.1/tcp/9", "--json")
+    assert "unchanged" in again.stderr
+    kept = json.loads(again.stdout)
+    assert (kept["account"], kept["peer_id"], kept["created"]) == (made["account"], made["peer_id"], [])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    (folder / "node.key").chmod(0o644)
+    assert "chmod 600" in dlx("init", "--datadir", folder, code=1).stderr
+
+
+def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Chain, draft: Path) -> None:
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    created = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)
+    assert not created["existed"] and len(created["genesis"]) == 2
+    for name in (created["manifest"], created["data_manifest"], *created["genesis"]):
+        assert (folder / "blobs" / name).is_file()
+    again = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)
+    assert again == {**created, "existed": True}
+    (listed,) = json.loads(dlx("run", "list", "--datadir", folder, "--json").stdout)["runs"]
+    assert (listed["run"], listed["name"], listed["state"]) == (created["run"], "tiny", "waiting for members")
+    for given in (created["run"], created["run"][2:].upper(), created["run"][2:8]):
+        shown = json.loads(dlx("run", "show", given, "--datadir", folder, "--json").stdout)
+        assert shown["summary"] == listed and shown["genesis"] == created["genesis"]
+    blob, of_node = folder / "blobs" / created["manifest"], folder / "nodes" / "node-0" / "blobs"
+    of_node.mkdir(parents=True)
+    blob.rename(of_node / blob.name)  # as in a demo's folder
+    assert json.loads(dlx("run", "list", "--datadir", folder, "--json").stdout)["runs"] == [listed]
+    (of_node / blob.name).rename(blob)
+    settings = config.load(DataDir(folder), {}, {})
+    with open_ledger(settings, DataDir(folder)) as client, open_index(client, DataDir(folder)) as kept:
+        with open_index(client, DataDir(folder)) as second:  # while another command writes the kept one
+            assert [run.run for run in second.runs()] == [run.run for run in kept.runs()]
+    for given, code in (("0x12", 2), ("zzzzzz", 2), ("f" * 64, 1)):
+        dlx("run", "show", given, "--datadir", folder, code=code)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "said"),
+    [
+        ("rounds = 3", "rounds = 0", "rounds: expected"),
+        ('name = "tiny"', 'name = "tiny"\nspeed = 1', "speed: unknown key"),
+        ('["text/*.txt"]', '["nowhere/*.txt"]', "data.source"),
+        ("stages = [[0, 1], [1, 2]]", "stages = [[0, 1]]", "stages"),
+    ],
+)
+def test_a_bad_manifest_names_the_key_and_the_reason(
+    folder: Path, chain: Chain, draft: Path, tmp_path: Path, line: str, wrong: str, said: str
+) -> None:
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    (tmp_path / "text").symlink_to(draft.parent / "text")
+    (tmp_path / "run.toml").write_text(DRAFT.replace(line, wrong))
+    done = dlx("run", "create", "--manifest", tmp_path / "run.toml", "--datadir", folder, code=1)
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_deploying_again_gives_a_second_ledger_and_checks_the_chain_id(folder: Path, chain: Chain) -> None:
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    found = json.loads(dlx("deploy", "--datadir", folder, "--json").stdout)
+    assert found["ledger"] != chain.found["ledger"]
+    assert "serves chain 31337, not 5" in dlx("deploy", "--datadir", folder, "--chain-id", 5, code=1).stderr
+    wrong = dlx("run", "list", "--datadir", folder, "--ledger", "0x" + "11" * 20, code=1).stderr
+    assert "is not this version's TrainingLedger" in wrong
+
+
+def test_history_of_a_run_read_from_the_chain_and_again_after_the_chain_has_stopped(
+    folder: Path, chain: Chain, tmp_path: Path
+) -> None:
+    run = _sealed_run(chain, rounds=2)
+    given = ["--run", run, "--datadir", folder]
+    found = json.loads(dlx("history", *given, "--json").stdout)
+    assert "2 of 50 rounds sealed" in dlx("history", *given).stdout
+    assert [row["round"] for row in found["rounds"]] == [0, 1] and all(row["sealed"] for row in found["rounds"])
+    assert [len(row["stages"]) for row in found["rounds"]] == [2, 2]
+    assert chain.stop() == 0
+    # The folder's own chain now starts by itself, though another one took its port and has the same chain id.
+    other = Chain(tmp_path / "other", port=int(chain.found["rpc_url"].rpartition(":")[2]))
+    picture = tmp_path / "loss.png"
+    assert json.loads(dlx("history", *given, "--json", "--plot", picture).stdout) == found
+    assert other.stop() == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # An endpoint that was asked for by name is never replaced by the folder's own.
+    dlx("history", *given, "--rpc-url", "http://127.0.0.1:9", code=3)
+
+
+def _sealed_run(chain: Chain, rounds: int) -> str:
+    """A run of two stages and one replica with so many sealed rounds; its id."""
+    from dlx.ledger.client import LedgerClient, fund
+    from dlx.ledger.keys import account_of
+    from tests.ledger.ledger_run import Run, config
+
+    members = []
+    for index in (1, 2):
+        key = bytes([index]) * 32
+        fund(chain.found["rpc_url"], account_of(key))
+        client = LedgerClient(chain.found["rpc_url"], chain.found["ledger"], key)
+        client.register(bytes([10 + index]) * 32, [])
+        members.append(client)
+    run = Run(members, config(min_replicas=1))
+    for stage, client in enumerate(members):
+        client.join_run(run.id, stage)
+    for _ in range(rounds):
+        for stage, client in enumerate(members):
+            run.poll()
+            run.send(stage, [client.account], [client.account])
+    return "0x" + run.id.hex()

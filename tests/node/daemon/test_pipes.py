@@ -1,0 +1,185 @@
+"""Pipes to the neighbours: who may open one, and what happens when one breaks."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from dlx.ledger.abi import checksum
+from dlx.node.daemon.pipes import Pipes
+from dlx.p2p import wire
+from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.pipe import PipeClosed
+
+RUN = b"R" * 32
+ACCOUNTS = {stage: checksum(bytes([0xA0 + stage]) * 20) for stage in range(3)}
+PEERS = {stage: f"peer-{stage}" for stage in range(3)}
+
+
+class FakePipe:
+    """One end of a pipe; `arrive` is what the neighbour sends."""
+
+    def __init__(self, peer_id: str) -> None:
+        self.peer_id, self.sent, self.closed = peer_id, list[PipeFrame](), False
+        self._arrive, self._arrived = trio.open_memory_channel[bytes](10)
+
+    def arrive(self, data: bytes) -> None:
+        self._arrive.send_nowait(data)
+
+    def hang_up(self) -> None:
+        self._arrive.close()
+
+    async def send(self, data: bytes) -> None:
+        self.sent.append(decode_frame(data))
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._arrived.receive()
+        except trio.EndOfChannel:
+            raise PipeClosed("the neighbour hung up") from None
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Neighbourhood:
+    """The pipes of the holder of `stage` of 3 in replica 1, and what they tell their session."""
+
+    def __init__(self, stage: int) -> None:
+        self.holders = {other: (ACCOUNTS[other], PEERS[other]) for other in ACCOUNTS}
+        self.told: list[tuple[object, ...]] = []
+        self.dialled: list[str] = []
+        self.answers: deque[FakePipe] = deque()  # to dialling; PipeClosed when there is none
+        self.pipes = Pipes(
+            self,  # type: ignore[arg-type]
+            wire.PipeHello(RUN, 1, stage, bytes.fromhex(ACCOUNTS[stage][2:])),
+            3,
+            self.holders.get,
+            lambda link: self.told.append(("open", link)),
+            self._on_frame,
+            lambda link: self.told.append(("gone", link)),
+            lambda reason, peer: self.told.append(("rejected", reason, peer)),
+        )
+
+    async def open(self, peer_id: str, hello: wire.PipeHello) -> FakePipe:
+        self.dialled.append(peer_id)
+        if not self.answers:
+            raise PipeClosed("nobody answers")
+        return self.answers.popleft()
+
+    async def _on_frame(self, link: str, frame: PipeFrame) -> None:
+        self.told.append(("frame", link, frame))
+
+    def run(self, program: Callable[[], Awaitable[None]], clock: MockClock | None = None) -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.pipes.run)
+                await program()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("reason", "peer", "hello"),
+    [
+        (None, PEERS[0], (RUN, 1, 0, ACCOUNTS[0])),
+        ("another run or replica", PEERS[0], (b"S" * 32, 1, 0, ACCOUNTS[0])),
+        ("another run or replica", PEERS[0], (RUN, 0, 0, ACCOUNTS[0])),
+        ("not the holder of the previous stage", PEERS[2], (RUN, 1, 2, ACCOUNTS[2])),  # that one is dialled
+        ("not the holder of the previous stage", PEERS[1], (RUN, 1, 1, ACCOUNTS[1])),
+        ("not the holder of the previous stage", PEERS[0], (RUN, 1, 0, ACCOUNTS[2])),
+        ("not the holder of the previous stage", PEERS[2], (RUN, 1, 0, ACCOUNTS[0])),  # the account, not its peer id
+        ("not the holder of the previous stage", PEERS[0], (RUN, 1, 65535, ACCOUNTS[0])),
+    ],
+)
+def test_only_the_holder_of_the_previous_stage_may_open_a_pipe(reason: str | None, peer: str, hello: tuple) -> None:
+    run, replica, stage, account = hello
+    asked = wire.PipeHello(run, replica, stage, bytes.fromhex(account[2:]))
+    assert Neighbourhood(1).pipes.refusal(peer, asked) == reason
+
+
+def test_a_free_slot_has_no_pipe() -> None:
+    here = Neighbourhood(1)
+    del here.holders[0]
+    assert here.pipes.refusal(PEERS[0], wire.PipeHello(RUN, 1, 0, bytes.fromhex(ACCOUNTS[0][2:])))
+
+
+def test_frames_go_both_ways_until_the_neighbour_hangs_up() -> None:
+    here, pipe = Neighbourhood(2), FakePipe(PEERS[1])
+    tensor = PipeTensor(3, "forward", 0, 1, b"bytes")
+
+    async def program() -> None:
+        here.pipes.dial()  # nobody: the last stage is only dialled
+        here.pipes.take(pipe)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        here.pipes.send_want(3, True)
+        here.pipes.post("previous", tensor)
+        here.pipes.post("next", tensor)  # there is none
+        pipe.arrive(encode_frame(PipeWant(4, False)))
+        await wait_all_tasks_blocked()
+        assert pipe.sent == [PipeWant(3, True), tensor]
+        pipe.hang_up()
+        await wait_all_tasks_blocked()
+
+    here.run(program)
+    assert here.told == [("open", "previous"), ("frame", "previous", PipeWant(4, False)), ("gone", "previous")]
+    assert pipe.closed and not here.dialled
+
+
+@pytest.mark.parametrize(
+    ("reason", "data"),
+    [("pipe_malformed", b"\xc1"), ("pipe_schema", b"\x91\xa1x"), ("pipe_schema", b"\x93\xa1w\x01\x01")],
+)
+def test_a_neighbour_that_sends_nonsense_is_counted_and_cut_off(reason: str, data: bytes) -> None:
+    here, pipe = Neighbourhood(1), FakePipe(PEERS[0])
+
+    async def program() -> None:
+        here.pipes.take(pipe)  # type: ignore[arg-type]
+        pipe.arrive(data)
+        await wait_all_tasks_blocked()
+
+    here.run(program, MockClock())
+    assert here.told == [("open", "previous"), ("rejected", reason, PEERS[0]), ("gone", "previous")]
+    assert pipe.closed
+
+
+def test_a_newer_pipe_replaces_the_older_one() -> None:
+    here, old, new = Neighbourhood(2), FakePipe(PEERS[1]), FakePipe(PEERS[1])
+
+    async def program() -> None:
+        for pipe in (old, new):
+            here.pipes.take(pipe)  # type: ignore[arg-type]
+            await wait_all_tasks_blocked()
+        assert old.closed and not new.closed
+        here.pipes.post("previous", PipeWant(1, True))
+        await wait_all_tasks_blocked()
+        assert not old.sent and new.sent == [PipeWant(1, True)]
+
+    here.run(program)
+    assert here.told[:3] == [("open", "previous"), ("gone", "previous"), ("open", "previous")]
+
+
+def test_the_next_stage_is_dialled_until_it_answers_and_left_when_its_slot_changes_hands() -> None:
+    here, pipe = Neighbourhood(0), FakePipe(PEERS[1])
+
+    async def program() -> None:
+        here.pipes.dial()
+        await trio.sleep(2)
+        assert set(here.dialled) == {PEERS[1]} and len(here.dialled) > 1 and not here.told
+        here.answers.append(pipe)
+        await trio.sleep(2)
+        assert here.told == [("open", "next")]
+        here.pipes.check()
+        await wait_all_tasks_blocked()
+        assert not pipe.closed
+        here.holders[1] = (ACCOUNTS[2], PEERS[2])
+        here.pipes.check()
+        await wait_all_tasks_blocked()
+        assert pipe.closed and here.told[-1] == ("gone", "next")
+        await trio.sleep(2)
+        assert here.dialled[-1] == PEERS[2]
+
+    here.run(program, MockClock(autojump_threshold=0))

@@ -1,0 +1,75 @@
+"""A slot's signed statements on disk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
+from dlx.node.daemon.statements import Statements, make_contribution
+from dlx.training.slot.records import Trained
+
+KEY = b"\x07" * 32
+DOMAIN = Domain(31337, account_of(b"\x08" * 32))
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> Trained:
+    return Trained(
+        round=round, payload=digest(100 + round), payload_size=1000, base_weights=digest(1), start_payload=digest(2),
+        folded=folded, weights_before=digest(3), weights_after=digest(4), optimiser_before=digest(5),
+        optimiser_after=digest(6), residual_before=digest(7), residual_after=digest(8), segments_root=digest(9),
+        segments=1, inner_steps=10, tokens=640, loss=5_000_000, training_ms=2**40, reset=reset,
+    )  # fmt: skip
+
+
+def contribution(what: Trained, own: dict[int, SignedContribution]) -> SignedContribution:
+    return make_contribution(
+        what, run=digest(10), account=account_of(KEY), replica=1, stage=2, plan=Plan(4, 0, 10), exchange_ms=250,
+        own=own, domain=DOMAIN, key=KEY,
+    )  # fmt: skip
+
+
+def test_a_contribution_says_what_was_trained_and_names_the_one_before() -> None:
+    own: dict[int, SignedContribution] = {}
+    for round in (3, 4, 7):
+        own[round] = contribution(trained(round, reset=True, folded=(digest(20),)), own)
+        own[round].verify(DOMAIN)
+    first, second, third = (signed.contribution for signed in own.values())
+    assert first.previous == NO_HASH and first.flags == 0, "a slot's first state is no reset"
+    assert (second.previous, third.previous) == (first.hash(), second.hash())
+    assert second.flags == STATE_RESET
+    assert (first.folded_payload, first.folded_payload2) == (digest(20), NO_HASH)
+    assert (first.replica, first.stage, first.tokens, first.payload) == (1, 2, 640, digest(103))
+    assert (first.compute_ms, first.exchange_ms) == (2**32 - 1, 250), "as much as the field takes"
+    earlier = contribution(trained(4), own).contribution
+    assert earlier.previous == first.hash(), "later ones are not before it"
+
+
+def test_a_restart_repeats_the_same_bytes(tmp_path: Path) -> None:
+    statements = Statements(tmp_path / "stage-0")
+    made = {round: contribution(trained(round), {}) for round in (0, 12)}
+    for signed in made.values():
+        statements.keep(signed)
+    (tmp_path / "stage-0" / "contributions" / ".0123456789abcdef.tmp").write_bytes(b"a torn write")
+    assert Statements(tmp_path / "stage-0").load() == made
+    assert contribution(trained(12), {}).encode() == made[12].encode(), "signing again gives the same signature"
+
+
+def test_evidence_convicts_by_itself(tmp_path: Path) -> None:
+    first = contribution(trained(5), {})
+    second = replace(first.contribution, loss=1).sign(DOMAIN, KEY)
+    Statements(tmp_path).keep_evidence(first, second)
+    (kept,) = (tmp_path / "evidence").iterdir()
+    assert kept.name.startswith(f"5-{account_of(KEY)}-")
+    size = kept.stat().st_size // 2
+    found = [SignedContribution.decode(kept.read_bytes()[i : i + size]) for i in (0, size)]
+    assert found == [first, second]
+    for signed in found:
+        signed.verify(DOMAIN)
+    with pytest.raises(SignatureError):
+        replace(found[0], contribution=found[1].contribution).verify(DOMAIN)

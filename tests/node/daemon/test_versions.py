@@ -1,0 +1,198 @@
+"""Versions on disk: made from the sealed payloads, checked against the seal, and dropped when they are old."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from dlx.ground.blobs import BlobStore
+from dlx.ground.constants import NO_HASH
+from dlx.node.daemon.versions import Differs, Unavailable, Versions
+from dlx.node.trainer.client import TrainerError
+from dlx.p2p.exchange import BlobNotFound
+from dlx.training.recipe.recipe import Retention
+from tests.node.round.simulation import make_rules
+
+STAGE = 1
+
+
+def version_bytes(version: int, what: str = "weights") -> bytes:
+    return f"{what} {version}".encode()
+
+
+def name(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+@dataclass
+class FakeView:
+    """A stage whose rounds are all sealed up to `rounds`; empty seals leave the weights as they are."""
+
+    rounds: int
+    momentum_from: int = 1
+    empty: set[int] = field(default_factory=set)
+
+    def next_round(self, stage: int) -> int:
+        return self.rounds
+
+    def source(self, version: int) -> int:
+        while version - 1 in self.empty:
+            version -= 1
+        return version
+
+    def weights(self, stage: int, version: int) -> bytes:
+        return name(version_bytes(self.source(version)))
+
+    def momentum(self, stage: int, version: int) -> bytes:
+        made = self.source(version)
+        return name(version_bytes(made, "momentum")) if made >= self.momentum_from else NO_HASH
+
+    @property
+    def sealed(self) -> dict[tuple[int, int], Any]:
+        return {(STAGE, round): self._seal(round) for round in range(self.rounds)}
+
+    def _seal(self, round: int) -> Any:
+        payload = SimpleNamespace(payload=name(b"payload"), payload_size=7, tokens=64)
+        seal = SimpleNamespace(
+            previous_weights=self.weights(STAGE, round), previous_momentum=self.momentum(STAGE, round),
+            next_weights=self.weights(STAGE, round + 1), next_momentum=self.momentum(STAGE, round + 1),
+            multipliers=(32768,),
+        )  # fmt: skip
+        return SimpleNamespace(seal=seal, round=round, contributions=(SimpleNamespace(contribution=payload),))
+
+
+class Peers:
+    """What others have, by name."""
+
+    def __init__(self, store: BlobStore, blobs: list[bytes]) -> None:
+        self.store, self.blobs, self.asked = store, {name(data): data for data in blobs}, list[bytes]()
+
+    async def fetch(self, hash_: bytes, max_size: int, providers: object, deadline_s: float) -> Path:
+        if not self.store.has(hash_):
+            self.asked.append(hash_)
+            if hash_ not in self.blobs:
+                raise BlobNotFound("nobody has it")
+            self.store.put(self.blobs[hash_])
+        return self.store.path(hash_)
+
+
+class FakeTrainer:
+    """Answers outer steps from a list; an Exception is raised."""
+
+    def __init__(self, *answers: tuple[bytes, bytes] | Exception) -> None:
+        self.answers = list(answers)
+
+    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...]) -> Any:
+        assert [payload.payload for payload in payloads] == [name(b"payload")]
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(weights=answer[0], momentum=answer[1])
+
+
+def make(tmp_path: Path, blobs: list[bytes], *answers: tuple[bytes, bytes] | Exception) -> Versions:
+    store = BlobStore(tmp_path)
+    manifest = SimpleNamespace(retention=Retention(versions=3, every=10), genesis=[SimpleNamespace(size=100)] * 2)
+    trainer = FakeTrainer(*answers)
+    return Versions(make_rules(), manifest, STAGE, store, Peers(store, blobs), trainer)  # type: ignore[arg-type]
+
+
+def keep(versions: Versions, *numbers: int) -> None:
+    for number in numbers:
+        versions.store.put(version_bytes(number))
+        if number:
+            versions.store.put(version_bytes(number, "momentum"))
+
+
+def kept(versions: Versions, upto: int, what: str = "weights") -> list[int]:
+    return [number for number in range(upto + 1) if versions.store.has(name(version_bytes(number, what)))]
+
+
+def test_old_versions_go_and_every_tenth_stays(tmp_path: Path) -> None:
+    versions = make(tmp_path, [])
+    for number in range(27):
+        keep(versions, number)
+        versions.drop_old(FakeView(number), number, {})  # type: ignore[arg-type]
+    assert kept(versions, 26) == [0, 10, 20, 24, 25, 26]
+    assert kept(versions, 26, "momentum") == [10, 20, 24, 25, 26]
+
+
+def test_what_was_computed_for_a_proposal_and_not_sealed_goes_once_its_round_is_sealed(tmp_path: Path) -> None:
+    versions, view = make(tmp_path, []), FakeView(4)
+    keep(versions, 3, 4, 5)
+    loser, early = versions.store.put(b"another weights 4"), versions.store.put(b"another weights 5")
+    made = {3: {loser, view.weights(STAGE, 4), NO_HASH, view.weights(STAGE, 3)}, 4: {early}}
+    versions.drop_old(view, 4, made)  # type: ignore[arg-type]
+    assert not versions.store.has(loser) and versions.store.has(early)
+    assert kept(versions, 5) == [3, 4, 5] and made == {4: {early}}
+
+
+def test_nothing_old_stays_after_a_jump_nor_after_a_restart(tmp_path: Path) -> None:
+    versions = make(tmp_path, [])
+    keep(versions, *range(25))
+    versions.drop_old(FakeView(24), 24, {})  # type: ignore[arg-type]
+    keep(versions, 98, 99)
+    make(tmp_path, []).drop_old(FakeView(99), 99, {})  # type: ignore[arg-type]
+    versions.drop_old(FakeView(99), 99, {})  # type: ignore[arg-type]
+    assert kept(versions, 99) == [0, 10, 20, 98, 99]
+    keep(versions, 195)
+    versions.drop_old(FakeView(195), 195, {})  # type: ignore[arg-type]
+    assert kept(versions, 195) == [0, 10, 20, 195]
+
+
+def test_a_version_that_an_empty_seal_repeats_is_not_dropped(tmp_path: Path) -> None:
+    versions = make(tmp_path, [])
+    keep(versions, *range(5))
+    view = FakeView(9, empty=set(range(4, 9)))  # versions 4 to 9 are the same
+    versions.drop_old(view, 9, {})  # type: ignore[arg-type]
+    assert kept(versions, 4) == [0, 4]
+    assert versions.newest(view) == (9, 4)  # type: ignore[arg-type]
+
+
+def test_the_newest_unbroken_line_is_found(tmp_path: Path) -> None:
+    versions, view = make(tmp_path, []), FakeView(8)
+    assert versions.newest(view) == (None, None)  # type: ignore[arg-type]
+    keep(versions, 0, 3, 5, 6)
+    assert versions.newest(view) == (6, 5)  # type: ignore[arg-type]
+    versions.store.path(view.momentum(STAGE, 6)).unlink()
+    assert versions.newest(view) == (5, 5), "weights without their momentum are no version"  # type: ignore[arg-type]
+
+
+def test_a_version_is_made_from_the_sealed_payloads(tmp_path: Path) -> None:
+    view = FakeView(4)
+    versions = make(tmp_path, [b"payload"], (view.weights(STAGE, 4), view.momentum(STAGE, 4)))
+    keep(versions, 3)
+    trio.run(versions.adopt, view, 4)
+    assert versions.exchange.asked == [name(b"payload")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", [(bytes(32), bytes(32)), TrainerError("a nibble is -8")])
+def test_a_wrong_result_is_computed_again_from_payloads_fetched_anew(tmp_path: Path, wrong: Any) -> None:
+    view = FakeView(4)
+    right = view.weights(STAGE, 4), view.momentum(STAGE, 4)
+    versions = make(tmp_path / "a", [b"payload"], wrong, right)
+    keep(versions, 3)
+    trio.run(versions.adopt, view, 4)
+    assert versions.exchange.asked == 2 * [name(b"payload")]  # type: ignore[attr-defined]
+
+    versions = make(tmp_path / "b", [b"payload"], wrong, wrong)
+    keep(versions, 3)
+    with pytest.raises(Differs, match="the outer step over round 3"):
+        trio.run(versions.adopt, view, 4)
+    assert kept(versions, 4) == [3], "a version that differs is never adopted, nor fetched instead"
+
+
+def test_without_the_payloads_or_the_version_before_it_is_fetched_by_its_hash(tmp_path: Path) -> None:
+    view, made = FakeView(4), [version_bytes(4), version_bytes(4, "momentum")]
+    for here in ([], [3]):
+        versions = make(tmp_path / str(here), made)
+        keep(versions, *here)
+        trio.run(versions.adopt, view, 4)
+        assert kept(versions, 4) == [*here, 4] == kept(versions, 4, "momentum")
+    versions = make(tmp_path / "neither", made[:1])
+    with pytest.raises(Unavailable, match="nobody has it"):
+        trio.run(versions.adopt, view, 4)

@@ -1,0 +1,144 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.ground import durable
+from dlx.node.home import config
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, UsageFailure
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataDir:
+    made = DataDir(tmp_path / "node")
+    made.create()
+    return made
+
+
+def test_flag_beats_environment_beats_file_beats_embedded_chain_beats_default(folder: DataDir) -> None:
+    assert config.load(folder, {}, {}).chain_id == 31337
+    folder.chain.mkdir()
+    ledger = "0x" + "11" * 20
+    folder.contracts.write_text(json.dumps({"rpc_url": "http://127.0.0.1:1", "chain_id": 1, "ledger": ledger}))
+    assert (config.load(folder, {}, {}).chain_id, config.load(folder, {}, {}).ledger) == (1, ledger)
+    folder.config.write_text("chain_id = 2\n")
+    assert config.load(folder, {}, {}).chain_id == 2
+    assert config.load(folder, {}, {"DLX_CHAIN_ID": "3"}).chain_id == 3
+    assert config.load(folder, {"chain_id": 4}, {"DLX_CHAIN_ID": "3"}).chain_id == 4
+    assert config.load(folder, {"chain_id": None}, {"DLX_CHAIN_ID": "3"}).chain_id == 3
+
+
+def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: DataDir) -> None:
+    found = config.load(folder, {}, {"DLX_BOOTSTRAP": "/ip4/10.0.0.1/tcp/1,/ip4/10.0.0.2/tcp/2 /dns/a/tcp/3"})
+    assert found.bootstrap == ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/dns/a/tcp/3")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('rpc = "http://x"', "'rpc'"),
+        ('chain_id = "31337"', "chain_id"),
+        ("chain_id = 0", "chain_id"),
+        ('log_format = "xml"', "log_format"),
+        ('http_host = "0.0.0.0"', "http_host"),
+        ("http_port = 65536", "http_port"),
+        ('ledger = "0x12"', "ledger"),
+        ('rpc_url = "127.0.0.1:8545"', "rpc_url"),
+        ('listen = "/ip4/127.0.0.1/tcp/0"', "listen"),
+        ("listen = []", "listen"),
+        ('network = "../x"', "network"),
+        ("chain_id = = 1", "TOML"),
+    ],
+)
+def test_a_wrong_config_file_is_refused_by_file_and_key(folder: DataDir, text: str, named: str) -> None:
+    folder.config.write_text(text + "\n")
+    with pytest.raises(UsageFailure) as caught:
+        config.load(folder, {}, {})
+    assert str(folder.config) in str(caught.value) and named in str(caught.value)
+
+
+def test_a_wrong_environment_variable_is_named(folder: DataDir) -> None:
+    with pytest.raises(UsageFailure, match="DLX_HTTP_PORT"):
+        config.load(folder, {}, {"DLX_HTTP_PORT": "many"})
+
+
+def test_the_written_file_reads_back_and_is_never_overwritten(folder: DataDir) -> None:
+    given = {"rpc_url": "http://127.0.0.1:9", "listen": ["/ip4/127.0.0.1/tcp/7"], "http_port": 9}
+    assert config.write(folder.config, given)
+    assert config.load(folder, {}, {}) == Settings(
+        rpc_url="http://127.0.0.1:9", listen=("/ip4/127.0.0.1/tcp/7",), http_port=9
+    )
+    before = folder.config.read_bytes()
+    assert not config.write(folder.config, {"http_port": 1})
+    assert folder.config.read_bytes() == before
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\x7f"), max_size=80))
+def test_any_password_file_name_survives_the_config_file(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = DataDir(tmp_path_factory.mktemp("node"))
+    config.write(folder.config, {"password_file": name})
+    assert config.load(folder, {}, {}).password_file == name
+
+
+def test_no_key_of_a_hosted_endpoint_is_shown() -> None:
+    assert config.shown_url("https://me:secret@rpc.example:8545/v2/KEY?x=KEY") == "https://rpc.example:8545"
+
+
+def test_the_folder_is_the_flag_or_dlx_home_or_the_networks() -> None:
+    assert DataDir.locate(Path("/a"), "devnet", {"DLX_HOME": "/b"}).root == Path("/a")
+    assert DataDir.locate(None, "devnet", {"DLX_HOME": "/b"}).root == Path("/b")
+    assert DataDir.locate(None, "main", {}).root == Path.home() / ".dlx" / "main"
+
+
+def test_the_folder_is_its_owners_only(folder: DataDir) -> None:
+    for path in (folder.root, folder.keystore, folder.blobs, folder.state, folder.logs):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_secrets_that_others_can_read_are_refused(folder: DataDir, mode: int) -> None:
+    key = folder.keystore / "key"
+    durable.create(key, b"x")
+    durable.create(folder.node_key, b"x")
+    folder.check_secrets()
+    for path in (key, folder.node_key):
+        os.chmod(path, mode)
+        with pytest.raises(Failure) as caught:
+            folder.check_secrets()
+        assert str(caught.value).endswith(f"mode is {mode:04o}: run `chmod 600 {path}`")
+        os.chmod(path, 0o600)
+
+
+def test_an_existing_secret_is_never_replaced(folder: DataDir) -> None:
+    durable.create(folder.node_key, b"first")
+    with pytest.raises(FileExistsError):
+        durable.create(folder.node_key, b"second")
+    assert folder.node_key.read_text() == "first"
+    assert [path.name for path in folder.root.iterdir() if path.is_file()] == ["node.key"]
+
+
+def test_only_one_process_runs_in_a_folder(folder: DataDir) -> None:
+    script = (
+        "import sys; from pathlib import Path; from dlx.node.home.datadir import DataDir\n"
+        "with DataDir(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(Failure, match=rf"another dlx-node \(pid {holder.pid}\) runs in"), folder.lock():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with folder.lock():  # the dead process holds nothing
+        pass

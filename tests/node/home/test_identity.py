@@ -1,0 +1,113 @@
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dlx.node.home import identity
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, NotReady, UsageFailure
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataDir:
+    made = DataDir(tmp_path / "node")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def devnet(folder: DataDir) -> DataDir:
+    identity.create(folder, _never, insecure_devnet=True)
+    return folder
+
+
+def _never() -> str:
+    raise AssertionError("no password may be asked for")
+
+
+def test_a_devnet_folder_opens_by_itself_and_says_that_it_is_insecure(devnet: DataDir) -> None:
+    account = identity.load_account(devnet, Settings())
+    assert account.address == identity.account_address(devnet)
+    assert identity.is_insecure(devnet)
+    for path in (devnet.node_key, *devnet.keystore.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_second_creation_changes_nothing(devnet: DataDir) -> None:
+    files = {path: path.read_bytes() for path in devnet.root.rglob("*") if path.is_file()}
+    assert identity.create(devnet, _never) == identity.Created(node_key=False, account=False)
+    assert {path: path.read_bytes() for path in devnet.root.rglob("*") if path.is_file()} == files
+
+
+def test_the_password_file_locks_and_opens_the_keystore(folder: DataDir, tmp_path: Path) -> None:
+    password_file = tmp_path / "password"
+    password_file.write_text("correct horse\nsecond line\n")
+    created = identity.create(folder, lambda: identity.password_in(password_file))
+    assert created == identity.Created(node_key=True, account=True) and not identity.is_insecure(folder)
+    (keystore,) = folder.keystore.iterdir()
+    assert json.loads(keystore.read_text())["crypto"]["kdfparams"]["n"] == 262_144
+    account = identity.load_account(folder, Settings(password_file=str(password_file)))
+    assert account.secret.hex() not in repr(account)
+    with pytest.raises(UsageFailure, match="--password-file"):
+        identity.load_account(folder, Settings())
+    password_file.write_text("wrong\n")
+    with pytest.raises(Failure, match="does not open"):
+        identity.load_account(folder, Settings(password_file=str(password_file)))
+
+
+def test_the_peer_id_is_the_one_that_libp2p_derives(devnet: DataDir) -> None:
+    from libp2p.crypto.secp256k1 import create_new_key_pair
+    from libp2p.peer.id import ID
+
+    key = identity.load_node_key(devnet)
+    assert key.peer_id == ID.from_pubkey(create_new_key_pair(key.secret).public_key).to_string()
+    assert key.secret.hex() not in repr(key)
+
+
+def test_keys_that_others_can_read_are_refused(devnet: DataDir) -> None:
+    os.chmod(devnet.node_key, 0o644)
+    with pytest.raises(Failure, match="chmod 600"):
+        identity.load_node_key(devnet)
+    keystore = next(path for path in devnet.keystore.iterdir() if path.name.startswith("UTC"))
+    os.chmod(keystore, 0o640)
+    with pytest.raises(Failure, match="chmod 600"):
+        identity.load_account(devnet, Settings())
+
+
+def test_missing_and_damaged_keys_say_what_to_do(folder: DataDir) -> None:
+    with pytest.raises(NotReady, match="dlx-node init"):
+        identity.load_node_key(folder)
+    with pytest.raises(NotReady, match="dlx-node init"):
+        identity.load_account(folder, Settings())
+    for text in ("", "zz" * 32, "00" * 32, "ff" * 32, "ab" * 31):
+        folder.node_key.write_text(text)
+        folder.node_key.chmod(0o600)
+        with pytest.raises(Failure, match="damaged"):
+            identity.load_node_key(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 5}', '{"address": "00", "version": 3}', "\x00"])
+def test_a_keystore_that_is_none_is_named(devnet: DataDir, text: str) -> None:
+    (keystore,) = (path for path in devnet.keystore.iterdir() if path.name.startswith("UTC"))
+    keystore.write_text(text)
+    for read in (identity.account_address, lambda folder: identity.load_account(folder, Settings())):
+        with pytest.raises(Failure, match=str(keystore)):
+            read(devnet)
+
+
+def test_a_keystore_that_names_another_account_is_refused(devnet: DataDir) -> None:
+    (keystore,) = (path for path in devnet.keystore.iterdir() if path.name.startswith("UTC"))
+    content = json.loads(keystore.read_text())
+    keystore.write_text(json.dumps({**content, "address": hashlib.sha256(b"other").hexdigest()[:40]}))
+    with pytest.raises(Failure, match="not a readable V3 keystore"):
+        identity.load_account(devnet, Settings())
+
+
+def test_two_accounts_in_a_folder_are_refused(devnet: DataDir) -> None:
+    (devnet.keystore / "second").write_text("{}")
+    with pytest.raises(Failure, match="holds 2 accounts"):
+        identity.account_address(devnet)

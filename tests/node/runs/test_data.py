@@ -1,0 +1,209 @@
+"""`dlx-node data`, and how runs and nodes take prepared and private data."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlx.ledger.typed import PRIVATE_DATA
+from dlx.node.archive.blobs import Blobs, Folder
+from dlx.node.daemon import node as network
+from dlx.node.daemon.statements import _flags
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure
+from dlx.node.runs import create, pull
+from dlx.training.data.prepare import Preparation, adopt_folder, prepare_folder
+from dlx.training.data.shards import DataError, parse_data_manifest, read_prepared
+from dlx.training.recipe.manifest import parse
+from dlx.training.recipe.strict import ManifestError
+from tests.node.cli.test_cli import DRAFT
+from tests.node.command import dlx
+from tests.node.daemon.test_statements import digest, trained
+from tests.training import texts
+
+TEXTS = texts.texts(30)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return texts.json_lines(tmp_path / "in" / "rows.jsonl", [{"body": text} for text in TEXTS])
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    return texts.tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.fixture
+def prepared(rows: Path, tokenizer: Path, tmp_path: Path) -> Path:
+    dlx("data", "prepare", "--source", rows, "--field", "body", "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_prepare_says_what_it_made_and_check_finds_it_intact(
+    prepared: Path, rows: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    arguments = ("--source", rows, "--field", "body", "--tokenizer", tokenizer, "--separator", "0", "--json")
+    made = json.loads(dlx("data", "prepare", *arguments, "--out", tmp_path / "again").stdout)
+    assert made.pop("data") == str(tmp_path / "again")
+    found = json.loads(dlx("data", "check", prepared, "--json").stdout)
+    assert found.pop("data") == str(prepared)
+    assert found == made
+    manifest = read_prepared(prepared)
+    assert (found["vocab_size"], found["dtype"], found["separator"], found["problems"]) == (320, "uint16", 0, [])
+    assert found["train_tokens"] == manifest.tokens("train") > 1000
+    assert "problems        none" in dlx("data", "check", prepared / "data.json").stdout
+
+
+def test_check_names_every_wrong_blob(prepared: Path) -> None:
+    manifest = read_prepared(prepared)
+    (prepared / manifest.train[0].sha256).write_bytes(b"short")
+    (prepared / manifest.heldout[0].sha256).unlink()
+    shown = dlx("data", "check", prepared, code=1)
+    assert f"wrong: {manifest.train[0].sha256}: expected {manifest.train[0].size} bytes, got 5\n" in shown.stdout
+    assert f"wrong: {manifest.heldout[0].sha256}: No such file or directory\n" in shown.stdout
+    assert len(json.loads(dlx("data", "check", prepared, "--json", code=1).stdout)["problems"]) == 2
+    named = prepared / ("ab" * 32)
+    (prepared / "data.json").rename(named)
+    assert "do not match its name" in dlx("data", "check", named, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["prepare", "--source", "none", "--out", "x"], 1, "none: no such file or folder"),
+        (["prepare", "--source", ".", "--out", "x"], 1, "x: lies in .,"),
+        (["prepare", "--source", "rows.jsonl", "--out", "x"], 1, "rows.jsonl, line 1: has no key 'text'"),
+        (
+            ["prepare", "--source", "rows.jsonl", "--field", "body", "--separator", "</s>", "--out", "x"],
+            1,
+            "of a tokenizer",
+        ),
+        (["prepare", "--source", "rows.jsonl", "--field", 'a"b', "--out", "x"], 1, "expected a key without quotes"),
+        (["prepare", "--source", "rows.jsonl", "--separator", "9" * 5000, "--out", "x"], 1, "of a tokenizer"),
+        (["prepare", "--source", ".", "--heldout", "0.6", "--out", "x"], 2, "--heldout 0.6"),
+        (["check", "."], 1, "holds no data.json"),
+        (["check", "nowhere"], 1, "No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: list[str], code: int, reason: str, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rows.parent)
+    shown = dlx("data", *arguments, code=code)
+    assert reason in " ".join(shown.stderr.split())
+    assert shown.stdout == ""
+
+
+class _Ledger(SimpleNamespace):
+    """Enough of a client to register a run."""
+
+    chain_id, ledger, account = 31337, "0x" + "11" * 20, "0x" + "22" * 20
+
+    def runs(self) -> list[Any]:
+        return []
+
+    def create_run(self, config: Any, genesis: list[bytes]) -> None:
+        pass
+
+
+def _create(tmp_path: Path, name: str, data: str, vocab_size: int = 320) -> tuple[create.RunRecord, Path]:
+    (tmp_path / name).mkdir(exist_ok=True)
+    draft = DRAFT.replace("vocab_size = 256", f"vocab_size = {vocab_size}").replace('source = ["text/*.txt"]', data)
+    (tmp_path / name / "run.toml").write_text(draft)
+    folder = DataDir(tmp_path / name / "home")
+    folder.create()
+    return create.create_run(tmp_path / name / "run.toml", folder, _Ledger()), folder.blobs  # type: ignore[arg-type]
+
+
+def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
+    rows: Path, tokenizer: Path, prepared: Path, tmp_path: Path
+) -> None:
+    source = 'source = ["../in/*.jsonl"]\nfield = "body"\ntokenizer = "../tokenizer.json"'
+    record, blobs = _create(tmp_path, "a", source)
+    other, _ = _create(tmp_path, "b", 'prepared = "../out"')
+    assert other.data_manifest == record.data_manifest
+    manifest = parse((blobs / record.manifest).read_bytes())
+    assert manifest.data.manifest.sha256 == record.data_manifest
+    listed = parse_data_manifest((blobs / record.data_manifest).read_bytes())
+    assert listed == read_prepared(prepared)
+    assert all((blobs / blob.sha256).stat().st_size == blob.size for blob in listed.blobs())
+    again, _ = _create(tmp_path, "a", 'prepared = "../out"')
+    assert again.run == record.run, "where the data lay does not make it another run"
+
+
+@pytest.mark.parametrize(
+    ("data", "vocab_size", "reason"),
+    [
+        ('prepared = "../out"', 300, "model.config.vocab_size: expected at least the data's 320 tokens, got 300"),
+        ('source = ["../in"]\ntokenizer = "../tokenizer.json"', 300, "expected at least the data's 320 tokens"),
+        ('source = ["../in"]', 200, "expected at least the data's 256 tokens"),
+        ('prepared = "../out"\nsource = ["../in"]', 320, "data.source: expected either data.source or data.prepared"),
+        ("", 320, "data.source: expected either"),
+        ('prepared = "../out"\ntokenizer = "t.json"', 320, "data.tokenizer: was decided"),
+        ('prepared = "../nowhere"', 320, "holds no data.json"),
+        ('source = ["../in"]\nfield = "none"', 320, "rows.jsonl, line 1: has no key 'none'"),
+        ('source = ["../in"]\ntokenizer = "../in/rows.jsonl"', 320, "not a tokenizer.json"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_before_anything_is_registered(
+    data: str, vocab_size: int, reason: str, prepared: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ManifestError, DataError), match=reason):
+        _create(tmp_path, "a", data, vocab_size)
+
+
+def test_data_without_one_sample_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("too short for 32 and one more")
+    with pytest.raises(ManifestError, match=r"data\.sequence_length: .* no sample of 32 tokens"):
+        _create(tmp_path, "a", 'source = ["x.txt"]')
+
+
+def test_a_node_takes_private_data_only_where_the_run_allows_it_and_never_from_what_it_serves(
+    prepared: Path, rows: Path, tmp_path: Path
+) -> None:
+    def found(private_data: Path | str, private: bool = True, public: Path = prepared) -> Path | None:
+        settings = Settings(private_data=str(private_data))
+        startup = SimpleNamespace(settings=settings, datadir=DataDir(tmp_path))
+        manifest = SimpleNamespace(data=SimpleNamespace(private=private))
+        return network._private_data(startup, manifest, read_prepared(public))  # type: ignore[arg-type]
+
+    assert found("") is None
+    assert found(prepared) == prepared
+    with pytest.raises(Failure, match="allows no private data"):
+        found(prepared, private=False)
+    with pytest.raises(Failure, match="is served to everybody"):
+        found(tmp_path / "blobs" / "mine")
+    with pytest.raises(DataError, match=r"holds no data\.json"):
+        found(tmp_path / "in")
+    prepare_folder(Preparation([rows], field="body"), tmp_path / "bytes")
+    with pytest.raises(DataError, match="another tokenizer"):
+        found(tmp_path / "bytes")
+
+
+def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "work").mkdir()
+    ref = adopt_folder(prepared, tmp_path / "blobs")
+    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref))
+    told: list[str] = []
+    blobs = Blobs([Folder(tmp_path / "blobs", own=False)], tmp_path / "work")
+    found = pull._vocabulary(manifest, blobs, told.append)
+    assert found is not None and (found.size, found.separator) == (320, 0)
+    lost = read_prepared(prepared).tokenizer
+    assert not isinstance(lost, str)
+    for folder in ("blobs", "work"):
+        (tmp_path / folder / lost.sha256).unlink()
+    assert pull._vocabulary(manifest, blobs, told.append) is None
+    assert len(told) == 1 and lost.sha256 in told[0]
+
+
+def test_a_contribution_says_that_its_data_is_private() -> None:
+    from msgspec.structs import replace
+
+    assert _flags(replace(trained(3), private_data=True), digest(1)) == PRIVATE_DATA
+    assert _flags(replace(trained(3, reset=True), private_data=True), digest(1)) == PRIVATE_DATA | 2

@@ -1,0 +1,145 @@
+"""The training process's side of the pipes, and the socket between the two processes of a node."""
+
+import queue
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.node.home.errors import Failure
+from dlx.node.trainer import messages as m
+from dlx.node.trainer import process
+from dlx.node.trainer.client import Trainer
+from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.wire import WireError
+from dlx.training.inner.loop import TrainingError
+from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.records import RoundInputs
+
+
+def link() -> process.SocketLink:
+    made = process.SocketLink("next", lambda message: None)
+    made.begin(3)
+    return made
+
+
+def test_frames_are_matched_by_what_they_are_and_not_by_when_they_come() -> None:
+    one = link()
+    one.push(PipeTensor(3, "gradient", 1, 1, b"later"))
+    one.push(PipeTensor(4, "activation", 0, 0, b"of the next round"))
+    threading.Timer(0.01, one.push, [PipeTensor(3, "gradient", 1, 0, b"sooner")]).start()
+    assert one.recv("gradient", 1, 0) == b"sooner"
+    assert one.recv("gradient", 1, 1) == b"later"
+    one.begin(4)
+    assert one.recv("activation", 0, 0) == b"of the next round"
+
+
+def test_a_closed_link_breaks_whoever_waits_and_forgets_what_it_held() -> None:
+    one = link()
+    one.push(PipeTensor(3, "barrier", 0, 0, b"stale"))
+    one.close("the neighbour is gone")
+    with pytest.raises(PipeBroken, match="the neighbour is gone"):
+        one.recv("barrier", 0, 0)
+    with pytest.raises(PipeBroken):
+        one.send("barrier", 0, 0, b"")
+
+
+def test_a_new_pipe_voids_the_frames_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "RECV_SECONDS", 0.05)
+    one = link()
+    one.push(PipeTensor(3, "release", 0, 0, b"of an aborted attempt"))
+    one.forget()
+    with pytest.raises(PipeBroken, match="sent no release"):
+        one.recv("release", 0, 0)
+
+
+def test_a_neighbour_that_floods_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_WAITING", 100)
+    one = link()
+    for step in range(20):
+        one.push(PipeTensor(3, "activation", step, 0, bytes(10)))
+    with pytest.raises(PipeBroken, match="more than was asked for"):
+        one.recv("gradient", 0, 0)
+
+
+@given(st.binary(max_size=200))
+def test_pipe_frames_from_anybody_decode_or_are_refused(data: bytes) -> None:
+    try:
+        assert isinstance(decode_frame(data), PipeTensor | PipeWant)
+    except WireError:
+        pass
+
+
+def test_pipe_frames_survive_the_wire_and_bad_fields_do_not() -> None:
+    for frame in (PipeTensor(7, "activation", 2, 1, b"\0" * 9), PipeWant(7, True)):
+        assert decode_frame(encode_frame(frame)) == frame
+    for wrong in (["t", -1, "a", 0, 0, b""], ["t", 1, "a" * 17, 0, 0, b""], ["w", 1, 1], ["x", 1], ["t"]):
+        with pytest.raises(WireError):
+            decode_frame(msgspec.msgpack.encode(wrong))
+
+
+def test_a_training_process_that_cannot_open_its_slot_says_why(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    async def attempt() -> None:
+        async with trio.open_nursery() as nursery:
+            trainer = Trainer()
+            await nursery.start(trainer.run)
+            await trainer.open(m.Open(bytes(32), 0, 0, str(tmp_path), str(tmp_path)), lambda message: None)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(attempt)
+    failures = caught.value.subgroup(Failure)
+    assert failures is not None and "No such file" in str(failures.exceptions[0].exceptions[0])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_round_that_a_neighbour_may_have_spoilt_is_abandoned_and_one_that_diverged_alone_ends_the_process(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise TrainingError("the loss is nan")
+
+    said: list[Any] = []
+    with socket.socket() as channel:
+        server: Any = process.Server(channel)
+        monkeypatch.setattr(server, "send", said.append)
+        server._stage, server._manifest = 0, SimpleNamespace(stages=[(0, 1)] * stages)
+        server._rounds = queue.SimpleQueue()
+        server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
+        server._rounds.put(None)  # the next order: no round
+        with pytest.raises(TrainingError if stages == 1 else AttributeError):
+            server._train_rounds(SimpleNamespace(train=train))
+    assert said == ([] if stages == 1 else [m.Abandoned(3, "the loss is nan")])
+
+
+def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_many_payloads() -> None:
+    trainer, done = Trainer(), list[str]()
+
+    async def ask(what: str) -> None:
+        await (trainer.check(bytes(32), Plan()) if what == "check" else trainer.outer(bytes(32), bytes(32), three))
+        done.append(what)
+
+    async def work() -> None:
+        async for message in trainer._to_send:
+            assert isinstance(message, m.Outer | m.Check)
+            await trio.sleep(100 * (len(message.payloads) if isinstance(message, m.Outer) else 1))
+            trainer._dispatch(m.Answer(message.request))
+
+    async def all_at_once() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            async with trio.open_nursery() as asking:
+                for what in ("check", "check", "check", "outer"):
+                    asking.start_soon(ask, what)
+            nursery.cancel_scope.cancel()
+
+    three = (m.SealedPayload(bytes(32), 1, 32768, Plan()),) * 3
+    trio.run(all_at_once, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert sorted(done) == ["check", "check", "check", "outer"]

@@ -1,0 +1,132 @@
+"""Documents out of files of every kind, and what is said of files that are not what they seem."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from dlx.training.data import formats
+from dlx.training.data.shards import DataError
+from tests.training import texts
+
+ROWS = ["first", "zweiter: ü", "third\nwith a line", "4", "fifth"]
+
+
+def _read(*paths: Path, field: str = "text") -> dict[str, str]:
+    found = {}
+    for source in formats.find(paths, field):
+        for document in source.documents():
+            content = b"".join(document.pieces)
+            assert len(content) == document.size
+            assert document.name not in found
+            found[document.name] = content.decode()
+    return found
+
+
+def test_every_kind_of_file_gives_its_texts_in_order(tmp_path: Path) -> None:
+    kinds = {
+        "a.jsonl": texts.json_lines(tmp_path / "a.jsonl", [{"n": [{}], "text": row} for row in ROWS]),
+        "b.parquet": texts.parquet(tmp_path / "b.parquet", {"n": range(5), "text": ROWS}),
+        "c": texts.saved_to_disk(tmp_path / "c", ROWS),
+        "d/train": texts.dataset_dict(tmp_path / "d", {"test": ["no"], "train": ROWS}),
+    }
+    (tmp_path / "e.txt").write_text("plain")
+    found = _read(tmp_path)
+    assert [name.partition("#")[0] for name in found] == [name for name in kinds for _ in ROWS] + ["e.txt"]
+    for name in kinds:
+        assert [text for key, text in found.items() if key.startswith(name)] == ROWS
+    for path in kinds.values():  # alone, by their own path, as well
+        assert list(_read(path).values()) == ROWS
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
+def test_other_kinds_of_text_columns_are_read_too(kind: pa.DataType, tmp_path: Path) -> None:
+    path = texts.parquet(tmp_path / "x.parquet", {"body": pa.array(ROWS).cast(kind)})
+    assert list(_read(path, field="body").values()) == ROWS
+
+
+def test_documents_without_text_do_not_count_and_do_not_move_the_names_of_others(tmp_path: Path) -> None:
+    rows = ["", "a", None, "b"]
+    assert _read(texts.parquet(tmp_path / "x.parquet", {"text": rows})) == {"x.parquet#1": "a", "x.parquet#3": "b"}
+    assert list(_read(texts.saved_to_disk(tmp_path / "set", rows)).values()) == ["a", "b"]
+    lines = tmp_path / "x.jsonl"
+    lines.write_bytes(b'\xef\xbb\xbf{"text": ""}\r\n{"text": "a"}\n\n \n{"text": null}\n{"text": "b"}')
+    assert _read(lines) == {"x.jsonl#2": "a", "x.jsonl#6": "b"}
+
+
+def test_the_number_of_arrow_files_does_not_name_the_rows(tmp_path: Path) -> None:
+    one, three = (texts.saved_to_disk(tmp_path / str(count), ROWS, count) for count in (1, 3))
+    assert _read(one) == _read(three)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "cut', "line 2: is not JSON"),
+        (b'{"texts": "x"}', "line 2: has no key 'text'"),
+        (b'{"text": 5}', "line 2: Expected `str | null`, got `int`"),
+        (b'["text"]', "line 2: Expected `object`, got `array`"),
+        (b'{"text": "\xff"}', "line 2: is not UTF-8"),
+        (b'{"text": "\\ud800"}', "line 2: is not JSON"),
+        (b'{"x": ' + b"[" * 100_000, "line 2: is not JSON"),
+        (b'{"text": "' + b"x" * 2000 + b'"}', "line 2: longer than"),
+    ],
+)
+def test_a_bad_line_is_named(line: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if line.endswith(b'xx"}'):
+        monkeypatch.setattr(formats, "MAX_LINE", 1000)
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
+    with pytest.raises(DataError) as refused:
+        _read(path)
+    assert str(refused.value).startswith(f"{path}, {reason}")
+
+
+def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:
+    def refuse(path: Path, reason: str) -> None:
+        with pytest.raises(DataError, match=reason) as refused:
+            _read(path)
+        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+    refuse(
+        texts.parquet(tmp_path / "a.parquet", {"body": ROWS, "n": range(5)}),
+        "expected one column 'text', has 'body', 'n'",
+    )
+    refuse(texts.parquet(tmp_path / "b.parquet", {"text": range(5)}), "holds int64, not text")
+    twice = pa.Table.from_arrays([pa.array(ROWS), pa.array(ROWS)], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    refuse(tmp_path / "twice.parquet", "has 'text', 'text'")
+    broken = tmp_path / "c.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    refuse(broken, "cannot be read")
+    latin = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
+    refuse(texts.parquet(tmp_path / "d.parquet", {"text": latin}), "not UTF-8")
+    (tmp_path / "e.txt.gz").write_bytes(b"\x1f\x8b")
+    refuse(tmp_path / "e.txt.gz", "unpack it first")
+    saved = texts.saved_to_disk(tmp_path / "saved", ROWS)
+    refuse(saved / "data-00000-of-00002.arrow", "name the whole folder")
+    (saved / "data-00001-of-00002.arrow").write_bytes(b"\0" * 100)
+    refuse(saved, "cannot be read")
+    (saved / "data-00001-of-00002.arrow").unlink()
+    refuse(saved, "cannot be read")
+    file = texts.saved_to_disk(tmp_path / "beyond", ["hello", "world"], 1) / "data-00000-of-00001.arrow"
+    ends = np.array([0, 5, 10], "<i4").tobytes()
+    assert ends in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(ends, np.array([0, 5, 100], "<i4").tobytes()))
+    with pytest.raises(DataError, match=r"cannot be read .* out of bounds"):
+        _read(file.parent)  # or whatever lies behind it in memory would be trained on
+    for state in ({"_data_files": [{"filename": "../c.parquet"}]}, {"_data_files": ["x"]}, {"_data_files": 1}, []):
+        (saved / "state.json").write_text(json.dumps(state))
+        refuse(saved, "lists ")
+    (saved / "state.json").write_text(json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "i"}]}))
+    refuse(saved, "flatten_indices")
+    refuse(texts.dataset_dict(tmp_path / "splits", {"test": ROWS, "validation": ROWS}), "no split named train")
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["../saved"]}')
+    refuse(tmp_path / "splits", "no folder of its split")
+    refuse(tmp_path / "none", "no such file or folder")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "corpus").symlink_to(tmp_path / "not-mounted")
+    refuse(tmp_path / "half", "corpus: a link to nothing")

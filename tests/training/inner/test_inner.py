@@ -1,0 +1,234 @@
+import hashlib
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dlx.training.data.prepare import prepare
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop, TrainingError, optimiser_shapes
+from dlx.training.inner.pipeline import Link, PipeBroken, Stopped, queue_links
+from dlx.training.models import weights
+from dlx.training.models.stages import initialise
+from dlx.training.recipe.manifest import Manifest, canonical_bytes
+from dlx.training.recipe.recipe import Inner
+
+SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
+TOTAL = 20
+OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
+
+
+def _loop(manifest: Manifest, stage: int, dataset: Dataset, replica: int = 0) -> InnerLoop:
+    needs_data = stage in (0, len(manifest.stages) - 1)
+    loop = InnerLoop(manifest, stage, replica, dataset if needs_data else None)
+    loop.load_weights(initialise(manifest, stage))
+    return loop
+
+
+def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
+    return [loop.step(index, TOTAL, None, None) for index in range(low, high)]
+
+
+def _hashes(loop: InnerLoop) -> tuple[str, str]:
+    return weights.weights_hash(loop.weights()).hex(), weights.weights_hash(loop.optimiser_state()).hex()
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_the_loss_falls(tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner) -> None:
+    losses = _steps(_loop(tiny_run(SPLITS[0], inner=inner), 0, dataset), 0, TOTAL)
+    assert losses[0] == pytest.approx(math.log(256), abs=0.1)
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_a_split_replica_trains_exactly_like_an_unsplit_one(
+    tiny_run: Callable[..., Manifest],
+    dataset: Dataset,
+    together: Callable[..., list[Any]],
+    split: list[tuple[int, int]],
+    inner: Inner,
+) -> None:
+    """With clipping, which takes the norm over all stages."""
+    whole = _loop(tiny_run(SPLITS[0], inner=inner), 0, dataset)
+    expected = _steps(whole, 0, 6)
+    manifest = tiny_run(split, inner=inner)
+    loops = [_loop(manifest, stage, dataset) for stage in range(len(split))]
+
+    def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
+        return [loops[stage].step(index, TOTAL, previous, following) for index in range(6)]
+
+    assert together(len(split), work) == [expected] * len(split)
+    reached = {name: tensor for loop in loops for name, tensor in loop.weights().items()}
+    assert weights.weights_hash(reached) == weights.weights_hash(whole.weights())
+
+
+def test_another_process_reaches_the_same_bits(
+    tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
+) -> None:
+    manifest = tiny_run(SPLITS[0])
+    loop = _loop(manifest, 0, dataset)
+    _steps(loop, 0, 4)
+    (tmp_path / "manifest.json").write_bytes(canonical_bytes(manifest))
+    arguments = [str(tmp_path / "manifest.json"), str(blobs)]
+    done = subprocess.run([sys.executable, "-c", _REPLAY, *arguments], capture_output=True, timeout=120, check=True)
+    assert done.stdout.decode().split() == list(_hashes(loop))
+
+
+_REPLAY = """
+import sys
+from itertools import pairwise
+from pathlib import Path
+import torch
+from dlx.training.models import weights
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.recipe.manifest import parse
+from dlx.training.models.stages import stage_shapes
+torch.set_num_threads(1)
+manifest, blobs = parse(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
+loop = InnerLoop(manifest, 0, 0, Dataset.open(blobs / manifest.data.manifest.sha256, blobs))
+loop.load_weights(weights.read(blobs / manifest.genesis[0].sha256, stage_shapes(manifest, 0)))
+for index in range(4):
+    loop.step(index, 20, None, None)
+print(weights.weights_hash(loop.weights()).hex(), weights.weights_hash(loop.optimiser_state()).hex())
+"""
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_training_resumes_from_weights_and_moments_as_if_never_interrupted(
+    tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner
+) -> None:
+    manifest = tiny_run(SPLITS[0], inner=inner)
+    loop = _loop(manifest, 0, dataset)
+    _steps(loop, 0, 3)
+    values, state = loop.weights(), loop.optimiser_state()
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == optimiser_shapes(manifest, 0)
+    assert state["step"].tolist() == [3]
+    _steps(loop, 3, 6)
+
+    resumed = InnerLoop(manifest, 0, 0, dataset)
+    resumed.load_weights(values)
+    resumed.load_optimiser_state(state)
+    _steps(resumed, 3, 6)
+    assert _hashes(resumed) == _hashes(loop)
+    assert torch.equal(state["step"], torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_an_empty_state_is_a_fresh_optimiser(tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner) -> None:
+    manifest = tiny_run(SPLITS[0], inner=inner)
+    fresh, cleared = _loop(manifest, 0, dataset), _loop(manifest, 0, dataset)
+    assert all(not tensor.any() for tensor in fresh.optimiser_state().values())
+    _steps(cleared, 0, 2)
+    cleared.load_weights(initialise(manifest, 0))
+    cleared.load_optimiser_state({})
+    _steps(fresh, 0, 2)
+    _steps(cleared, 0, 2)
+    assert _hashes(fresh) == _hashes(cleared)
+
+
+def test_replicas_train_on_different_data(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
+    manifest = tiny_run(SPLITS[0])
+    losses = [_loop(manifest, 0, dataset, replica).step(0, TOTAL, None, None) for replica in range(4)]
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("broken_by", ["stop", "neighbour"])
+def test_a_broken_step_changes_nothing(tiny_run: Callable[..., Manifest], dataset: Dataset, broken_by: str) -> None:
+    loop = _loop(tiny_run(SPLITS[1]), 0, dataset)
+    before = _hashes(loop)
+    here, _ = queue_links(0.1)
+    with pytest.raises(Stopped if broken_by == "stop" else PipeBroken):
+        loop.step(0, TOTAL, None, here, lambda: broken_by == "stop")
+    assert _hashes(loop) == before
+
+
+@pytest.mark.parametrize("poison", [math.nan, 1e30])  # 1e30: the loss is finite, and more than a contribution can say
+def test_a_diverged_replica_says_so_on_every_stage_and_changes_nothing(
+    poison: float, tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]]
+) -> None:
+    manifest = tiny_run(SPLITS[1])
+    loops = [_loop(manifest, stage, dataset) for stage in range(2)]
+    poisoned = initialise(manifest, 1)
+    poisoned["lm_head.weight"][0, 0] = poison
+    loops[1].load_weights(poisoned)
+    before = _hashes(loops[0])
+    results = together(2, lambda stage, previous, following: loops[stage].step(3, TOTAL, previous, following))
+    assert [type(result) for result in results] == [TrainingError] * 2
+    assert "inner step 3" in str(results[0])
+    assert _hashes(loops[0]) == before
+
+
+def test_the_step_is_the_textbook_one(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
+    """One step against AdamW and clipping written out."""
+    inner = Inner(optimiser="adamw", lr=1e-2, clip=0.05, warmup=0.0)
+    manifest = tiny_run(SPLITS[0], inner=inner)
+    loop = _loop(manifest, 0, dataset)
+    before = loop.weights()
+    loop.step(0, TOTAL, None, None)
+    after, state = loop.weights(), loop.optimiser_state()
+    gradients = {name: state[f"exp_avg.{name}"] / (1 - inner.beta1) for name in before}
+    norm = sum(float(gradient.double().square().sum()) for gradient in gradients.values()) ** 0.5
+    assert norm == pytest.approx(inner.clip, rel=1e-4)
+    for name, value in before.items():
+        gradient = gradients[name]
+        expected = value * (1 - inner.lr * inner.weight_decay) - inner.lr * gradient / (gradient.abs() + inner.eps)
+        assert torch.allclose(after[name], expected, atol=1e-5), name
+
+
+def _without(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("lm_head.weight"), "weights: lm_head.weight is missing"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "weights: extra is not part of this stage"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(1)}),
+            r"weights: model.norm.weight is not float32 of shape \[16\]",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(16).double()}),
+            r"weights: model.norm.weight is not float32 of shape \[16\]",
+        ),
+    ],
+)
+def test_weights_of_another_stage_are_refused(
+    tiny_run: Callable[..., Manifest], dataset: Dataset, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    loop = _loop(tiny_run(SPLITS[0]), 0, dataset)
+    tensors = loop.weights()
+    change(tensors)
+    with pytest.raises(TrainingError, match=message):
+        loop.load_weights(tensors)
+
+
+def test_data_that_does_not_fit_is_refused(tiny_run: Callable[..., Manifest], dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="need the run's data"):
+        InnerLoop(tiny_run(SPLITS[0]), 0, 0, None)
+    with pytest.raises(TrainingError, match="more than the model's vocab_size"):
+        InnerLoop(tiny_run(SPLITS[0], config={"vocab_size": 128}), 0, 0, dataset)
+    (tmp_path / "short.txt").write_bytes(b"short")
+    short = prepare([tmp_path / "short.txt"], tmp_path)
+    with pytest.raises(TrainingError, match="shorter than one sample"):
+        InnerLoop(tiny_run(SPLITS[0]), 0, 0, Dataset.open(tmp_path / short.sha256, tmp_path))
+
+
+def test_weights_handed_out_are_copies(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
+    loop = _loop(tiny_run(SPLITS[0]), 0, dataset)
+    given = initialise(tiny_run(SPLITS[0]), 0)
+    loop.load_weights(given)
+    kept = loop.weights()
+    digest = hashlib.sha256(weights.serialise(kept)).hexdigest()
+    _steps(loop, 0, 1)
+    assert hashlib.sha256(weights.serialise(kept)).hexdigest() == digest
+    assert hashlib.sha256(weights.serialise(given)).hexdigest() == digest

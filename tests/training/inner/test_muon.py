@@ -1,0 +1,72 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.muon import orthogonal
+from dlx.training.models.stages import initialise
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Inner
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16), (1, 8), (8, 1)])
+def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 1e-3
+    result = orthogonal(matrix)
+    assert result.shape == matrix.shape and result.dtype == torch.float32
+    values = torch.linalg.svdvals(result)
+    assert values.min() > 0.5 and values.max() < 1.3
+    # The same singular vectors: the product with the factors' transpose is symmetric and positive.
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    inside = left.T @ result @ right.T
+    assert torch.allclose(inside, torch.diag(inside.diagonal()), atol=1e-3)
+    assert (inside.diagonal() > 0).all()
+
+
+def test_a_matrix_of_zeros_and_of_tiny_values_stays_finite() -> None:
+    assert not orthogonal(torch.zeros(4, 8)).any()
+    assert orthogonal(torch.full((4, 8), 1e-30)).isfinite().all()
+
+
+def test_the_transpose_takes_the_same_step() -> None:
+    matrix = torch.randn(12, 30, generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(orthogonal(matrix.T), orthogonal(matrix).T, atol=1e-5)
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(
+    tiny_run: Callable[..., Manifest], dataset: Dataset
+) -> None:
+    manifest = tiny_run([(0, 3)], inner=Inner(optimiser="muon"))
+    loop = InnerLoop(manifest, 0, 0, dataset)
+    matrices = {name for name in loop.shapes if name.startswith("model.layers.") and "norm" not in name}
+    others = loop.shapes.keys() - matrices
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} < others and len(matrices) == 3 * 7
+    assert loop.optimiser_state().keys() == (
+        {f"muon.momentum.{name}" for name in matrices}
+        | {f"{moment}.{name}" for moment in ("exp_avg", "exp_avg_sq") for name in others}
+        | {"step"}
+    )
+
+
+def test_the_step_is_the_written_one(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
+    """Two steps against the rule written out in float64: momentum, Nesterov, decoupled decay, one schedule for both."""
+    inner = Inner(optimiser="muon", muon_lr=3e-2, muon_momentum=0.9, weight_decay=0.2, clip=1e6, warmup=0.1)
+    manifest = tiny_run([(0, 3)], inner=inner)
+    loop = InnerLoop(manifest, 0, 0, dataset)
+    loop.load_weights(initialise(manifest, 0))
+    name = "model.layers.1.mlp.up_proj.weight"
+    momentum = torch.zeros(loop.shapes[name], dtype=torch.float64)
+    for index in range(2):
+        before = loop.weights()[name].double()
+        loop.step(index, 40, None, None)
+        reached = loop.optimiser_state()[f"muon.momentum.{name}"].double()
+        gradient = (reached - 0.9 * momentum) / 0.1
+        momentum = reached
+        rate = 3e-2 * (index + 1) / 4
+        direction = orthogonal((0.1 * gradient + 0.9 * momentum).float()).double()
+        expected = before * (1 - rate * 0.2) - rate * 0.2 * 24**0.5 * direction
+        assert torch.allclose(loop.weights()[name].double(), expected, atol=1e-6)
+        change = expected - before * (1 - rate * 0.2)
+        assert change.square().mean().sqrt().item() == pytest.approx(0.2 * rate, rel=0.25)  # as large as AdamW's

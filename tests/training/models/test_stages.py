@@ -1,0 +1,90 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dlx.training.models.stages import StageModel, initialise, stage_shapes
+from dlx.training.recipe.manifest import Manifest
+
+SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "rope_theta": 500.0, "hidden_act": "gelu"},
+]
+IDS = torch.randint(0, 256, (3, 16), generator=torch.Generator().manual_seed(0))
+
+
+def _unsplit(manifest: Manifest) -> LlamaForCausalLM:
+    """transformers' own model, built without any of our code."""
+    options = {key: value for key, value in manifest.model.config.items() if key != "model_type"}
+    model = LlamaForCausalLM(LlamaConfig(**options))
+    weights = {}
+    for stage in range(len(manifest.stages)):
+        weights.update(initialise(manifest, stage))
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_stages_compute_what_the_unsplit_model_computes(
+    tiny_run: Callable[..., Manifest],
+    split: list[tuple[int, int]],
+    config: dict[str, Any],
+    build_stages: Callable[..., Any],
+) -> None:
+    manifest = tiny_run(split, config=config)
+    hidden = IDS
+    for model in build_stages(manifest):
+        hidden = model(hidden)
+    assert torch.equal(hidden, _unsplit(manifest)(IDS).logits)
+
+
+def test_a_token_sees_nothing_after_it(tiny_run: Callable[..., Manifest], build_stages: Callable[..., Any]) -> None:
+    (model,) = build_stages(tiny_run([(0, 3)]))
+    changed = IDS.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 256
+    before, after = model(IDS), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.equal(before[:, 9:], after[:, 9:])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_stage_holds_its_own_parameters_under_the_unsplit_names_and_no_others(
+    tiny_run: Callable[..., Manifest], split: list[tuple[int, int]]
+) -> None:
+    manifest = tiny_run(split)
+    expected = {name: tuple(parameter.shape) for name, parameter in _unsplit(manifest).named_parameters()}
+    together: dict[str, tuple[int, ...]] = {}
+    for stage in range(len(split)):
+        parameters = dict(StageModel(manifest, stage).named_parameters())
+        shapes = stage_shapes(manifest, stage)
+        assert {name: tuple(parameter.shape) for name, parameter in parameters.items()} == shapes
+        assert list(parameters) == list(shapes)
+        assert all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters.values())
+        assert not together.keys() & shapes.keys()
+        together |= shapes
+    assert together == expected
+    assert list(together) == list(expected)
+
+
+def test_the_genesis_does_not_depend_on_the_split_but_on_the_seed(tiny_run: Callable[..., Manifest]) -> None:
+    whole = initialise(tiny_run([(0, 3)]), 0)
+    for split in SPLITS[1:]:
+        manifest = tiny_run(split)
+        for stage in range(len(split)):
+            for name, tensor in initialise(manifest, stage).items():
+                assert torch.equal(tensor, whole[name])
+    assert torch.equal(whole["model.norm.weight"], torch.ones(16))
+    assert abs(float(whole["lm_head.weight"].std()) - 0.02) < 0.002
+    assert not torch.equal(whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"])
+    data = tiny_run([(0, 3)]).data
+    assert data.seed == 7
+
+
+def test_the_loss_is_the_mean_in_nats(tiny_run: Callable[..., Manifest], build_stages: Callable[..., Any]) -> None:
+    (model,) = build_stages(tiny_run([(0, 3)]))
+    logits = torch.zeros(2, 16, 256)
+    assert float(model.loss(logits, IDS[:2])) == pytest.approx(5.545177)

@@ -1,0 +1,134 @@
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlx.training.models import weights
+from dlx.training.models.weights import WeightsError
+
+GOLDEN = Path(__file__).parent / "golden" / "layout.safetensors"
+
+TENSORS = {
+    "model.layers.0.mlp.weight": torch.arange(6.0).view(2, 3) / 4,
+    "lm_head.weight": torch.tensor([[-0.0, 1e-45, 3.4e38]]),
+    "b": torch.tensor(-2.5),
+    "model.layers.10.bias": torch.ones(5),
+}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_layout_is_the_golden_one() -> None:
+    if "REGENERATE_GOLDEN" in os.environ:
+        weights.write(TENSORS, GOLDEN)
+    assert weights.serialise(TENSORS) == GOLDEN.read_bytes()
+    assert weights.weights_hash(TENSORS) == hashlib.sha256(GOLDEN.read_bytes()).digest()
+
+
+_tensors = st.dictionaries(
+    st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+    st.lists(st.integers(0, 4), max_size=3).map(lambda shape: torch.full(shape, 0.5)),
+    max_size=6,
+)
+
+
+@given(_tensors)
+def test_safetensors_writes_and_reads_the_same_bytes(tensors: dict[str, Tensor]) -> None:
+    data = weights.serialise(tensors)
+    assert data == safetensors.torch.save(tensors)
+    assert _equal(safetensors.torch.load(data), tensors)
+    assert len(data) == weights.file_size(_shapes(tensors))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    strided = {"a": torch.arange(12.0).view(3, 4).t(), "b": torch.arange(12.0)[::3], "empty": torch.zeros(0, 4)}
+    digest = weights.write(strided, path)
+    assert hashlib.sha256(path.read_bytes()).digest() == digest == weights.weights_hash(strided)
+    assert _equal(weights.read(path, _shapes(strided), sha256=digest, finite=True), strided)
+    assert weights.write_blob(strided, tmp_path) == digest
+    assert (tmp_path / digest.hex()).read_bytes() == path.read_bytes()
+
+
+def test_only_float32_has_a_canonical_file(tmp_path: Path) -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.int32):
+        with pytest.raises(WeightsError, match="expected float32"):
+            weights.serialise({"a": torch.zeros(2, dtype=dtype)})
+
+
+def _with_header(data: bytes, change: dict[str, object] | None = None, pad: int = 0) -> bytes:
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length]) | (change or {})
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8 + pad)
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
+
+
+GOOD = weights.serialise(TENSORS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        GOOD[:-1],
+        GOOD + b"\0",
+        _with_header(GOOD, {"__metadata__": {"format": "pt"}}),
+        _with_header(GOOD, {"b": {"dtype": "I32", "shape": [], "data_offsets": [0, 4]}}),
+        _with_header(GOOD, {"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}),
+        _with_header(GOOD, pad=8),
+        struct.pack("<Q", 1 << 60) + GOOD[8:],
+        GOOD.replace(b'"b"', b'"c"'),
+        GOOD.replace(b"[0,4]", b"[4,0]"),
+        weights.serialise(TENSORS | {"more": torch.zeros(1)}),
+        weights.serialise({name: TENSORS[name] for name in list(TENSORS)[1:]}),
+        safetensors.torch.save({name: tensor.double() for name, tensor in TENSORS.items()}),
+    ],
+    ids=[
+        "empty",
+        "short",
+        "long",
+        "metadata",
+        "dtype",
+        "shape",
+        "padding",
+        "huge header",
+        "name",
+        "offsets",
+        "more",
+        "less",
+        "float64",
+    ],
+)
+def test_anything_but_the_canonical_file_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    path.write_bytes(data)
+    with pytest.raises(WeightsError):
+        weights.read(path, _shapes(TENSORS))
+
+
+def test_the_reader_checks_hash_and_values_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    tensors = TENSORS | {"b": torch.tensor(float("nan"))}
+    weights.write(tensors, path)
+    weights.read(path, _shapes(tensors))
+    with pytest.raises(WeightsError, match="not finite"):
+        weights.read(path, _shapes(tensors), finite=True)
+    with pytest.raises(WeightsError, match="do not have the hash"):
+        weights.read(path, _shapes(tensors), sha256=weights.weights_hash(TENSORS))
+    with pytest.raises(WeightsError, match="No such file"):
+        weights.read(tmp_path / "none", _shapes(tensors))

@@ -1,0 +1,192 @@
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dlx.ground.blobs import BlobError, write_blob
+from dlx.ground.constants import NO_HASH
+from dlx.training.codecs import CodecError, codec
+from dlx.training.models import weights
+from dlx.training.models.stages import stage_shapes
+from dlx.training.models.weights import Shapes, WeightsError
+from dlx.training.outer import step
+from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Outer, Plan
+
+GOLDEN = Path(__file__).parent / "golden" / "outer.json"
+
+PLAN = Plan()
+OUTERS = {
+    "plain": Outer(),
+    "slow": Outer(lr=0.8, delay=1, alpha=0.8),
+    "heavy-ball": Outer(lr=0.7, momentum=0.9),
+    "nesterov": Outer(lr=0.7, momentum=0.9, nesterov=True),
+}
+# (tokens, multiplier) of each contribution, per round; the third seal is empty
+ROUNDS = [
+    [(640, 32768), (640, 32768)],
+    [(640, 32768), (1280, 16384), (64, 65535)],
+    [],
+    [(1, 1), (2**63, 32767)],
+    [(640, 0)],
+]
+
+
+def _tensors(seed: str, shapes: Shapes) -> dict[str, Tensor]:
+    """The same values on every machine, unlike torch.randn's."""
+    tensors = {}
+    for name, shape in shapes.items():
+        bits = hashlib.shake_128(f"{seed} {name}".encode()).digest(2 * math.prod(shape))
+        values = np.frombuffer(bits, "<i2").astype(np.float32) / np.float32(2**18)
+        tensors[name] = torch.from_numpy(values).view(shape)
+    return tensors
+
+
+class _Stage:
+    """Stage 0 of a small run with the files that its versions are made of."""
+
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        self.manifest, self.folder = manifest, folder
+        self.shapes = stage_shapes(manifest, 0)
+        self.version = Version(weights.write_blob(_tensors("genesis", self.shapes), folder), NO_HASH)
+
+    def path(self, digest: bytes) -> Path:
+        return self.folder / digest.hex()
+
+    def payload(self, seed: str, tokens: int = 640, multiplier: int = 32768) -> SealedPayload:
+        data = codec("int4").encode(_tensors(seed, self.shapes), PLAN)
+        return SealedPayload(self.path(write_blob(self.folder, [data])), tokens, multiplier, PLAN)
+
+    def apply(self, *contributions: SealedPayload) -> Version:
+        momentum = None if self.version.momentum == NO_HASH else self.path(self.version.momentum)
+        weights_path = self.path(self.version.weights)
+        self.version = apply_round(self.manifest, 0, weights_path, momentum, contributions, self.folder)
+        return self.version
+
+    def read(self, digest: bytes) -> dict[str, Tensor]:
+        return weights.read(self.path(digest), self.shapes, sha256=digest)
+
+
+@pytest.fixture
+def stage(tiny_run: Callable[..., Manifest], tmp_path: Path) -> Callable[[str], _Stage]:
+    def make(rule: str) -> _Stage:
+        # an embedding large enough for torch to use several threads
+        manifest = tiny_run([(0, 1)], outer=OUTERS[rule], config={"hidden_size": 144, "num_hidden_layers": 1})
+        return _Stage(manifest, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("rule", OUTERS)
+def test_every_machine_makes_the_golden_history(
+    rule: str, count: int, stage: Callable[[str], _Stage], threads: Callable[[int], None]
+) -> None:
+    threads(count)
+    run = stage(rule)
+    history = []
+    for index, contributions in enumerate(ROUNDS):
+        payloads = [run.payload(f"{index} {number}", *one) for number, one in enumerate(contributions)]
+        version = run.apply(*payloads)
+        history.append([version.weights.hex(), version.momentum.hex()])
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if "REGENERATE_GOLDEN" in os.environ:
+        GOLDEN.write_text(json.dumps(golden | {rule: history}, indent=1) + "\n")
+    else:
+        assert history == golden[rule]
+
+
+@pytest.mark.parametrize("rule", OUTERS)
+def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stage]) -> None:
+    """Against numpy's float32, operation by operation."""
+    run, chosen = stage(rule), OUTERS[rule]
+    name = "model.layers.0.mlp.up_proj.weight"
+    version, momentum = run.read(run.version.weights)[name].numpy(), np.float32(0)
+    for index in range(3):
+        payloads = [run.payload(f"{index} {number}", tokens) for number, tokens in enumerate((640, 64, 3))]
+        run.apply(*payloads)
+        total = np.zeros_like(version)
+        for one in payloads:
+            gradient = codec("int4").decode(one.payload.read_bytes(), run.shapes, PLAN)[name].numpy()
+            total = total + gradient * np.float32(one.tokens / 707)
+        if chosen.momentum:
+            momentum = momentum * np.float32(chosen.momentum) + total
+            total = total + momentum * np.float32(chosen.momentum) if chosen.nesterov else momentum
+        version = version - total * np.float32(chosen.lr)
+    assert np.array_equal(run.read(run.version.weights)[name].numpy(), version)
+    assert (run.version.momentum == NO_HASH) == (chosen.momentum == 0)
+
+
+def test_contributions_count_in_the_order_given(stage: Callable[[str], _Stage]) -> None:
+    run = stage("plain")
+    genesis = run.version
+    payloads = [run.payload(seed, tokens) for seed, tokens in (("a", 640), ("b", 64), ("c", 3))]
+    forward = run.apply(*payloads)
+    run.version = genesis
+    backward = run.apply(*reversed(payloads))
+    left, right = run.read(forward.weights), run.read(backward.weights)
+    assert forward != backward  # other bits,
+    assert all(torch.allclose(left[name], right[name], atol=1e-6) for name in left)  # the same mean
+
+
+def test_an_empty_seal_changes_nothing(stage: Callable[[str], _Stage]) -> None:
+    run = stage("nesterov")
+    assert run.apply() == run.version == Version(run.version.weights, NO_HASH)
+    after = run.apply(run.payload("a"))
+    files = sorted(os.listdir(run.folder))
+    assert run.apply() == after
+    assert sorted(os.listdir(run.folder)) == files
+
+
+@pytest.mark.parametrize(
+    "contributions",
+    [[(640, 32768)] * 3, [(640, 1), (1, 65535)], [(2**64 - 1, 32768), (1, 32768)], [(3, 7), (5, 11), (7, 13)]],
+)
+def test_parts_are_exact_ratios_rounded_once(contributions: list[tuple[int, int]]) -> None:
+    total = sum(tokens for tokens, _ in contributions)
+    expected = [struct.unpack("f", struct.pack("f", t * m / (total * 32768)))[0] for t, m in contributions]
+    assert step.parts([SealedPayload(Path("p"), *one, PLAN) for one in contributions]) == expected
+
+
+@pytest.mark.parametrize(("tokens", "multiplier"), [(0, 32768), (-1, 32768), (1, -1), (1, 65536)])
+def test_weights_that_no_seal_can_have_are_refused(tokens: int, multiplier: int) -> None:
+    with pytest.raises(OuterError, match=f"payload p: {tokens} tokens, multiplier {multiplier}"):
+        step.parts([SealedPayload(Path("p"), tokens, multiplier, PLAN)])
+
+
+def test_bad_files_are_refused_and_nothing_is_written(stage: Callable[[str], _Stage]) -> None:
+    run = stage("nesterov")
+    good = run.payload("good")
+    foreign = run.path(write_blob(run.folder, [b"\xff" * good.payload.stat().st_size]))
+    swapped = run.payload("other")
+    swapped.payload.write_bytes(good.payload.read_bytes())
+    missing = run.path(bytes(32))
+    files = sorted(os.listdir(run.folder))
+    for payload, error in ((foreign, CodecError), (swapped.payload, BlobError), (missing, BlobError)):
+        with pytest.raises(error):
+            run.apply(good, SealedPayload(payload, 640, 32768, PLAN))
+    genesis = run.path(run.version.weights)
+    with pytest.raises(WeightsError):
+        apply_round(run.manifest, 0, genesis, good.payload, [good], run.folder)
+    with pytest.raises(OuterError, match="expected a blob"):
+        apply_round(run.manifest, 0, run.folder / "weights.safetensors", None, [good], run.folder)
+    genesis.write_bytes(genesis.read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(WeightsError, match="do not have the hash"):
+        run.apply(good)
+    assert sorted(os.listdir(run.folder)) == files

@@ -1,0 +1,168 @@
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dlx.ground.blobs import write_blob
+from dlx.ground.constants import UNIT
+from dlx.training.codecs import codec
+from dlx.training.models import weights
+from dlx.training.models.stages import stage_shapes
+from dlx.training.outer import policy, step
+from dlx.training.outer.policy import BAND, Measured, disagreement, measure, multipliers
+from dlx.training.outer.step import SealedPayload
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Outer, Plan
+
+GOLDEN = Path(__file__).parent / "golden" / "policy.json"
+SHAPES = {"a.weight": (6, 50), "b.weight": (7,)}
+
+
+def values(seed: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The same values on every machine, unlike torch.randn's."""
+    made = {}
+    for name, shape in shapes.items():
+        bits = hashlib.shake_128(f"{seed} {name}".encode()).digest(2 * math.prod(shape))
+        made[name] = torch.from_numpy(np.frombuffer(bits, "<i2").astype(np.float32) / np.float32(2**15)).view(shape)
+    return made
+
+
+def mixed(seed: str, common: float, scale: float = 1.0) -> dict[str, Tensor]:
+    """Something that all contributions share, and noise of one's own."""
+    shared, own = values("shared", SHAPES), values(seed, SHAPES)
+    return {name: (shared[name] * common + own[name]) * scale for name in SHAPES}
+
+
+def test_norms_above_the_median_are_scaled_down_to_it() -> None:
+    gradients = [mixed(str(index), 1.0, scale) for index, scale in enumerate((1, 1, 100, 0.01, 1))]
+    found = multipliers(measure("clip", [640] * 5, gradients.__getitem__))
+    norms = [math.sqrt(sum(float(t.double().square().sum()) for t in one.values())) for one in gradients]
+    median = sorted(norms)[2]
+    assert found == tuple(round(UNIT * min(1.0, median / norm)) for norm in norms)
+    assert found[2] < UNIT / 50 and found[3] == UNIT, "the small one is not scaled up"
+
+
+def test_two_contributions_are_clipped_to_the_smaller() -> None:
+    found = multipliers(measure("clip+cosine", [1, 1], [mixed("0", 1.0), mixed("1", -1.0, 4.0)].__getitem__))
+    assert found[0] == UNIT and UNIT / 5 < found[1] < UNIT / 3, "and none is dropped: nobody knows which"
+
+
+def test_cosines_are_with_the_mean_of_the_clipped_others() -> None:
+    tokens, gradients = [640, 64, 640, 320], [mixed(str(i), 0.5, scale) for i, scale in enumerate((1, 3, -9, 1))]
+    measured = measure("clip+cosine", tokens, gradients.__getitem__)
+    flat = [torch.cat([t.double().flatten() for t in one.values()]) for one in gradients]
+    median = sorted(float(one.norm()) for one in flat)[1]
+    others = sum(tokens[at] * flat[at] * min(1.0, median / float(flat[at].norm())) for at in (0, 1, 3))
+    expected = float(torch.nn.functional.cosine_similarity(flat[2], others, 0))
+    ((dropped, cosine),) = measured.outliers
+    assert dropped == 2 and cosine == pytest.approx(expected, abs=1e-9) and cosine < -0.1
+    assert [one == 0 for one in multipliers(measured)] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_those_who_turn_others_updates_round_are_dropped_and_nobody_else(count: int) -> None:
+    """Fewer than half send the exact opposite of somebody's update, ten times as large: against their mean good ones
+    look no better than they do."""
+    bad = (count - 1) // 2
+    honest = [mixed(str(index), 1.0) for index in range(count - bad)]
+    turned = [{name: -10 * tensor for name, tensor in honest[index].items()} for index in range(bad)]
+    gradients = [*turned, *honest]
+    found = multipliers(measure("clip+cosine", [640] * count, gradients.__getitem__))
+    assert [one == 0 for one in found] == [True] * bad + [False] * len(honest)
+
+
+def test_fewer_than_half_are_dropped_however_they_quarrel() -> None:
+    ring = [{"a": torch.tensor([math.cos(angle), math.sin(angle)])} for angle in (0.0, 2.1, 4.2)]
+    measured = measure("clip+cosine", [1, 1, 1], ring.__getitem__)
+    assert multipliers(measured).count(0) == 1
+    pairs = [{"a": torch.tensor([sign])} for sign in (1.0, 1.0, -1.0, -1.0)]
+    assert multipliers(measure("clip+cosine", [1] * 4, pairs.__getitem__)) == (0, UNIT, UNIT, UNIT), "in their order"
+
+
+def test_payloads_of_zeros_are_no_reason_to_fail() -> None:
+    zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    assert multipliers(measure("clip+cosine", [1] * 3, [zeros].__mul__(3).__getitem__)) == (UNIT,) * 3
+    assert multipliers(measure("clip", [1, 1], [zeros, mixed("0", 1.0)].__getitem__)) == (UNIT, 0)
+    assert multipliers(measure("clip", [], [].__getitem__)) == () and disagreement(Measured(()), ()) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(-1, BAND, exclude_max=True)), min_size=1, max_size=8),
+    st.floats(-1e-12, 1e-12),
+)
+def test_whoever_measures_the_same_payloads_agrees(contributions: list[tuple[float, float]], rounding: float) -> None:
+    norms, cosines = zip(*contributions, strict=True)
+    outliers = list(enumerate(cosines))[: (len(norms) - 1) // 2]
+    mine = Measured(norms, tuple(outliers))
+    seen = ((index, cosine + rounding) for index, cosine in outliers)
+    stops = tuple(takewhile(lambda one: one[1] < BAND, seen))
+    other = Measured(tuple(norm * (1 + rounding) for norm in norms), stops)
+    assert disagreement(mine, multipliers(other)) is None
+    assert max(multipliers(mine)) == UNIT, "somebody counts in full"
+
+
+def test_a_multiplier_that_is_two_units_off_is_refused() -> None:
+    measured = Measured((1.0, 1.0, 3.0))
+    own = multipliers(measured)
+    for index, by, fine in (
+        (2, 1, True),
+        (2, -1, True),
+        (2, 2, False),
+        (0, -2, False),
+        (0, 1, True),
+        (2, -own[2], False),
+    ):
+        sealed = tuple(one + by * (at == index) for at, one in enumerate(own))
+        assert (disagreement(measured, sealed) is None) == fine
+    assert "2 multipliers for 3" in (disagreement(measured, own[:2]) or "")
+
+
+def test_the_filter_may_go_either_way_only_at_its_threshold() -> None:
+    def judge(cosine: float, third: int) -> str | None:
+        outliers = ((2, cosine),) if cosine < BAND else ()
+        return disagreement(Measured((1.0, 1.0, 1.0), outliers), (UNIT, UNIT, third))
+
+    assert judge(BAND / 2, 0) is judge(BAND / 2, UNIT) is judge(-BAND / 2, 0) is judge(-BAND / 2, UNIT) is None
+    assert judge(2 * BAND, UNIT) is judge(-2 * BAND, 0) is None
+    assert "norm gives" in (judge(2 * BAND, 0) or "") and "pulls against" in (judge(-2 * BAND, UNIT) or "")
+    assert "norm gives" in (disagreement(Measured((1.0, 1.0, 2.0)), (UNIT, UNIT, UNIT)) or "")
+
+
+@pytest.mark.parametrize("rule", ["clip", "clip+cosine"])
+def test_measured_multipliers_make_the_golden_history(
+    rule: str, tiny_run: Callable[..., Manifest], tmp_path: Path
+) -> None:
+    """Payloads, their measured multipliers and the weights that these give, round by round, with Nesterov momentum."""
+    manifest = tiny_run([(0, 3)], outer=Outer(lr=0.7, momentum=0.9, nesterov=True, policy=rule))
+    shapes, plan = stage_shapes(manifest, 0), Plan()
+    name, momentum, history = weights.write_blob(values("genesis", shapes), tmp_path), None, []
+    for round in range(3):
+        payloads = []
+        for number, scale in enumerate((0.01, 0.01, 0.3, -0.02)):
+            update = {
+                key: (one + values(f"{round} {number}", shapes)[key]) * scale
+                for key, one in values("g", shapes).items()
+            }
+            blob = write_blob(tmp_path, [codec("int4").encode(update, plan)])
+            payloads.append(SealedPayload(tmp_path / blob.hex(), 640 + number, UNIT, plan))
+        found = multipliers(step.measure_round(manifest, 0, payloads))
+        sealed = [SealedPayload(one.payload, one.tokens, by, plan) for one, by in zip(payloads, found, strict=True)]
+        version = step.apply_round(manifest, 0, tmp_path / name.hex(), momentum, sealed, tmp_path)
+        name, momentum = version.weights, tmp_path / version.momentum.hex()
+        history.append([list(found), version.weights.hex(), version.momentum.hex()])
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if "REGENERATE_GOLDEN" in os.environ:
+        GOLDEN.write_text(json.dumps(golden | {rule: history}, indent=1) + "\n")
+    else:
+        assert history == golden[rule]
+    assert policy.THRESHOLD == 0 and (history[0][0][3] == 0) == (rule == "clip+cosine")

@@ -1,0 +1,291 @@
+"""Every family, split and unsplit: what the stages compute is what transformers' own model computes, bit for bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.pipeline import Link, run_step
+from dlx.training.models.export import export
+from dlx.training.models.stages import initialise, stage_shapes
+from dlx.training.recipe.families import FAMILIES
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Model, parse_model
+from dlx.training.recipe.soundness import check
+from dlx.training.recipe.strict import ManifestError
+from tests.training.conftest import tiny_draft
+
+SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
+
+_SIZES = {"vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+_ROTARY = _SIZES | {"intermediate_size": 24, "max_position_embeddings": 32}
+_GPT2 = {"vocab_size": 256, "n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 32}
+_OPT = _SIZES | {"ffn_dim": 24, "max_position_embeddings": 32}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+# Of each: the manifest's config, and transformers' own classes and options for the same model.
+CASES: dict[str, tuple[dict[str, Any], Any, Any, dict[str, Any]]] = {
+    "llama": (
+        _ROTARY | {"model_type": "llama", "num_key_value_heads": 1, "attention_bias": True, "rope_theta": 500.0},
+        LlamaForCausalLM,
+        LlamaConfig,
+        _ROTARY | {"num_key_value_heads": 1, "attention_bias": True, "rope_parameters": _ROPE | {"rope_theta": 500.0}},
+    ),
+    "qwen2": (
+        _ROTARY | {"model_type": "qwen2", "num_key_value_heads": 2},
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        _ROTARY | {"num_key_value_heads": 2},
+    ),
+    "qwen3": (
+        _ROTARY | {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 12},
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        _ROTARY | {"num_key_value_heads": 1, "head_dim": 12},
+    ),
+    "mistral": (
+        _ROTARY | {"model_type": "mistral", "num_key_value_heads": 1, "sliding_window": 17},
+        MistralForCausalLM,
+        MistralConfig,
+        _ROTARY | {"num_key_value_heads": 1, "sliding_window": 17},
+    ),
+    "opt": ({"model_type": "opt"} | _OPT, OPTForCausalLM, OPTConfig, _OPT | {"pad_token_id": None}),
+    "opt, as its 350m": (
+        {"model_type": "opt", "word_embed_proj_dim": 8, "do_layer_norm_before": False} | _OPT,
+        OPTForCausalLM,
+        OPTConfig,
+        _OPT | {"word_embed_proj_dim": 8, "do_layer_norm_before": False, "pad_token_id": None},
+    ),
+    "gpt2": ({"model_type": "gpt2"} | _GPT2, GPT2LMHeadModel, GPT2Config, _GPT2),
+    "gpt_neox": (
+        _ROTARY | {"model_type": "gpt_neox"},
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig,
+        _ROTARY,
+    ),
+    "gpt_neox, one after the other": (
+        _ROTARY | {"model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 1.0},
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig,
+        _ROTARY | {"use_parallel_residual": False, "rope_parameters": _ROPE | {"partial_rotary_factor": 1.0}},
+    ),
+}
+_NO_DROPOUT = {"dropout": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+
+
+def full(config: dict[str, Any]) -> dict[str, Any]:
+    """With the family's defaults, as reading a draft fills them in."""
+    parsed = parse_model(Model(config))
+    return {key: getattr(parsed, key) for key in parsed.__struct_fields__}
+
+
+@pytest.fixture
+def family_run(tiny_run: Callable[..., Manifest]) -> Callable[..., Manifest]:
+    def make(case: str, split: list[tuple[int, int]], **changes: Any) -> Manifest:
+        return tiny_run(split, model=Model(full(CASES[case][0] | changes)))
+
+    return make
+
+
+def _unsplit(case: str, weights: dict[str, Tensor], **changes: Any) -> Any:
+    """transformers' own model, built and called without any of our code; what there is of dropout is switched off."""
+    _, model_class, config_class, options = CASES[case]
+    off = {key: value for key, value in _NO_DROPOUT.items() if hasattr(config_class(), key)}
+    torch.manual_seed(0)
+    model = model_class(config_class(**options, **off, **({"tie_word_embeddings": False} | changes)))
+    assert model.training and dict(model.named_parameters()).keys() == weights.keys()
+    model.load_state_dict(weights, strict=not changes)
+    return model
+
+
+def _gradients(model: Any, batches: Any) -> tuple[float, dict[str, Tensor]]:
+    total = 0.0
+    for batch in batches:
+        logits = model(batch[:, :-1]).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()) / len(batches)
+        loss.backward()
+        total += loss.item()
+    return total, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_every_family_is_here() -> None:
+    assert {case.partition(",")[0] for case in CASES} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_unsplit_model_bit_for_bit(
+    case: str,
+    split: list[tuple[int, int]],
+    family_run: Callable[..., Manifest],
+    dataset: Dataset,
+    build_stages: Callable[..., Any],
+    together: Callable[..., Any],
+) -> None:
+    manifest = family_run(case, split)
+    models = build_stages(manifest)
+    batches = dataset.batch("train", range(4), 16).split(2)
+    weights = {name: tensor.clone() for model in models for name, tensor in model.state_dict().items()}
+    expected_loss, expected = _gradients(_unsplit(case, weights), batches)
+
+    losses = together(len(split), lambda stage, *links: run_step(models[stage], 0, batches, *links))
+    assert losses == [None] * (len(split) - 1) + [expected_loss]
+    found = {name: parameter.grad for model in models for name, parameter in model.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+    for stage, model in enumerate(models):
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        assert list(shapes.items()) == list(stage_shapes(manifest, stage).items())
+
+
+@pytest.mark.parametrize("case", ["gpt2", "opt, as its 350m", "qwen2"])
+def test_tied_embeddings_work_in_one_stage(
+    case: str, family_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any], blobs: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    manifest = family_run(case, SPLITS[0], tie_word_embeddings=True)
+    (model,) = build_stages(manifest)
+    batches = dataset.batch("train", range(4), 16).split(2)
+    weights = model.state_dict()
+    assert "lm_head.weight" not in weights
+    reference = _unsplit(case, weights, tie_word_embeddings=True)
+    expected_loss, expected = _gradients(reference, batches)
+    assert run_step(model, 0, batches, None, None) == expected_loss
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, expected[name]), name
+
+    export(manifest, [blobs / manifest.genesis[0].sha256], tmp_path / "hf")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert loaded.config.tie_word_embeddings and loaded.lm_head.weight is loaded.get_input_embeddings().weight
+    assert torch.equal(loaded(batches[0]).logits, reference(batches[0]).logits)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_exported_folder_reloads_to_identical_logits(
+    case: str, family_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any], blobs: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    manifest = family_run(case, SPLITS[1])
+    export(manifest, [blobs / blob.sha256 for blob in manifest.genesis], tmp_path / "hf")
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(report.values()) and type(loaded) is CASES[case][1]
+    ids = dataset.batch("train", range(2), 16)[:, :-1]
+    hidden = ids
+    for model in build_stages(manifest):
+        hidden = model(hidden)
+    assert torch.equal(loaded(ids).logits, hidden)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_first_weights_are_the_familys(case: str, family_run: Callable[..., Manifest]) -> None:
+    whole = initialise(family_run(case, SPLITS[0]), 0)
+    for stage in range(2):
+        for name, tensor in initialise(family_run(case, SPLITS[1]), stage).items():
+            assert torch.equal(tensor, whole[name])
+    torch.manual_seed(0)
+    theirs = dict(CASES[case][1](CASES[case][2](**CASES[case][3], tie_word_embeddings=False)).named_parameters())
+    for name, tensor in whole.items():
+        same = float(theirs[name].detach().std())
+        assert float(tensor.std()) == pytest.approx(same, rel=0.35, abs=1e-9), name
+        assert float(tensor.mean()) == pytest.approx(float(theirs[name].detach().mean()), abs=0.01), name
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt, as its 350m"])
+def test_checkpointed_activations_give_the_same_bits(
+    case: str, family_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any],
+    together: Callable[..., Any],
+) -> None:  # fmt: skip
+    manifest = family_run(case, SPLITS[1])
+    batches = dataset.batch("train", range(4), 16).split(2)
+    found = []
+    for option in (False, True):
+        models = build_stages(manifest)
+        for model in models:
+            model.checkpoint_activations = option
+
+        def work(stage: int, previous: Link | None, following: Link | None, models: Any = models) -> float | None:
+            return run_step(models[stage], 0, batches, previous, following)
+
+        loss = together(2, work)[1]
+        found.append((loss, {name: p.grad for model in models for name, p in model.named_parameters()}))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox"])
+def test_bfloat16_changes_the_products_and_not_the_interface(
+    case: str, tiny_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any],
+    together: Callable[..., Any],
+) -> None:  # fmt: skip
+    batches = dataset.batch("train", range(4), 16).split(2)
+    losses, gradients = {}, {}
+    for precision in ("float32", "bfloat16"):
+        manifest = tiny_run(SPLITS[1], model=Model(full(CASES[case][0])), precision=precision)
+        models = build_stages(manifest)
+        assert models[0](batches[0][:, :-1]).dtype == torch.float32
+        losses[precision] = together(
+            2, lambda stage, *links, models=models: run_step(models[stage], 0, batches, *links)
+        )[1]
+        gradients[precision] = torch.cat([p.grad.flatten() for model in models for p in model.parameters()])
+        assert gradients[precision].dtype == torch.float32
+    weights = {name: tensor for model in models for name, tensor in model.state_dict().items()}
+    unsplit = _unsplit(case, weights)
+    expected = 0.0
+    for batch in batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = unsplit(batch[:, :-1]).logits.float()
+        expected += functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item() / 2
+    assert losses["bfloat16"] == expected != losses["float32"]
+    difference = (gradients["bfloat16"] - gradients["float32"]).norm() / gradients["float32"].norm()
+    assert 1e-4 < float(difference) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gpt2", {"n_embd": 15}, "model.config.n_embd: expected a multiple of n_head (2), got 15"),
+        ("gpt2", {"n_positions": 8}, "data.sequence_length: expected at most model.config.n_positions (8), got 16"),
+        ("gpt2", {"attn_pdrop": 0.1}, "model.config.attn_pdrop: unknown key"),
+        ("opt", {"num_attention_heads": 3}, "model.config.hidden_size: expected a multiple of num_attention_heads (3)"),
+        ("gpt_neox", {"rotary_pct": 0.4}, "model.config.rotary_pct: expected to rotate an even number"),
+        ("qwen3", {"head_dim": 7}, "model.config.head_dim: expected an even number"),
+        ("mistral", {"sliding_window": 16}, "data.sequence_length: expected less than model.config.sliding_window (16"),
+        ("llama", {"rope_scaling": "dynamic"}, "model.config.rope_scaling: unknown key"),
+        ("opt", {"tie_word_embeddings": True}, "model.config.tie_word_embeddings: expected false where the model has"),
+    ],
+)
+def test_a_config_that_cannot_be_names_the_key(
+    case: str, changes: dict[str, Any], message: str, family_run: Callable[..., Manifest]
+) -> None:
+    config = CASES[case][0]
+    draft = tiny_draft(
+        SPLITS[1], model=Model((full(config) if not changes.keys() - full(config) else config) | changes)
+    )
+    with pytest.raises(ManifestError) as caught:
+        check(draft, parse_model(draft.model))
+    assert str(caught.value).startswith(message)
+    assert json.dumps(str(caught.value)).isascii()

@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from dlx.training.recipe.advice import stable_below, warnings
+from dlx.training.recipe.draft import draft_from_toml
+from dlx.training.recipe.recipe import Outer
+from dlx.training.recipe.strict import ManifestError
+
+PAPER = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1)
+
+
+def draft(folder: Path, text: str = "", tables: str = "") -> Path:
+    path = folder / "run.toml"
+    (folder / "text.txt").write_text("some text")
+    path.write_text(
+        f"""
+name = "preset"
+rounds = 4
+stages = [[0, 1]]
+{text}
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 2
+max_position_embeddings = 32
+[data]
+source = ["text.txt"]
+sequence_length = 32
+batch_size = 2
+{tables}"""
+    )
+    return path
+
+
+def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> None:
+    found = draft_from_toml(draft(tmp_path, 'preset = "dilocox"', "[plan]\ninner_steps = 50\n"))
+    assert (found.inner.optimiser, found.codec.name) == ("adamw", "lowrank")
+    assert found.outer == Outer(lr=0.4, momentum=0.7, nesterov=True, delay=1)
+    assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
+    assert found.adaptive is not None and found.adaptive.inner_steps == 4 * 50
+    assert found.rounds == 40, "as many as it takes if the rounds shrink to 5 inner steps"
+    assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
+    sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
+    assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay) == ("topk", 2, 0)
+
+
+@pytest.mark.parametrize("preset", ['"fast"', "3", "[]"])
+def test_an_unknown_preset_is_refused(tmp_path: Path, preset: str) -> None:
+    with pytest.raises(ManifestError, match="preset: expected one of default, dilocox, sparse, got"):
+        draft_from_toml(draft(tmp_path, f"preset = {preset}"))
+
+
+@pytest.mark.parametrize("rounds", ["-3", "0"])
+def test_of_a_plan_that_adapts_a_bad_number_of_rounds_is_named_as_it_stands(tmp_path: Path, rounds: str) -> None:
+    path = draft(tmp_path, 'preset = "dilocox"')
+    path.write_text(path.read_text().replace("rounds = 4", f"rounds = {rounds}"))
+    with pytest.raises(ManifestError, match=f"rounds: expected .*, got {rounds}$"):
+        draft_from_toml(path)
+
+
+def test_the_stability_of_nesterov_with_a_delay() -> None:
+    assert stable_below(PAPER) == pytest.approx(0.364, abs=0.001)
+    assert stable_below(Outer(lr=0.4, momentum=0.9, nesterov=True, delay=1)) == pytest.approx(0.632, abs=0.001)
+    for lr, momentum in ((0.2, 0.9), (0.4, 0.7), (0.4, 0.5), (1.0, 0.0), (1e-17, 0.0)):
+        assert stable_below(Outer(lr=lr, momentum=momentum, nesterov=momentum > 0, delay=1)) == 1
+    assert stable_below(Outer(lr=0.8, alpha=0.8, delay=1)) == 1
+
+
+def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> None:
+    outer = "[outer]\nlr = 0.7\nmomentum = 0.9\nnesterov = true\n"
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\n")))
+    assert "outer.momentum 0.9" in warning and "over 36% of the error" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
+
+
+def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) -> None:
+    delayed = "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[adaptive]\ninner_steps = 40\n"
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=delayed)))
+    assert "rounds 4 may end the run before adaptive.inner_steps 40" in warning and "take 8" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"')))
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, "", "[outer]\nalpha = 5.0\ndelay = 1\n")))
+    assert "lower outer.alpha or outer.lr" in warning
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"\nmax_replicas = 1')))
+    assert "the rank can only fall" in warning
+    at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 20\n"
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
+    assert "waits for every exchange" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, tables="[plan]\ninner_steps = 20\n" + at_once.format(20))))

@@ -1,0 +1,1 @@
+"""Training data: documents in many formats, tokenised into shards, read as samples."""

@@ -1,0 +1,332 @@
+"""Training data as blobs: shards of token ids, a data manifest that lists them, and who trains on which sample.
+
+Importing this module loads neither torch nor pyarrow, so that a node can list a run's shards without them;
+`training.prepare` makes shards of documents.
+"""
+
+import hashlib
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import rfc8785
+from msgspec import Meta, Struct
+
+from dlx.ground.blobs import BlobError, read_blob
+from dlx.training.recipe.recipe import BlobRef
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of any dtype
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+MAX_VOCABULARY = 1 << 20
+OPEN_SHARDS = 64  # mapped at a time: each takes a file descriptor
+BYTE_VALUES = 256  # the vocabulary of data without a tokenizer
+PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
+
+Split = Literal["train", "heldout"]
+
+_CHUNK = 1 << 20
+_Length = Annotated[int, Meta(ge=1, le=SHARD_BYTES)]
+
+
+class DataError(ValueError):
+    """The data is missing, damaged, or not what its manifest says."""
+
+
+class Shard(Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    size: _Length  # bytes
+    tokens: _Length
+
+
+class DataManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Token ids of documents one after the other, `separator` after each; they are bytes where there is no
+    tokenizer."""
+
+    train: list[Shard]
+    heldout: list[Shard]
+    tokenizer: BlobRef | Literal["bytes"] = "bytes"  # the blob of a tokenizer.json
+    vocab_size: Annotated[int, Meta(ge=2, le=MAX_VOCABULARY)] = BYTE_VALUES  # every token id is below it
+    separator: Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)] = 0
+    dtype: Literal["uint8", "uint16", "uint32"] = "uint8"  # little-endian
+
+    def shards(self, split: Split) -> list[Shard]:
+        return self.train if split == "train" else self.heldout
+
+    def tokens(self, split: Split) -> int:
+        return sum(shard.tokens for shard in self.shards(split))
+
+    def blobs(self) -> list[BlobRef]:
+        """Everything that the data is made of, the manifest itself aside."""
+        shards = [BlobRef(shard.sha256, shard.size) for shard in self.train + self.heldout]
+        return shards if self.tokenizer == "bytes" else [self.tokenizer, *shards]
+
+
+class Problem(NamedTuple):
+    """Something wrong with a blob of the data."""
+
+    blob: str  # hex
+    reason: str
+    again: bool  # whether the right blob would help
+
+
+def canonical_bytes(manifest: DataManifest) -> bytes:
+    """The data manifest as RFC 8785 JSON."""
+    return rfc8785.dumps(msgspec.to_builtins(manifest))
+
+
+def parse_data_manifest(data: bytes) -> DataManifest:
+    """The data manifest in `data`, which may come from anyone. Raises DataError."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise DataError(f"data manifest: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}")
+    try:
+        manifest = msgspec.json.decode(data, type=DataManifest)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise DataError(f"data manifest: {error}") from None
+    if wrong := _contradiction(manifest):
+        raise DataError(f"data manifest: {wrong}")
+    if canonical_bytes(manifest) != data:
+        raise DataError("data manifest: expected canonical JSON (RFC 8785) with every key present")
+    return manifest
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """Of a tokenizer's ids in shards."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def read_prepared(folder: Path) -> DataManifest:
+    """The data manifest of a prepared folder. Raises DataError."""
+    if not (folder / PREPARED).exists():
+        raise DataError(f"{folder}: holds no {PREPARED}, so `dlx-node data prepare` has not finished there")
+    return read_data_manifest(folder / PREPARED)
+
+
+def read_data_manifest(path: Path) -> DataManifest:
+    """The data manifest in a file; one that is named like a blob has to be that blob. Raises DataError."""
+    if re.fullmatch(r"[0-9a-f]{64}", path.name):
+        return parse_data_manifest(_load(path, MAX_MANIFEST_BYTES))
+    try:
+        with open(path, "rb") as file:
+            return parse_data_manifest(file.read(MAX_MANIFEST_BYTES + 1))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def verify_shards(data_manifest: Path, blobs: Path) -> list[str]:
+    """The names of blobs of the data that are missing in `blobs` or do not match their name: fetch those again.
+
+    Raises DataError for a data manifest whose shards hold other tokens than it says: nothing helps then.
+    """
+    names = []
+    for problem in check(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs):
+        if not problem.again:
+            raise DataError(f"data blob {problem.blob}: {problem.reason}")
+        names.append(problem.blob)
+    return names
+
+
+def check(
+    manifest: DataManifest, blobs: Path, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[Problem]:
+    """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
+    size once it was read."""
+    limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below BYTE_VALUES anyway
+    tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer
+    for blob in dict.fromkeys(manifest.blobs()):  # a shard may be listed many times
+        found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob == tokenizer else limit)
+        if found:
+            yield found
+        progress(blob.size)
+
+
+def check_private(folder: Path, public: DataManifest) -> None:
+    """Raises DataError unless the folder holds intact prepared data, of the same tokens as the run's public data."""
+    mine = read_prepared(folder)
+    if (mine.tokenizer, mine.separator) != (public.tokenizer, public.separator):
+        raise DataError(f"{folder}: was prepared with another tokenizer or separator than the run's data")
+    for problem in check(mine, folder):
+        raise DataError(f"{folder}: {problem.blob}: {problem.reason}")
+
+
+class Dataset:
+    """Memory-mapped shards. A sample is `sequence_length` tokens and their successor, all from one shard.
+
+    `private` data belongs to one replica alone, which walks through all of it (see `Dataset.assigned`).
+    """
+
+    def __init__(self, manifest: DataManifest, blobs: Path, private: bool = False) -> None:
+        self.manifest, self.private = manifest, private
+        self.vocab_size: int = manifest.vocab_size
+        for shard in manifest.train + manifest.heldout:
+            _check_size(blobs, shard)
+        self._mapped = lru_cache(OPEN_SHARDS)(partial(_map, blobs, dtype=manifest.dtype))
+        self._ends: dict[tuple[str, int], list[int]] = {}  # sample count up to and including each shard
+
+    @classmethod
+    def open(cls, data_manifest: Path, blobs: Path) -> "Dataset":
+        """The data that the blob at `data_manifest` lists. Checks sizes only, see `verify_shards`. Raises DataError."""
+        return cls(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs)
+
+    @classmethod
+    def open_private(cls, folder: Path) -> "Dataset":
+        """A prepared folder as the replica's own data. Checks sizes only, see `check`. Raises DataError."""
+        return cls(read_prepared(folder), folder, private=True)
+
+    @property
+    def identity(self) -> bytes:
+        """sha256 of the data manifest: 32 bytes."""
+        return hashlib.sha256(canonical_bytes(self.manifest)).digest()
+
+    def tokens(self, split: Split) -> int:
+        return self.manifest.tokens(split)
+
+    def len_samples(self, split: Split, sequence_length: int) -> int:
+        """How many samples the split has; ids run from 0 to this, exclusive."""
+        ends = self._sample_ends(split, sequence_length)
+        return ends[-1] if ends else 0
+
+    def batch(self, split: Split, ids: Sequence[int], sequence_length: int) -> "torch.Tensor":
+        """int64 [len(ids), sequence_length + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+        import torch
+
+        ends, shards = self._sample_ends(split, sequence_length), self.manifest.shards(split)
+        rows = np.empty((len(ids), sequence_length + 1), np.int64)
+        for row, sample in zip(rows, ids, strict=True):
+            if not ends or not 0 <= sample < ends[-1]:
+                raise DataError(f"no sample {sample} in the {split} data ({ends[-1] if ends else 0} samples)")
+            shard = bisect_right(ends, sample)
+            start = (sample - (ends[shard - 1] if shard else 0)) * sequence_length
+            row[:] = self._mapped(shards[shard])[start : start + sequence_length + 1]
+        return torch.from_numpy(rows)
+
+    def assigned(
+        self, seed: int, step_index: int, replica: int, max_replicas: int, batch_size: int, sequence_length: int
+    ) -> list[int]:
+        """`sample_ids` of the training data; private data has nobody to share an epoch with."""
+        samples = self.len_samples("train", sequence_length)
+        place = (0, 1) if self.private else (replica, max_replicas)
+        return sample_ids(seed, step_index, *place, batch_size, samples)
+
+    def _sample_ends(self, split: Split, sequence_length: int) -> list[int]:
+        key = (split, sequence_length)
+        if key not in self._ends:
+            counts = ((shard.tokens - 1) // sequence_length for shard in self.manifest.shards(split))
+            self._ends[key] = list(accumulate(counts))
+        return self._ends[key]
+
+
+def sample_ids(seed: int, step_index: int, replica: int, max_replicas: int, batch_size: int, samples: int) -> list[int]:
+    """The samples that a replica trains on in one inner step of the run, computed by anyone from these numbers alone.
+
+    The run walks through keyed permutations of all `samples`, one per epoch, in which every (step, replica) has its own
+    place: no two of them share a sample within an epoch, whoever takes part. Raises DataError without any samples.
+    """
+    if samples < 1:
+        raise DataError("the training data has no sample of this sequence length")
+    first = (step_index * max_replicas + replica) * batch_size
+    return [_permuted(seed, *divmod(position, samples), samples) for position in range(first, first + batch_size)]
+
+
+def _permuted(seed: int, epoch: int, position: int, samples: int) -> int:
+    """Where `position` goes in the epoch's permutation of range(samples).
+
+    A Feistel network over the pairs (left < rows, right < columns), a few more pairs than samples; positions that land
+    past the end walk on, which keeps it a permutation.
+    """
+    purpose = b"dlx sample order" + seed.to_bytes(8, "big") + epoch.to_bytes(8, "big")
+    key = hashlib.blake2b(purpose, digest_size=32).digest()
+    rows = isqrt(samples - 1) + 1
+    columns = -(-samples // rows)
+    while True:
+        left, right = divmod(position, columns)
+        for turn in range(0, 8, 2):
+            left = (left + _keyed(key, turn, right)) % rows
+            right = (right + _keyed(key, turn + 1, left)) % columns
+        position = left * columns + right
+        if position < samples:
+            return position
+
+
+def _keyed(key: bytes, turn: int, value: int) -> int:
+    digest = hashlib.blake2b(value.to_bytes(8, "big") + bytes([turn]), digest_size=8, key=key).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _contradiction(manifest: DataManifest) -> str | None:
+    """What single keys cannot say."""
+    bytewise = manifest.tokenizer == "bytes"
+    dtype = "uint8" if bytewise else token_dtype(manifest.vocab_size)
+    if bytewise and (manifest.vocab_size, manifest.separator) != (BYTE_VALUES, 0):
+        return f"bytes have a vocabulary of {BYTE_VALUES}, and 0 between documents"
+    if manifest.dtype != dtype:
+        return f"expected dtype {dtype} for this tokenizer, got {manifest.dtype}"
+    if manifest.separator >= manifest.vocab_size:
+        return f"separator {manifest.separator} is not below vocab_size ({manifest.vocab_size})"
+    if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.size > MAX_TOKENIZER_BYTES:
+        return f"expected a tokenizer of at most {MAX_TOKENIZER_BYTES} bytes"
+    shards = manifest.train + manifest.heldout
+    if any(shard.tokens * np.dtype(dtype).itemsize != shard.size for shard in shards):
+        return "a shard's tokens differ from its bytes"
+    sizes = {shard.sha256: shard.size for shard in shards}
+    if any(sizes[shard.sha256] != shard.size for shard in shards):
+        return "a shard is listed with two sizes"
+    if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.sha256 in sizes:
+        return "the tokenizer is listed as a shard too"
+    return None
+
+
+def _load(path: Path, limit: int) -> bytes:
+    try:
+        return read_blob(path, limit)
+    except BlobError as error:
+        raise DataError(str(error)) from None
+
+
+def _check_size(blobs: Path, shard: Shard) -> None:
+    try:
+        size = (blobs / shard.sha256).stat().st_size
+    except OSError as error:
+        raise DataError(f"data shard {shard.sha256}: cannot be opened ({error.strerror})") from None
+    if size != shard.size:
+        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {size}")
+
+
+def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
+    try:
+        return np.memmap(blobs / shard.sha256, np.dtype(dtype).newbyteorder("<"), "r", shape=(shard.tokens,))
+    except (OSError, ValueError) as error:
+        raise DataError(f"data shard {shard.sha256}: cannot be opened ({error})") from None
+
+
+def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:
+    """What is wrong with a blob; the token ids in it have to be below `limit`, unless that is 0."""
+    digest, kind, largest = hashlib.sha256(), np.dtype(dtype).newbyteorder("<"), 0
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                if limit and size == blob.size:  # then it is a whole number of tokens
+                    largest = max(largest, int(np.frombuffer(chunk, kind).max()))
+    except OSError as error:
+        return Problem(blob.sha256, error.strerror or "cannot be read", True)
+    named = digest.hexdigest() == blob.sha256
+    if size != blob.size:
+        return Problem(blob.sha256, f"expected {blob.size} bytes, got {size}", not named)
+    if not named:
+        return Problem(blob.sha256, "its bytes do not match its name", True)
+    if limit and largest >= limit:
+        return Problem(blob.sha256, f"holds token {largest}, which is not below vocab_size ({limit})", False)
+    return None

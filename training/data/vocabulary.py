@@ -1,0 +1,111 @@
+"""A run's `tokenizer.json`: how text becomes token ids, and which token stands between documents."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlx.training.data.shards import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, DataError, DataManifest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# How tokenizers in common use name the end of a document; the first one that a tokenizer has is meant.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
+
+
+class Vocabulary:
+    """Use `read` or `parse`. `separator` is the id of the token after each document."""
+
+    def __init__(self, content: bytes, tokenizer: "Tokenizer", size: int, separator: int) -> None:
+        self.content, self.size, self.separator = content, size, separator
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def read(cls, path: Path, separator: str | int | None = None) -> "Vocabulary":
+        """The tokenizer in a file; `separator` is a token's text or id, None the first of ENDS. Raises DataError."""
+        try:
+            with open(path, "rb") as file:
+                content = file.read(MAX_TOKENIZER_BYTES + 1)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        return cls.parse(content, separator, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, separator: str | int | None, origin: str) -> "Vocabulary":
+        """The same from bytes, which may come from anyone; `origin` names them in errors."""
+        tokenizer = _load(content, origin)
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        size = max(ids, default=0) + 1
+        if not 2 <= size <= MAX_VOCABULARY:
+            raise DataError(f"{origin}: expected a vocabulary of 2 to {MAX_VOCABULARY} tokens, got {size}")
+        return cls(content, tokenizer, size, _separator(tokenizer, separator, origin))
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text on its own, without special tokens around it: the same for any grouping of texts."""
+        try:
+            return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except Exception as error:
+            raise DataError(f"the tokenizer cannot encode the text ({_line(error)})") from None
+
+    def folder_files(self, max_length: int) -> dict[str, Any]:
+        """tokenizer.json (its very bytes) and tokenizer_config.json (a dict): what `AutoTokenizer` loads."""
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self._tokenizer.id_to_token(self.separator),
+            "model_max_length": max_length,
+            "clean_up_tokenization_spaces": False,
+        }
+        return {"tokenizer.json": self.content, "tokenizer_config.json": settings}
+
+
+def tokenizer_problem(manifest: DataManifest, blobs: Path) -> str | None:
+    """Why the tokenizer in a folder of intact blobs is not the one that the data manifest speaks of."""
+    if manifest.tokenizer == "bytes":
+        return None
+    try:
+        found = Vocabulary.read(blobs / manifest.tokenizer.sha256, manifest.separator)
+    except DataError as error:
+        return str(error)
+    if found.size != manifest.vocab_size:
+        return f"{manifest.tokenizer.sha256}: a tokenizer of {found.size} tokens, not of {manifest.vocab_size}"
+    return None
+
+
+def _load(content: bytes, origin: str) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise DataError(f"{origin}: expected a tokenizer.json of at most {MAX_TOKENIZER_BYTES >> 20} MiB")
+    try:
+        text = content.decode()
+        raw = json.loads(text)
+        if (raw.get("model") or {}).get("dropout"):
+            raise DataError(f"{origin}: its BPE dropout gives other tokens each time; set model.dropout to null")
+        tokenizer = Tokenizer.from_str(text)
+    except (DataError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # its Rust code raises plain Exceptions, and panics that are no Exception at all
+        raise DataError(f"{origin}: not a tokenizer.json of Hugging Face `tokenizers` ({_line(error)})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _separator(tokenizer: "Tokenizer", wanted: str | int | None, origin: str) -> int:
+    if isinstance(wanted, int):
+        if wanted < 0 or wanted >= MAX_VOCABULARY or tokenizer.id_to_token(wanted) is None:
+            raise DataError(f"{origin}: has no token of id {wanted} to stand between documents")
+        return wanted
+    for text in ENDS if wanted is None else (wanted,):
+        found = tokenizer.token_to_id(text)
+        if found is not None:
+            return int(found)
+    if wanted is not None:
+        raise DataError(f"{origin}: has no token {wanted!r} to stand between documents")
+    raise DataError(
+        f"{origin}: which of its tokens ends a document is not clear: name one (data.separator, or --separator)"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

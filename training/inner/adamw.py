@@ -1,0 +1,63 @@
+"""AdamW over named parameters, with its state as named tensors."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.recipe import Inner
+
+STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
+
+_MOMENTS = STATE_KINDS[:2]
+
+
+class AdamW:
+    """State: `exp_avg.<name>` and `exp_avg_sq.<name>`, and `step` of shape [1]; zero until loaded."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], inner: Inner) -> None:
+        self._parameters, self._lr = parameters, inner.lr
+        self._optimiser = torch.optim.AdamW(
+            list(parameters.values()),
+            lr=inner.lr,
+            betas=(inner.beta1, inner.beta2),
+            eps=inner.eps,
+            weight_decay=inner.weight_decay,
+            foreach=False,
+            fused=True,  # one kernel per tensor: the fastest on a CPU
+        )
+        self.load({})
+
+    def state(self) -> dict[str, Tensor]:
+        """Clones."""
+        state = self._optimiser.state
+        moments = {
+            f"{moment}.{name}": state[parameter][moment].clone()
+            for moment in _MOMENTS
+            for name, parameter in self._parameters.items()
+        }
+        count = state[next(iter(self._parameters.values()))]["step"]  # the same for every parameter
+        return moments | {"step": count.clone().reshape(1)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The counterpart of `state`; {} stands for zeros."""
+        for name, parameter in self._parameters.items():
+            self._optimiser.state[parameter] = {
+                "step": tensors["step"].clone().reshape(()) if tensors else torch.zeros(()),
+                **{
+                    moment: tensors[f"{moment}.{name}"].clone() if tensors else torch.zeros_like(parameter)
+                    for moment in _MOMENTS
+                },
+            }
+
+    def step(self, factor: float) -> None:
+        """One step along the parameters' gradients at `factor` times the manifest's rate."""
+        self._optimiser.param_groups[0]["lr"] = self._lr * factor
+        self._optimiser.step()
+
+
+def state_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Of the state for parameters of these shapes, at least one."""
+    moments = {f"{moment}.{name}": shape for moment in _MOMENTS for name, shape in shapes.items()}
+    return moments | {"step": (1,)}

@@ -1,0 +1,161 @@
+"""The inner loop of one slot: optimiser steps of its stage on the replica's own data."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from dlx.training.data.shards import Dataset
+from dlx.training.inner import adamw, muon, schedule
+from dlx.training.inner.pipeline import Link, norm_and_loss, run_step
+from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Inner, Recipe
+
+MOST_LOSS = 1e9  # nats per token; no model that learns comes near, and a contribution cannot state much more
+
+STATE_KINDS = (*adamw.STATE_KINDS, *muon.STATE_KINDS)  # of the optimiser state: a name is a kind, or "kind.parameter"
+
+
+class TrainingError(RuntimeError):
+    """The inner loop cannot go on: unfitting data or state, or a loss that has gone to infinity."""
+
+
+class InnerLoop:
+    """Weights and optimiser state of slot (replica, stage), and the steps that change them.
+
+    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
+    thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
+    time for memory, see StageModel.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        replica: int,
+        dataset: Dataset | None,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
+        self.optimiser_shapes = optimiser_shapes(manifest, stage)
+        self._manifest, self._replica, self._dataset = manifest, replica, dataset
+        self._model = StageModel(manifest, stage, checkpoint_activations)
+        self._needs_data = self._model.is_first or self._model.is_last
+        if self._needs_data:
+            self._check_data()
+        self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._optimisers = optimisers(self._parameters, manifest.inner)
+        self.load_weights({name: torch.zeros(shape) for name, shape in self.shapes.items()})
+
+    @property
+    def data(self) -> bytes | None:
+        """sha256 of the data manifest that this stage trains on; None between the first and the last stage."""
+        return self._dataset.identity if self._needs_data and self._dataset else None
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy in float32 tensors with exactly the names and shapes of `.shapes`. Raises TrainingError."""
+        _expect(weights, self.shapes, "weights")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(weights[name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Clones of the weights."""
+        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    def optimiser_state(self) -> dict[str, Tensor]:
+        """Clones of the float32 state, named as in `optimiser_shapes`."""
+        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
+
+    def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """The counterpart of `optimiser_state`; {} stands for a fresh optimiser. Raises TrainingError."""
+        if tensors:
+            _expect(tensors, self.optimiser_shapes, "optimiser state")
+        for one in self._optimisers:
+            one.load(tensors)
+
+    def step(
+        self,
+        index: int,
+        total_steps: int,
+        previous: Link | None,
+        next: Link | None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> float:
+        """The run's inner step `index` of `total_steps` on this replica's own batch; returns the replica's loss in nats
+        per token. Raises PipeBroken (Stopped after `stop()`), which leaves weights and state as they were, and
+        TrainingError when the gradients are not finite or the loss is above MOST_LOSS."""
+        data = self._manifest.data
+        micro_batches = None
+        if self._needs_data:
+            assert self._dataset is not None
+            ids = self._dataset.assigned(
+                data.seed, index, self._replica, self._manifest.max_replicas, data.batch_size, data.sequence_length
+            )
+            batch = self._dataset.batch("train", ids, data.sequence_length)
+            micro_batches = batch.split(data.batch_size // data.micro_batches)
+        self._model.zero_grad(set_to_none=True)
+        mean = run_step(self._model, index, micro_batches, previous, next, stop)
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        norm, loss = norm_and_loss(gradients, mean, index, previous, next)
+        if not (math.isfinite(norm) and loss <= MOST_LOSS):  # nor NaN
+            values = f"the loss is {loss:g} and the gradient norm {norm:g}"
+            raise TrainingError(f"inner step {index}: {values}; the run has diverged")
+        inner = self._manifest.inner
+        if norm > inner.clip:
+            torch._foreach_mul_(gradients, inner.clip / (norm + 1e-6))
+        factor = schedule.factor(inner, index, total_steps)
+        for one in self._optimisers:
+            one.step(factor)
+        return loss
+
+    def _check_data(self) -> None:
+        if self._dataset is None:
+            raise TrainingError("the first and the last stage need the run's data")
+        if self._dataset.vocab_size > int(self._manifest.model.config["vocab_size"]):
+            raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
+        if not self._dataset.len_samples("train", self._manifest.data.sequence_length):
+            raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
+
+
+def optimiser_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the optimiser state of a stage."""
+    matrices, others = _divide(stage_shapes(recipe, stage), recipe.inner)
+    return muon.state_shapes(matrices) | (adamw.state_shapes(others) if others else {})
+
+
+def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
+    """Those that step these parameters, a model's or a stage's, all float32."""
+    matrices, others = _divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
+    found: list[adamw.AdamW | muon.Muon] = []
+    if matrices:
+        found.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
+    if others:
+        found.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
+    return found
+
+
+def _divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
+    """Which parameters Muon steps and which AdamW: with `muon`, the matrices of the layers and all others."""
+    if inner.optimiser == "adamw":
+        return {}, shapes
+    matrices = {name: shape for name, shape in shapes.items() if _is_layer_matrix(name, shape)}
+    return matrices, {name: shape for name, shape in shapes.items() if name not in matrices}
+
+
+def _is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    # In every family a layer's parameters carry the layer's number, and embeddings, last norm and head carry none.
+    return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
+
+
+def _expect(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
+    if tensors.keys() != shapes.keys():
+        differing = min(tensors.keys() ^ shapes.keys())
+        raise TrainingError(f"{what}: {differing} is {'missing' if differing in shapes else 'not part of this stage'}")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape or tensors[name].dtype != torch.float32:
+            raise TrainingError(f"{what}: {name} is not float32 of shape {list(shape)}")

@@ -1,0 +1,174 @@
+"""One inner step of a replica: activations and their gradients between stage neighbours, one forward one backward.
+
+Every stage sees the micro-batches in the same order, so the gradients are bit-equal to those of the unsplit model.
+All of a link's messages come in an order that both sides know; anything else is a broken pipe.
+"""
+
+import queue
+import struct
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dlx.training.models.stages import StageModel
+
+
+class PipeBroken(Exception):
+    """A neighbour is gone, too late, or sent something else than expected: the replica's round is abandoned."""
+
+
+class Stopped(PipeBroken):
+    """This node was asked to stop in the middle of a step."""
+
+
+class Link(Protocol):
+    """A connection to a stage neighbour. Each side sends and receives in its own thread of control."""
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        """Hand over one message without waiting for the neighbour to receive it (two blocking senders would wait for
+        each other for ever). Raises PipeBroken."""
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        """The next message, which must carry this kind, step and micro-batch. Raises PipeBroken, also after the
+        link's deadline."""
+
+
+def run_step(
+    model: StageModel,
+    step: int,
+    micro_batches: Sequence[Tensor] | None,
+    previous: Link | None,
+    next: Link | None,
+    stop: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Add the mean gradient over the step's micro-batches to the model's `.grad`s, in 1F1B order.
+
+    `micro_batches`: int64 [n, length + 1] each, on the first and the last stage (inputs `[:, :-1]`, labels `[:, 1:]`).
+    Between stages go float32 activations and gradients of `model.activation_shape`. Returns the mean loss in nats per
+    token on the last stage, None elsewhere. Raises PipeBroken, or Stopped once `stop()` is true.
+    """
+    count, shape = model.micro_batches, model.activation_shape
+    in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch to (input, output)
+    total = 0.0
+
+    def forward(micro: int) -> None:
+        nonlocal total
+        _check(stop)
+        if previous is None:
+            source = micro_batches[micro][:, :-1]  # type: ignore[index]
+        else:
+            source = _tensor(previous.recv("activation", step, micro), shape).requires_grad_()
+        output = model(source)
+        if next is None:
+            output = model.loss(output, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
+            total += output.item()
+        else:
+            next.send("activation", step, micro, _bytes(output))
+        in_flight[micro] = (source, output)
+
+    def backward(micro: int) -> None:
+        _check(stop)
+        source, output = in_flight.pop(micro)
+        output.backward(None if next is None else _tensor(next.recv("gradient", step, micro), shape))
+        if previous is not None:
+            previous.send("gradient", step, micro, _bytes(source.grad))  # type: ignore[arg-type]
+
+    ahead = min(model.stages - model.stage - 1, count)
+    for micro in range(ahead):
+        forward(micro)
+    for micro in range(count):
+        if micro + ahead < count:
+            forward(micro + ahead)
+        backward(micro)
+    return total if next is None else None
+
+
+def norm_and_loss(
+    gradients: Sequence[Tensor], loss: float | None, step: int, previous: Link | None, next: Link | None
+) -> tuple[float, float]:
+    """The gradient norm (float64) of the whole replica and the loss, the same bits on every stage.
+
+    Squared norms are added one tensor after the other along the pipe, so the sum does not depend on where the model is
+    split; the last stage, which knows the loss, sends both back. Raises PipeBroken.
+    """
+    total = 0.0 if previous is None else _numbers(previous.recv("norm", step, 0), 1)[0]
+    for gradient in gradients:
+        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2
+    if next is None:
+        assert loss is not None
+        norm = total**0.5
+    else:
+        next.send("norm", step, 0, struct.pack("<d", total))
+        norm, loss = _numbers(next.recv("total", step, 0), 2)
+        if norm < total**0.5:  # a liar would have the gradients not clipped
+            raise PipeBroken(f"the replica's gradient norm cannot be {norm:g}: up to this stage it is {total**0.5:g}")
+    if previous is not None:
+        previous.send("total", step, 0, struct.pack("<2d", norm, loss))
+    return norm, loss
+
+
+def barrier(step: int, previous: Link | None, next: Link | None) -> None:
+    """Return only once every stage of the replica has come here: a wave to the last stage and back."""
+    if previous is not None:
+        _numbers(previous.recv("barrier", step, 0), 0)
+    if next is not None:
+        next.send("barrier", step, 0, b"")
+        _numbers(next.recv("release", step, 0), 0)
+    if previous is not None:
+        previous.send("release", step, 0, b"")
+
+
+def queue_links(timeout: float = 60.0) -> tuple[Link, Link]:
+    """The two ends of a link inside one process; `timeout` in seconds for every receive."""
+    there: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+    back: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+    return _QueueLink(there, back, timeout), _QueueLink(back, there, timeout)
+
+
+_Message = tuple[str, int, int, bytes]
+
+
+class _QueueLink:
+    def __init__(self, out: "queue.SimpleQueue[_Message]", into: "queue.SimpleQueue[_Message]", timeout: float) -> None:
+        self._out, self._into, self._timeout = out, into, timeout
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        self._out.put((kind, step, micro, data))
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        try:
+            *tag, data = self._into.get(timeout=self._timeout)
+        except queue.Empty:
+            raise PipeBroken(f"no {kind} of step {step}, micro-batch {micro} within {self._timeout:g} s") from None
+        if tag != [kind, step, micro]:
+            raise PipeBroken(f"expected {kind} of step {step}, micro-batch {micro}, got {tag}")
+        return data
+
+
+def _check(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise Stopped("asked to stop")
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes()
+
+
+def _tensor(data: bytes, shape: tuple[int, ...]) -> Tensor:
+    """float32, little-endian as on every supported machine."""
+    expected = 4 * torch.Size(shape).numel()
+    if len(data) != expected:
+        raise PipeBroken(f"expected {expected} bytes of float32, got {len(data)}")
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+
+
+def _numbers(data: bytes, count: int) -> tuple[float, ...]:
+    """Norms and losses: float64, not negative, but infinite or NaN where the replica has diverged."""
+    if len(data) != 8 * count:
+        raise PipeBroken(f"expected {8 * count} bytes of float64, got {len(data)}")
+    numbers = struct.unpack(f"<{count}d", data)
+    if any(number < 0 for number in numbers):
+        raise PipeBroken(f"expected norms and losses, got {numbers}")
+    return numbers

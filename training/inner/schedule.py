@@ -1,0 +1,29 @@
+"""How the inner learning rates change over the run: a factor that AdamW's and Muon's rate are both multiplied by.
+
+Indexed by the run's own inner steps, not by rounds, so that it holds when a round's number of inner steps changes.
+"""
+
+import math
+
+from dlx.training.recipe.recipe import Inner
+
+
+def factor(inner: Inner, index: int, total_steps: int) -> float:
+    """The factor at the run's inner step `index` of `total_steps`; past the end it stays where it ended.
+
+    A linear warm-up from 1/n to 1 over the first n steps; then `cosine`, down to `final` at the end, or `wsd` (warm-up,
+    stable, decay): 1 until the last fraction `decay` of the run, then a straight line down to `final`.
+    """
+    warmup = int(inner.warmup * total_steps)
+    if index < warmup:
+        return (index + 1) / warmup
+    if inner.schedule == "cosine":
+        done = _done(index, warmup, total_steps)
+        return inner.final + (1 - inner.final) * 0.5 * (1 + math.cos(math.pi * done))
+    decay_from = max(warmup, total_steps - int(inner.decay * total_steps))
+    return 1 - (1 - inner.final) * _done(index, decay_from, total_steps)
+
+
+def _done(index: int, low: int, high: int) -> float:
+    """Which part of the way from step `low` to step `high` lies behind, 0 to 1."""
+    return min(1.0, max(0, index - low) / max(1, high - low))

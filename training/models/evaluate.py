@@ -1,0 +1,113 @@
+"""How good a model is: its loss on held-out text, and text that it writes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import functional
+
+from dlx.training.data.shards import BYTE_VALUES, DataError, Dataset
+from dlx.training.models import weights
+from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.recipe.manifest import Manifest
+
+
+class EvaluateError(ValueError):
+    """The folder holds no model that can be evaluated."""
+
+
+def heldout_loss(folder: Path, dataset: Dataset, sequence_length: int, max_samples: int = 64) -> float:
+    """Mean cross-entropy in nats per token (for byte-level data: per byte) of a Hugging Face folder's model.
+
+    The same up to `max_samples` samples, spread over the held-out data, are used every time. Raises EvaluateError, and
+    DataError when the held-out data is shorter than one sample.
+    """
+    model = _load(folder)
+    return _mean_loss(lambda ids: model(ids, use_cache=False).logits, dataset, sequence_length, max_samples)
+
+
+def heldout_loss_of_stages(
+    manifest: Manifest, stage_files: Sequence[Path], dataset: Dataset, max_samples: int = 64
+) -> float:
+    """`heldout_loss` of a version as its canonical stage files. Raises WeightsError and DataError."""
+    stages = [weights.read(path, stage_shapes(manifest, stage)) for stage, path in enumerate(stage_files)]
+    return heldout_loss_of_weights(manifest, stages, dataset, max_samples)
+
+
+def heldout_loss_of_weights(
+    manifest: Manifest, stages: Sequence[Mapping[str, Tensor]], dataset: Dataset, max_samples: int = 64
+) -> float:
+    """`heldout_loss` of each stage's float32 tensors. Raises DataError."""
+    models = []
+    for stage, tensors in enumerate(stages):
+        model = StageModel(manifest, stage)
+        model.load_state_dict(tensors)
+        models.append(model)
+
+    def logits(hidden: Tensor) -> Tensor:
+        for model in models:
+            hidden = model(hidden)
+        return hidden
+
+    return _mean_loss(logits, dataset, manifest.data.sequence_length, max_samples)
+
+
+def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temperature: float = 0.8) -> bytes:
+    """Up to `tokens` bytes that continue `prompt`, ending early where the model ends the document.
+
+    Temperature 0 takes the likeliest byte every time. For byte-level models. Raises EvaluateError.
+    """
+    model = _load(folder)
+    if model.config.vocab_size != BYTE_VALUES:
+        raise EvaluateError(f"{folder}: not a byte-level model (vocabulary of {model.config.vocab_size})")
+    generator = torch.Generator().manual_seed(seed)
+    window, text = model.config.max_position_embeddings, list(prompt) or [0]
+    start = len(text)
+    with torch.inference_mode():
+        while len(text) < start + tokens:
+            logits = model(torch.tensor([text[-window:]]), use_cache=False, logits_to_keep=1).logits[0, -1]
+            token = _draw(logits, temperature, generator)
+            if token == 0:
+                break
+            text.append(token)
+    return bytes(text[start:])
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not (folder / "config.json").is_file():
+        raise EvaluateError(f"{folder}: holds no config.json; name a folder made by export")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder.resolve(), local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise EvaluateError(f"{folder}: cannot be loaded ({str(error).splitlines()[0]})") from error
+    return model.eval()
+
+
+def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+
+
+def _mean_loss(logits: Callable[[Tensor], Tensor], dataset: Dataset, sequence_length: int, max_samples: int) -> float:
+    samples = dataset.len_samples("heldout", sequence_length)
+    if not samples:
+        raise DataError("the held-out data is shorter than one sample")
+    count = min(samples, max_samples)
+    chosen = [index * samples // count for index in range(count)]
+    total = 0.0
+    with torch.inference_mode():
+        for first in range(0, count, 8):
+            batch = dataset.batch("heldout", chosen[first : first + 8], sequence_length)
+            output = logits(batch[:, :-1])
+            total += functional.cross_entropy(output.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").item()
+    return total / (count * sequence_length)

@@ -1,0 +1,89 @@
+"""A Hugging Face folder from a version's stage files, for anyone who wants to use the model."""
+
+import json
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlx.ground import durable
+from dlx.training.data.shards import BYTE_VALUES
+from dlx.training.data.vocabulary import Vocabulary
+from dlx.training.models import weights
+from dlx.training.models.stages import model_config, stage_shapes
+from dlx.training.recipe.manifest import Manifest
+
+
+class ExportError(ValueError):
+    """The model cannot be exported there, or from these files."""
+
+
+def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabulary: Vocabulary | None = None) -> bytes:
+    """Write `out` (config.json, model.safetensors, a tokenizer), loadable by `AutoModelForCausalLM.from_pretrained`.
+
+    `stage_files` are the canonical weights of all stages in order; `vocabulary` is that of the run's data, None where
+    its tokens are bytes. The folder appears complete or not at all. Returns the sha256 of model.safetensors. Raises
+    ExportError, also when `out` exists and is not an empty folder.
+    """
+    if len(stage_files) != len(manifest.stages):
+        raise ExportError(f"expected one file per stage ({len(manifest.stages)}), got {len(stage_files)}")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ExportError(f"{out}: already exists; name a new or an empty folder")
+    merged = {}
+    for stage, path in enumerate(stage_files):
+        try:
+            merged.update(weights.read(path, stage_shapes(manifest, stage)))
+        except weights.WeightsError as error:
+            raise ExportError(f"stage {stage}: {error}") from None
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        digest = weights.write(merged, temporary / "model.safetensors")
+        for name, content in _describe(manifest, vocabulary).items():
+            if not isinstance(content, bytes):
+                content = (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+            durable.write_bytes(temporary / name, content)
+        durable.move(temporary, out)
+    except OSError as error:
+        raise ExportError(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return digest
+
+
+def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The folder's JSON files, some as their very bytes."""
+    import transformers
+
+    config, end = model_config(manifest), _DOCUMENT_END if vocabulary is None else vocabulary.separator
+    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    config.architectures, config.eos_token_id = [model_class.__name__], end
+    files = {"config.json": config.to_diff_dict(), "generation_config.json": {"do_sample": True, "eos_token_id": end}}
+    if vocabulary is not None:
+        files |= vocabulary.folder_files(config.max_position_embeddings)
+    elif config.vocab_size == BYTE_VALUES:
+        files |= _byte_tokenizer(config.max_position_embeddings)
+    return files
+
+
+_DOCUMENT_END = 0  # of bytes
+
+
+def _byte_tokenizer(max_length: int) -> dict[str, dict]:
+    """A byte-level BPE without merges whose token ids are the bytes of the text."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    characters = bytes_to_unicode()
+    tokenizer = Tokenizer(BPE(vocab={character: byte for byte, character in characters.items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": characters[_DOCUMENT_END],
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": json.loads(tokenizer.to_str()), "tokenizer_config.json": settings}

@@ -1,0 +1,121 @@
+"""The weights of an existing model as a run's start: a Hugging Face folder's safetensors, of unknown origin.
+
+No pickle is read. Names and shapes are compared with the model's before any tensor is read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlx.training.models.stages import stage_shapes
+from dlx.training.recipe.draft import Draft
+from dlx.training.recipe.huggingface import first_line, read_config, read_json
+from dlx.training.recipe.recipe import parse_model
+from dlx.training.recipe.strict import ManifestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_INDEX_BYTES = 64 << 20
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """The weights of the folder that a draft's `model.source` names. Raises ManifestError for any that do not fit."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._folder = Path(draft.model.source)
+        self._stages = [stage_shapes(draft, stage) for stage in range(len(draft.stages))]
+        self._layout = parse_model(draft.model).layout
+        self._tokens, self._head = f"{self._layout.tokens}.weight", f"{self._layout.head}.weight"
+        self._tied = read_config(self._folder, untie=False)["tie_word_embeddings"]
+        self._places = self._find({name: shape for stage in self._stages for name, shape in stage.items()})
+        if self._tied and not self._read(self._head).equal(self._read(self._tokens)):
+            place = self._folder / "config.json"
+            raise ManifestError(f"{place}: tie_word_embeddings is true, but {self._head} differs from the embedding")
+
+    def weights(self, stage: int) -> "dict[str, Tensor]":
+        """The stage's float32 tensors by the unsplit model's names."""
+        return {name: self._read(name) for name in self._stages[stage]}
+
+    def _find(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Path, str]]:
+        """(file, name there) of every tensor of the model."""
+        if self._tied:
+            shapes = {**shapes, self._head: shapes[self._tokens]}
+        places: dict[str, tuple[Path, str]] = {}
+        for path in self._files():
+            for theirs, shape, kind in _listing(path):
+                name = self._our_name(theirs, shapes)
+                if name is None:
+                    continue
+                if name in places:
+                    raise ManifestError(f"{path}: {theirs}: the tensor is there twice")
+                expected = shapes.get(name)
+                if expected is None:
+                    raise ManifestError(f"{path}: {theirs}: config.json describes a model without this tensor")
+                if shape != expected or kind not in _KINDS:
+                    wanted = f"{list(expected)} in one of {', '.join(_KINDS)}"
+                    raise ManifestError(f"{path}: {theirs}: expected {wanted}, got {list(shape)} in {kind}")
+                places[name] = (path, theirs)
+        if self._tied and self._tokens in places:  # the head is the embedding, written once or twice
+            places.setdefault(self._head, places[self._tokens])
+        missing = shapes.keys() - places.keys()
+        if missing:
+            raise ManifestError(f"{self._folder}: {min(missing)} is missing")
+        return places
+
+    def _files(self) -> list[Path]:
+        if (self._folder / _WEIGHTS).is_file():
+            return [self._folder / _WEIGHTS]
+        index = self._folder / _INDEX
+        if not index.is_file():
+            pickles = [*self._folder.glob("*.bin"), *self._folder.glob("*.pt"), *self._folder.glob("*.pth")]
+            hint = "; pickles can run code and are not read: convert them to safetensors" if pickles else ""
+            raise ManifestError(f"{self._folder}: holds neither {_WEIGHTS} nor {_INDEX}{hint}")
+        names = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ManifestError(f"{index}: weight_map: expected a table of tensors and files")
+        files = {str(name) for name in names.values()}
+        for name in files:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ManifestError(f"{index}: weight_map: expected names of safetensors files beside it")
+        return [self._folder / name for name in sorted(files)]
+
+    def _our_name(self, theirs: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """None for a buffer that is no weight."""
+        if theirs.endswith(self._layout.not_weights):
+            return None
+        for old, new in self._layout.renamed:
+            if theirs.startswith(old):
+                theirs = new + theirs[len(old) :]
+        full = f"{self._layout.base}.{theirs}"
+        return full if full in shapes else theirs
+
+    def _read(self, name: str) -> "Tensor":
+        import torch
+        from safetensors import SafetensorError, safe_open
+
+        path, theirs = self._places[name]
+        try:
+            with safe_open(path, "pt") as file:
+                tensor = file.get_tensor(theirs).to(torch.float32)
+        except (OSError, SafetensorError) as error:
+            raise ManifestError(f"{path}: {theirs} cannot be read ({first_line(error)})") from None
+        if not torch.isfinite(tensor).all():
+            raise ManifestError(f"{path}: {theirs}: holds a value that is not finite in float32")
+        return tensor
+
+
+_KINDS = ("F32", "F16", "BF16", "F64")
+
+
+def _listing(path: Path) -> list[tuple[str, tuple[int, ...], str]]:
+    """(name, shape, dtype) of a file's tensors; reads its header only, which the library bounds."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return [(name, tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()]
+    except (OSError, SafetensorError) as error:
+        raise ManifestError(f"{path}: cannot be read as safetensors ({first_line(error)})") from None

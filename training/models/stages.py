@@ -1,0 +1,202 @@
+"""Pipeline stages: contiguous slices of a transformers model, with the unsplit model's parameter names."""
+
+import hashlib
+import json
+import math
+from functools import lru_cache
+from typing import Any
+
+import rfc8785
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dlx.training.recipe.families import Config, Layout
+from dlx.training.recipe.huggingface import transformers_config
+from dlx.training.recipe.recipe import Model, Recipe, parse_model
+
+
+class StageModel(nn.Module):
+    """Stage `stage` of a run: embeddings if it is the first, its layers, final norm and head if it is the last.
+
+    Parameters have the unsplit model's names and no values yet: load or initialise them before use. They stay float32,
+    and so does what goes in and out; inside, with precision bfloat16, matrix products are taken in bfloat16.
+    With `checkpoint_activations` a layer keeps only its input for the backward pass and computes the rest once more:
+    less memory, about a third more time, and in float32 the same bits. On the device "meta" nothing takes memory.
+    """
+
+    def __init__(self, recipe: Recipe, stage: int, checkpoint_activations: bool = False, device: str = "cpu") -> None:
+        super().__init__()
+        config = parse_model(recipe.model)
+        layout, (low, high) = config.layout, recipe.stages[stage]
+        self.stage, self.stages = stage, len(recipe.stages)
+        self.checkpoint_activations = checkpoint_activations
+        data = recipe.data
+        self.micro_batches = data.micro_batches
+        samples = data.batch_size // data.micro_batches
+        self.activation_shape = (samples, data.sequence_length, config.width)
+        self._bfloat16 = recipe.precision == "bfloat16"
+        self._layout = layout
+        whole = _whole_on_meta(config)
+        kind, settings = type(_part(whole, layout.rotary)), whole.config
+        _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
+        for name, part in whole.named_children():
+            self.add_module(name, part)
+        self.to_empty(device=device)
+        self._layers = tuple(_part(self, layout.layers).values())  # a tuple: not registered a second time
+        if layout.rotary:
+            # Built anew: its frequencies are a buffer outside the weights, which to_empty would leave as garbage.
+            cos, sin = kind(settings)(torch.empty(0), torch.arange(data.sequence_length)[None])
+            self._cos, self._sin = nn.Buffer(cos, persistent=False), nn.Buffer(sin, persistent=False)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids int64 [n, length] on the first stage, else hidden states float32 [n, length, hidden], to hidden
+        states, or on the last stage to logits float32 [n, length, vocabulary]. Attention is causal; the length is at
+        most the run's sequence length."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
+            hidden = self._embed(x) if self.is_first else x
+            for layer in self._layers:
+                hidden = self._run(layer, hidden)
+            if self.is_last:
+                hidden = self._logits(hidden)
+        return hidden.float()
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats, a scalar, of the last stage's logits against labels int64 [n, length]."""
+        return functional.cross_entropy(output.view(-1, output.size(-1)), labels.reshape(-1))
+
+    def _run(self, layer: nn.Module, hidden: Tensor) -> Tensor:
+        # No mask stands for a causal one in transformers' attention; neither cache nor dropout exists here.
+        options: dict[str, Any] = {"attention_mask": None}
+        if self._layout.rotary:
+            length = hidden.size(1)
+            options["position_embeddings"] = (self._cos[:, :length], self._sin[:, :length])
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **options)
+        return layer(hidden, **options)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        layout = self._layout
+        hidden = _part(self, layout.tokens)(ids)
+        project_in = _part(self, layout.project_in)
+        if project_in is not None:
+            hidden = project_in(hidden)
+        if layout.positions:
+            positions = torch.arange(ids.size(1), device=ids.device)[None]
+            if layout.positions_per_sample:
+                positions = positions.expand(ids.shape)
+            embedding = _part(self, layout.positions)
+            # OPT's own class adds an offset to the positions and wants a mask that it then does not use.
+            plain = type(embedding) is nn.Embedding
+            hidden = hidden + (embedding(positions) if plain else embedding(None, position_ids=positions))
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        for path in self._layout.final:
+            part = _part(self, path)
+            if part is not None:
+                hidden = part(hidden)
+        head = _part(self, self._layout.head)
+        if head is None:  # tied: only where one stage is first and last
+            return functional.linear(hidden, _part(self, self._layout.tokens).weight)
+        return head(hidden)
+
+
+def preload() -> None:
+    """Import the model classes, which takes seconds; whatever uses them imports them anyway, at its first call."""
+    from transformers.models.llama import modeling_llama  # noqa: F401  with all that the other families use
+
+
+def stage_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the stage's weights (float32) by the unsplit model's parameter names, in the order of the pipeline:
+    embeddings, layers, final norm, head."""
+    layout, stages = parse_model(recipe.model).layout, recipe.stages
+    everything = _whole_shapes(rfc8785.dumps(recipe.model.config))
+    return {name: shape for name, shape in everything if layout.stage_of(name, stages) == stage}
+
+
+def initialise(recipe: Recipe, stage: int) -> dict[str, Tensor]:
+    """Fresh float32 weights of the stage, each tensor from a seed of its own name: norms 1, biases 0, else normal.
+
+    Only the run's creator calls this: random generators differ between machines, so the published genesis is the truth.
+    """
+    config, seed = parse_model(recipe.model), recipe.data.seed
+    return {name: _initial(name, shape, config, seed) for name, shape in stage_shapes(recipe, stage).items()}
+
+
+def model_config(recipe: Recipe) -> Any:
+    """The run's model as a transformers config object."""
+    return transformers_config(parse_model(recipe.model))
+
+
+def _whole_on_meta(config: Config) -> Any:
+    """The unsplit model without memory for its parameters, which come in the order of the pipeline."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(transformers_config(config))
+    for path in config.layout.final:  # OPT registers these before its layers
+        _put(whole, path, _part(whole, path))
+    return whole
+
+
+@lru_cache(maxsize=16)
+def _whole_shapes(config: bytes) -> list[tuple[str, tuple[int, ...]]]:
+    parameters = _whole_on_meta(parse_model(Model(json.loads(config)))).named_parameters()
+    return [(name, tuple(parameter.shape)) for name, parameter in parameters]
+
+
+def _keep(whole: Any, layout: Layout, low: int, high: int, *, first: bool, last: bool) -> None:
+    """Take out of the unsplit model what is not the stage's, and the rotary part, which has no weights."""
+    dropped = [layout.rotary]
+    if not first:
+        dropped += [layout.tokens, layout.positions, layout.project_in]
+    if not last:
+        dropped += [*layout.final]
+    if not last or whole.config.tie_word_embeddings:
+        dropped.append(layout.head)
+    for path in filter(None, dropped):
+        _put(whole, path, None)
+    layers = _part(whole, layout.layers)
+    _put(whole, layout.layers, nn.ModuleDict({str(index): layers[index] for index in range(low, high)}))
+    if last:
+        for path in layout.final:
+            _put(whole, path, _part(whole, path))
+
+
+def _part(root: nn.Module, path: str) -> Any:
+    """The module at a path such as "model.layers"; None where there is none."""
+    part: Any = root
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part if path else None
+
+
+def _put(root: nn.Module, path: str, part: nn.Module | None) -> None:
+    """Set the module at a path, last among its neighbours."""
+    parent, _, name = path.rpartition(".")
+    owner = _part(root, parent) if parent else root
+    delattr(owner, name)
+    setattr(owner, name, part)
+
+
+def _initial(name: str, shape: tuple[int, ...], config: Config, seed: int) -> Tensor:
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:  # a norm's
+        return torch.ones(shape)
+    deviation = config.deviation
+    if name.endswith(config.layout.residual_outputs):
+        deviation /= math.sqrt(2 * config.layers)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.empty(shape).normal_(0, deviation, generator=generator)

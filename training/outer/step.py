@@ -1,0 +1,176 @@
+"""The canonical outer step: the next version of a stage's weights, bit for bit the same on every machine.
+
+Only float32 element-wise operations of one IEEE operation each (`mul`, then `add` or `sub`), in the order in which the
+contributions are listed; no fused form and no reduction. Scalars are rounded to float32 before they are used.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlx.ground.blobs import read_blob
+from dlx.ground.constants import NO_HASH, UNIT
+from dlx.training.codecs import codec
+from dlx.training.models import weights
+from dlx.training.models.stages import stage_shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.outer.policy import Measured, measure
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Outer, Plan
+
+Observer = Callable[[Mapping[str, Tensor]], None]  # sees g, the mean that the seal counts, before it is used up
+
+
+class OuterError(ValueError):
+    """Contributions that no seal can hold."""
+
+
+@dataclass(frozen=True)
+class SealedPayload:
+    """One contribution as its seal counts it."""
+
+    payload: Path  # a blob: its name is the hex of its sha256
+    tokens: int
+    multiplier: int  # Q1.15: 32768 is 1.0
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Version:
+    """The sha256 of a version's weights file and of its momentum file (32 zero bytes where there is none)."""
+
+    weights: bytes
+    momentum: bytes
+
+
+def apply_round(
+    manifest: Manifest,
+    stage: int,
+    weights_path: Path,
+    momentum_path: Path | None,
+    contributions: Sequence[SealedPayload],
+    out: Path,
+    observe: Observer = lambda mean: None,
+) -> Version:
+    """Make V[t+1] of `stage` from V[t] and the contributions sealed in round t, in their listed order.
+
+    All files are blobs named by their sha256; the new ones are written to `out`. `momentum_path` is None as long as
+    there is no momentum file. No contributions leave weights and momentum as they are, and write nothing. Raises
+    WeightsError, BlobError or CodecError for a file that is not what its name or the manifest says, OuterError for
+    weights that no seal can have.
+    """
+    shapes = stage_shapes(manifest, stage)
+    version = _read_version(weights_path, shapes)
+    momentum = None if momentum_path is None else _read_version(momentum_path, shapes)
+    if not contributions:
+        return Version(_named(weights_path), NO_HASH if momentum_path is None else _named(momentum_path))
+    gradients = (read_payload(manifest, shapes, one.payload, one.plan) for one in contributions)
+    new_momentum = outer_step(version, momentum, gradients, parts(contributions), manifest.outer, observe)
+    return Version(
+        weights.write_blob(version, out),
+        NO_HASH if new_momentum is None else weights.write_blob(new_momentum, out),
+    )
+
+
+def measure_round(manifest: Manifest, stage: int, contributions: Sequence[SealedPayload]) -> Measured:
+    """What the run's policy needs to know of these payloads, whatever their multipliers. Raises as `apply_round`."""
+    shapes = stage_shapes(manifest, stage)
+
+    def gradient(index: int) -> Mapping[str, Tensor]:
+        return read_payload(manifest, shapes, contributions[index].payload, contributions[index].plan)
+
+    return measure(manifest.outer.policy, [one.tokens for one in contributions], gradient)
+
+
+def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, Tensor]:
+    """The decoded float32 tensors of a payload blob of unknown origin; `shapes` are those of its stage.
+
+    Raises BlobError for a file that is missing or not what its name says, CodecError for one that is no payload.
+    """
+    chosen = codec(manifest.codec.name)
+    return chosen.decode(read_blob(payload, chosen.size(shapes, plan)), shapes, plan)
+
+
+def outer_step(
+    version: Mapping[str, Tensor],
+    momentum: Mapping[str, Tensor] | None,
+    gradients: Iterable[Mapping[str, Tensor]],
+    parts: Sequence[float],
+    outer: Outer,
+    observe: Observer = lambda mean: None,
+) -> Mapping[str, Tensor] | None:
+    """One step of float32 tensors with g = the sum of each gradient times its part, in the order given.
+
+    Changes `version`, `momentum` and the gradients in place; returns the new momentum, None where `outer` has none.
+    """
+    total = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
+    for gradient, part in zip(gradients, parts, strict=True):
+        for name, tensor in total.items():
+            tensor.add_(gradient[name].mul_(part))
+    observe(total)
+    rate, decay = _float32(outer.lr), _float32(outer.momentum)
+    if outer.momentum > 0 and momentum is None:
+        momentum = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
+    for name, tensor in version.items():
+        step = total[name]
+        if momentum is not None:
+            momentum[name].mul_(decay).add_(step)
+            step = step.add_(momentum[name].mul(decay)) if outer.nesterov else momentum[name]
+        tensor.sub_(step.mul(rate))
+    return momentum
+
+
+def parts(contributions: Sequence[SealedPayload]) -> list[float]:
+    """Each contribution's part of g, a float32: tokens x multiplier / (all tokens x 32768). Raises OuterError."""
+    total = sum(one.tokens for one in contributions)
+    for one in contributions:
+        if one.tokens <= 0 or not 0 <= one.multiplier < 2 * UNIT:
+            raise OuterError(f"payload {one.payload.name}: {one.tokens} tokens, multiplier {one.multiplier}")
+    # Exact integers, one correctly rounded float64 division, one rounding to float32.
+    return [_float32(one.tokens * one.multiplier / (total * UNIT)) for one in contributions]
+
+
+def start_weights(version: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, alpha: float) -> dict[str, Tensor]:
+    """start[t]: the version less alpha times the slot's own decoded payload, where one is not in the version yet."""
+    if own is None:
+        return {name: tensor.clone() for name, tensor in version.items()}
+    factor = _float32(alpha)
+    return {name: tensor.sub(own[name].mul(factor)) for name, tensor in version.items()}
+
+
+def pseudo_gradient(
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    residual: Mapping[str, Tensor],
+    decay: float,
+    folded: Sequence[Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """u[t] = start - end + decay * residual + each folded payload in the order given; float32 throughout."""
+    factor = _float32(decay)
+    total = {name: start[name].sub(end[name]).add_(residual[name].mul(factor)) for name in start}
+    for payload in folded:
+        for name, tensor in total.items():
+            tensor.add_(payload[name])
+    return total
+
+
+def _read_version(path: Path, shapes: Shapes) -> dict[str, Tensor]:
+    return weights.read(path, shapes, sha256=_named(path))
+
+
+def _named(path: Path) -> bytes:
+    try:
+        name = bytes.fromhex(path.name)
+    except ValueError:
+        name = b""
+    if len(name) != 32:
+        raise OuterError(f"{path.name}: expected a blob, named by the hex of its sha256")
+    return name
+
+
+def _float32(value: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", value))[0]

@@ -1,0 +1,66 @@
+"""What is known to go wrong with a draft's choices, before a run is made of it."""
+
+from dlx.training.recipe.draft import Draft
+from dlx.training.recipe.recipe import Outer
+
+ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
+
+# As `python -m benchmarks.stability` measured with momentum: 0.36 diverges, 0.60 and 0.63 swing for 100 rounds.
+UNSTABLE_BELOW = 0.65
+
+
+def stable_below(outer: Outer) -> float:
+    """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
+
+    A linear analysis: the weights are one number, its error 1 at first, and the inner steps of a round take the part
+    `removed` off the error they start from.
+    """
+    low, high = 0.0, 1.0
+    if _stays_small(outer, high):
+        return high
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _stays_small(outer, middle) else (low, middle)
+    return low
+
+
+def warnings(draft: Draft) -> list[str]:
+    """What the run's creator should hear about, one line each."""
+    found, outer, adaptive = [], draft.outer, draft.adaptive
+    limit = stable_below(outer)
+    if limit < UNSTABLE_BELOW:
+        used = [key for key in ("momentum", "alpha", "lr") if getattr(outer, key)]
+        values = ", ".join(f"outer.{key} {getattr(outer, key):g}" for key in used)
+        found.append(
+            f"{values} with outer.delay {outer.delay} diverges once a round removes over {100 * limit:.0f}% of the "
+            f"error, as it does early in a run or in a short one: lower {' or '.join(f'outer.{key}' for key in used)}"
+        )
+    if adaptive and not outer.delay and adaptive.min_inner_steps < adaptive.max_inner_steps:
+        found.append(
+            "with outer.delay 0 the training waits for every exchange, and the inner steps adapt until that is half "
+            "to nine tenths of its time: choose outer.delay 1, or adaptive.min_inner_steps = adaptive.max_inner_steps"
+        )
+    if adaptive and draft.codec.name == "lowrank" and draft.max_replicas == 1 and adaptive.min_rank < adaptive.max_rank:
+        found.append(
+            "with max_replicas 1 the rank can only fall: the update that it is measured on was sent with that rank; "
+            "choose more replicas, or adaptive.min_rank = adaptive.max_rank"
+        )
+    if adaptive and draft.rounds * adaptive.min_inner_steps < adaptive.inner_steps:
+        needed = -(-adaptive.inner_steps // adaptive.min_inner_steps)
+        found.append(
+            f"rounds {draft.rounds} may end the run before adaptive.inner_steps {adaptive.inner_steps}, while its "
+            f"learning rate is still high: rounds of adaptive.min_inner_steps {adaptive.min_inner_steps} take {needed}"
+        )
+    return found
+
+
+def _stays_small(outer: Outer, removed: float) -> bool:
+    errors, momentum, own = [1.0] * (outer.delay + 1), 0.0, 0.0
+    for _ in range(ROUNDS):
+        own = removed * (errors[0] - outer.alpha * own)
+        momentum = outer.momentum * momentum + own
+        step = own + outer.momentum * momentum if outer.nesterov else momentum
+        errors = [*errors, errors[-1] - outer.lr * step][1:]
+        if abs(errors[-1]) > 1e3:
+            return False
+    return abs(errors[-1]) <= 1

@@ -1,0 +1,133 @@
+"""A Hugging Face config, of unknown origin, as a family's; and a family's as the transformers object.
+
+Nothing of the folder is executed. What the run's model would compute differently is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dlx.training.recipe.families import FAMILIES, Config, config_class
+from dlx.training.recipe.recipe import Model, parse_model
+from dlx.training.recipe.strict import ManifestError
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_config(folder: Path, *, untie: bool) -> dict[str, Any]:
+    """The `model.config` of a run that starts from the folder; with `untie` the head gets weights of its own.
+
+    Raises ManifestError in one line.
+    """
+    where = folder / "config.json"
+    raw = read_json(where, MAX_CONFIG_BYTES)
+    if raw.get("model_type") is None or config_class(raw) is None:
+        found = msgspec.json.encode(raw.get("model_type")).decode()[:80]
+        raise ManifestError(f"{where}: model_type: expected one of {', '.join(FAMILIES)}, got {found}")
+    for key in _OTHER_MODELS & raw.keys():
+        if raw[key]:
+            raise ManifestError(f"{where}: {key}: such a model is not supported")
+    theirs = _as_transformers(where, raw)
+    kind = config_class(raw)
+    assert kind is not None
+    keys = kind.__struct_fields__
+    rope = theirs.get("rope_parameters") or {}
+    theta, part = rope.get("rope_theta"), rope.get("partial_rotary_factor")
+    known = theirs | {"rope_theta": theta, "rotary_emb_base": theta, "rotary_pct": part}
+    # 0 stands for null; so does a width that the family derives from others.
+    values = {key: 0 if known[key] is None else known[key] for key in keys}
+    try:
+        config = parse_model(Model(values))
+    except ManifestError as error:
+        raise ManifestError(f"{where}: {str(error).removeprefix('model.config.')}") from None
+    for key, expected, value in config.problems():
+        raise ManifestError(f"{where}: {key}: {expected}, got {value}")
+    _refuse_other_computation(where, theirs, config)
+    if untie:
+        config = msgspec.structs.replace(config, tie_word_embeddings=False)
+    return msgspec.to_builtins(config)
+
+
+def transformers_config(config: Config) -> Any:
+    """A family's config as the transformers object: without dropout, token ids or a cache."""
+    from transformers import CONFIG_MAPPING
+
+    kind: Any = CONFIG_MAPPING[config.family]
+    known = kind().to_dict()
+    options = {key: getattr(config, key) for key in config.__struct_fields__ if key in known and key != "model_type"}
+    options |= config.transformers_options()
+    options |= {key: 0.0 for key in known if is_dropout(key)}
+    options |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # a padding row would never learn
+    return kind(**options, dtype="float32", attn_implementation="sdpa")
+
+
+def is_dropout(key: str) -> bool:
+    """Whether a key of a transformers config is the rate of some dropout."""
+    return key.endswith(("dropout", "_pdrop", "layerdrop"))
+
+
+def read_json(path: Path, limit: int) -> dict[str, Any]:
+    """The table in a JSON file of at most `limit` bytes. Raises ManifestError in one line."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > limit:
+        raise ManifestError(f"{path}: expected at most {limit} bytes")
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
+    if not isinstance(found, dict):
+        raise ManifestError(f"{path}: expected a table")
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """A foreign error, fit for one line."""
+    return " ".join(str(error).split())[:200]
+
+
+# Keys that make another model of one of the known types.
+_OTHER_MODELS = {"auto_map", "quantization_config", "compression_config", "is_encoder_decoder"}
+_ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
+# Keys that no logit depends on, beside the dropouts and those of every transformers config.
+_NO_COMPUTATION = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "is_decoder", "pretraining_tp"}
+_NO_COMPUTATION |= {"summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"}
+_NO_COMPUTATION |= {"max_window_layers", "reorder_and_upcast_attn"}
+
+
+def _as_transformers(where: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as transformers understands it: with its defaults, and old keys under their new names."""
+    layers = raw.get("num_hidden_layers", raw.get("n_layer", 1))
+    if not isinstance(layers, int) or not 0 < layers <= 1024:  # transformers makes a list of them
+        raise ManifestError(f"{where}: expected 1 to 1024 layers")
+    from transformers import CONFIG_MAPPING
+
+    kind: Any = CONFIG_MAPPING[raw["model_type"]]
+    keys = (kind().to_dict().keys() - _common_keys()) | kind.attribute_map.keys() | _ROPE | {"tie_word_embeddings"}
+    try:
+        return kind(**{key: value for key, value in raw.items() if key in keys}).to_dict()
+    except Exception as error:  # whatever a stranger's values bring about in there
+        raise ManifestError(f"{where}: not a config of {raw['model_type']} ({first_line(error)})") from None
+
+
+def _refuse_other_computation(where: Path, theirs: Mapping[str, Any], config: Config) -> None:
+    """Compare all keys of the transformers config with those of our model, but for what no logit depends on."""
+    ours = transformers_config(config).to_dict()
+    for key in sorted(ours.keys() - _common_keys() - _NO_COMPUTATION):
+        if not is_dropout(key) and theirs.get(key) != ours[key]:
+            expected, found = (msgspec.json.encode(value).decode()[:80] for value in (ours[key], theirs.get(key)))
+            raise ManifestError(f"{where}: {key}: expected {expected}, got {found}")
+
+
+def _common_keys() -> set[str]:
+    """Of every transformers config: about labels, files and output, not about layers."""
+    from transformers import PreTrainedConfig
+
+    return set(PreTrainedConfig().to_dict())

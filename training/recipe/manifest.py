@@ -1,0 +1,55 @@
+"""The run's manifest: the full, immutable description of one training job, of which the ledger has the hash."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+import rfc8785
+from msgspec import Meta
+
+from dlx.training.recipe.recipe import BlobRef, Recipe, Samples, Sha256, Tokens, parse_model
+from dlx.training.recipe.soundness import check
+from dlx.training.recipe.strict import ManifestError, convert, fail, refuse_absent
+
+MAX_BYTES = 256 * 1024  # of a manifest, and of a draft
+
+
+class Data(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    manifest: BlobRef
+
+
+class Manifest(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    salt: Sha256
+    genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
+    data: Data
+    tokens_per_step: Tokens
+
+
+def parse(data: bytes) -> Manifest:
+    """The manifest in `data`, which may come from anyone. Raises ManifestError unless it is canonical and sound."""
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"manifest: expected at most {MAX_BYTES} bytes, got {len(data)}")
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"manifest: not readable as JSON ({error})") from None
+    manifest = convert(raw, Manifest)
+    check(manifest, parse_model(manifest.model))
+    if len(manifest.genesis) != len(manifest.stages):
+        fail("genesis", f"expected one blob per stage ({len(manifest.stages)})", len(manifest.genesis))
+    if canonical_bytes(manifest) != data:
+        refuse_absent(raw, msgspec.to_builtins(manifest), "")
+        raise ManifestError("manifest: expected canonical JSON (RFC 8785)")
+    return manifest
+
+
+def canonical_bytes(manifest: Manifest) -> bytes:
+    """The manifest as RFC 8785 JSON."""
+    return rfc8785.dumps(msgspec.to_builtins(manifest))
+
+
+def manifest_hash(manifest: Manifest) -> bytes:
+    """The 32-byte sha256 of the canonical bytes: what the ledger records."""
+    return hashlib.sha256(canonical_bytes(manifest)).digest()

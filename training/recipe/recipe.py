@@ -1,0 +1,162 @@
+"""A run's recipe: all that its draft and its manifest say in the same words.
+
+Needs neither torch nor transformers, so that every part of the node can read one cheaply.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from dlx.training.recipe.families import FAMILIES, Config, config_class
+from dlx.training.recipe.presets import INNER_STEPS, MIN_INNER_STEPS
+from dlx.training.recipe.strict import convert, fail
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+_Size = Annotated[int, Meta(ge=1, le=1 << 40)]
+Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+_Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
+Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
+Precision = Literal["float32", "bfloat16"]
+Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
+Replicas = Annotated[int, Meta(ge=1, le=64)]
+Confirmations = Annotated[int, Meta(ge=0, le=1000)]
+Seed = Annotated[int, Meta(ge=0, lt=1 << 53)]
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+_BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+_Rate = Annotated[float, Meta(gt=0, le=100)]
+
+
+class BlobRef(Struct, frozen=True, forbid_unknown_fields=True):
+    """A blob by name (lowercase hex sha256) and size in bytes."""
+
+    sha256: Sha256
+    size: _Size
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True):
+    config: dict[str, bool | int | float | str]  # a transformers config; training/families.py has the keys
+
+
+class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a replica cuts its data into steps, whatever data it is."""
+
+    sequence_length: Count
+    batch_size: Count  # samples of one replica per inner step
+    micro_batches: Count = 1
+    seed: Seed = 0  # of the sample order and of the genesis
+    private: bool = False  # whether a replica may train on a folder of its own, which never leaves it
+
+
+class Inner(Struct, frozen=True, forbid_unknown_fields=True):
+    """Muon for the layers' matrices and AdamW for the rest (embeddings, norms, head), or AdamW for every tensor."""
+
+    optimiser: Literal["adamw", "muon"] = "muon"
+    lr: _Rate = 4e-3
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.95
+    eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-8
+    weight_decay: _Fraction = 0.1
+    muon_lr: _Rate = 0.01
+    muon_momentum: _BelowOne = 0.95
+    clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of the whole replica's gradient norm
+    warmup: _Fraction = 0.05  # fraction of the run's inner steps
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    decay: _Fraction = 0.2  # last fraction of the run's inner steps, in which `wsd` goes down
+    final: _Fraction = 0.1  # lr at the end of the run as a fraction of lr
+
+
+class Outer(Struct, frozen=True, forbid_unknown_fields=True):
+    optimiser: Literal["sgd"] = "sgd"
+    lr: _Rate = 1.0
+    momentum: _BelowOne = 0.0
+    nesterov: bool = False
+    delay: Literal[0, 1] = 0
+    alpha: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    policy: Literal["mean", "clip", "clip+cosine"] = "mean"  # how a seal weighs contributions, beyond their tokens
+
+
+class Codec(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Literal["int4", "lowrank", "topk"] = "int4"
+
+
+class Plan(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the codec and the inner loop do in a round. Level: bits of a value. Rank: of `lowrank`; values kept of each
+    4,096 of `topk`; 0 for `int4`."""
+
+    level: Annotated[int, Meta(ge=2, le=8)] = 4
+    rank: Annotated[int, Meta(ge=0, le=4096)] = 0
+    inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = INNER_STEPS
+
+
+class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan of later rounds follows what was measured; a manifest without this keeps its plan to the end."""
+
+    inner_steps: Annotated[int, Meta(ge=1, le=1 << 40)]  # of the whole run, which ends with the round that reaches it
+    window: Annotated[int, Meta(ge=1, le=1000)] = 5  # rounds between two changes
+    energy: Annotated[float, Meta(gt=0, lt=1)] = 0.9  # part of the shared update's energy that the rank has to keep
+    min_rank: Annotated[int, Meta(ge=1, le=4096)] = 4
+    max_rank: Annotated[int, Meta(ge=1, le=4096)] = 128
+    min_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = MIN_INNER_STEPS
+    max_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 500
+
+
+class Timing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds."""
+
+    round_timeout: _Seconds = 120
+    straggler_grace: _Seconds = 20
+    proposal_timeout: _Seconds = 10  # how long one proposer may stay silent
+    eviction_time: _Seconds = 60
+
+
+class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
+    numerator: Annotated[int, Meta(ge=1, le=65535)] = 2
+    denominator: Annotated[int, Meta(ge=1, le=65535)] = 3
+
+
+class Retention(Struct, frozen=True, forbid_unknown_fields=True):
+    payloads: Literal["run"] = "run"
+    versions: Annotated[int, Meta(ge=1, le=10_000)] = 3  # newest versions kept
+    every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # and every so many-th
+
+
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What drafts and manifests share; a draft leaves out what is at its default, a manifest states everything."""
+
+    version: Literal[1] = 1
+    name: Name
+    model: Model
+    stages: Stages
+    data: Samples
+    precision: Precision = "float32"
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    codec: Codec = Codec()
+    plan: Plan = Plan()
+    adaptive: Adaptive | None = None
+    rounds: Rounds
+    tokens_per_step: Tokens | None = None  # of one replica; a draft has it computed when it is left out
+    timing: Timing = Timing()
+    quorum: Quorum = Quorum()
+    min_replicas: Replicas = 1
+    max_replicas: Replicas = 8
+    confirmations: Confirmations = 1
+    retention: Retention = Retention()
+
+
+def activation_bytes(recipe: Recipe) -> int:
+    """Bytes of one activation or gradient message between two stages (float32): what a link must be able to carry."""
+    micro_batch = recipe.data.batch_size // recipe.data.micro_batches
+    return micro_batch * recipe.data.sequence_length * parse_model(recipe.model).width * 4
+
+
+def parse_model(model: Model) -> Config:
+    """The model's config as its family's. Raises ManifestError; what depends on several keys is not checked again."""
+    kind = config_class(model.config)
+    if kind is None:
+        fail("model.config.model_type", f"expected one of {', '.join(FAMILIES)}", model.config["model_type"])
+    return convert(model.config, kind, "model.config.")  # type: ignore[arg-type]

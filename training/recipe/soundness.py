@@ -1,0 +1,81 @@
+"""What a manifest's keys must be together: single keys are their types' business."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlx.training.recipe.codec_info import CODECS
+from dlx.training.recipe.families import Config
+from dlx.training.recipe.recipe import Adaptive, Codec, Plan, Recipe
+from dlx.training.recipe.strict import ManifestError, fail
+
+
+def check(recipe: Recipe, config: Config) -> None:
+    """Raises ManifestError unless the keys fit each other; `config` is its model."""
+    _check_model(recipe, config)
+    _check_stages(recipe, config.layers)
+    data, timing, outer = recipe.data, recipe.timing, recipe.outer
+    if data.batch_size % data.micro_batches:
+        fail("data.micro_batches", f"expected a divisor of data.batch_size ({data.batch_size})", data.micro_batches)
+    too_long = config.positions_problem(data.sequence_length)
+    if too_long:
+        fail("data.sequence_length", too_long, data.sequence_length)
+    tokens = data.batch_size * data.sequence_length
+    if recipe.tokens_per_step != tokens:
+        expected = f"expected data.batch_size x data.sequence_length = {tokens}"
+        fail("tokens_per_step", expected, recipe.tokens_per_step)
+    if timing.straggler_grace + timing.proposal_timeout > timing.round_timeout:
+        expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace}"
+        fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout})", timing.round_timeout)
+    _check_plan(recipe.codec, recipe.plan)
+    if recipe.adaptive is not None:
+        _check_adaptive(recipe.codec, recipe.plan, recipe.adaptive)
+    if outer.nesterov and not outer.momentum:
+        fail("outer.nesterov", "expected false, or outer.momentum > 0", True)
+    if outer.alpha and not outer.delay:
+        fail("outer.alpha", "expected 0 where outer.delay is 0 (nothing is in flight then)", outer.alpha)
+    if recipe.quorum.numerator > recipe.quorum.denominator:
+        limit = f"at most quorum.denominator ({recipe.quorum.denominator})"
+        fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)
+    if recipe.min_replicas > recipe.max_replicas:
+        fail("min_replicas", f"expected at most max_replicas ({recipe.max_replicas})", recipe.min_replicas)
+
+
+def _check_model(recipe: Recipe, config: Config) -> None:
+    absent = msgspec.to_builtins(config).keys() - recipe.model.config.keys()
+    if absent:
+        raise ManifestError(f"model.config.{min(absent)}: missing")
+    for key, expected, value in config.problems():
+        fail(f"model.config.{key}", expected, value)
+    if config.tie_word_embeddings and len(recipe.stages) > 1:
+        # The first and the last stage would each seal a copy of one tensor, and their codecs would drive them apart.
+        fail("model.config.tie_word_embeddings", "expected false where the model has more than one stage", True)
+
+
+def _check_plan(codec: Codec, plan: Plan) -> None:
+    info = CODECS[codec.name]
+    if plan.level not in info.levels:
+        fail("plan.level", f"expected {' or '.join(map(str, info.levels))} for {codec.name}", plan.level)
+    low, high = info.ranks
+    if not low <= plan.rank <= high:
+        fail("plan.rank", f"expected {low} to {high} for {codec.name}", plan.rank)
+
+
+def _check_adaptive(codec: Codec, plan: Plan, adaptive: Adaptive) -> None:
+    adapts = ("rank", "inner_steps") if codec.name == "lowrank" else ("inner_steps",)
+    for key in adapts:
+        low, high, value = getattr(adaptive, f"min_{key}"), getattr(adaptive, f"max_{key}"), getattr(plan, key)
+        if low > high:
+            fail(f"adaptive.min_{key}", f"expected at most adaptive.max_{key} ({high})", low)
+        if not low <= value <= high:
+            fail(f"plan.{key}", f"expected adaptive.min_{key} to adaptive.max_{key} ({low} to {high})", value)
+
+
+def _check_stages(recipe: Recipe, layers: int) -> None:
+    expected_low = 0
+    for index, (low, high) in enumerate(recipe.stages):
+        if low != expected_low or high <= low:
+            fail(f"stages[{index}]", f"expected layers from {expected_low} to a higher one", [low, high])
+        expected_low = high
+    if expected_low != layers:
+        fail("stages", f"expected to end at the model's number of layers ({layers})", expected_low)

@@ -1,0 +1,51 @@
+"""What the ledger decides about one round of a slot, and what training it gave: plain records, no tensor."""
+
+from msgspec import Struct
+
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.segments import SegmentState
+
+
+class RoundInputs(Struct, frozen=True):
+    """What the ledger decides about one round of a slot. Hashes are 32 bytes."""
+
+    round: int  # t
+    plan: Plan
+    steps_before: int  # inner steps of the run before this round
+    total_steps: int  # of the whole run
+    base_version: int  # b = max(0, t - delay)
+    base_weights: bytes  # V[b], a blob
+    left_out: tuple[bytes, ...] = ()  # own payloads of rounds <= t - 1 - delay that their seals left out
+
+
+class Trained(Struct, frozen=True, forbid_unknown_fields=True):
+    """A finished round, ready to be published. Hashes are 32 bytes: of canonical files (see training.weights), where a
+    state that was never used is the file of its zeros."""
+
+    round: int
+    payload: bytes
+    payload_size: int
+    base_weights: bytes
+    start_payload: bytes  # the own payload in the start; 32 zero bytes: none
+    folded: tuple[bytes, ...]  # own payloads folded back, at most two
+    weights_before: bytes  # start[t]
+    weights_after: bytes  # end[t]
+    optimiser_before: bytes
+    optimiser_after: bytes
+    residual_before: bytes
+    residual_after: bytes
+    segments_root: bytes  # over the leaves of `states`, see training.segments
+    segments: int
+    inner_steps: int
+    tokens: int
+    loss: int  # mean over the steps, in micro-nats per token
+    training_ms: int  # with the waiting for stage neighbours
+    reset: bool  # residual and moments started from zero
+    between: tuple[SegmentState, ...] = ()  # the states between two segments, oldest first
+    private_data: bool = False  # the replica trained on data of its own
+
+    @property
+    def states(self) -> tuple[SegmentState, ...]:
+        """All that `segments_root` commits to: at the start, between the segments, at the end."""
+        start = SegmentState(self.weights_before, self.optimiser_before)
+        return start, *self.between, SegmentState(self.weights_after, self.optimiser_after)

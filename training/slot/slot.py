@@ -1,0 +1,244 @@
+"""One slot's training state: residual, optimiser moments, own payloads, and the rule that turns a round into a payload.
+
+A trained round becomes the slot's state in one rename, of `slot.json`, after everything it names is on disk. Whatever
+happens before that (a broken pipe, a kill, a full disk) leaves the state of the round before, from which the next
+attempt gives the same bits as if nothing had happened.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlx.ground.blobs import BlobError, read_blob, write_blob
+from dlx.ground.constants import MICRO, NO_HASH
+from dlx.training.codecs import codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.pipeline import Link, barrier
+from dlx.training.inner.private import agree
+from dlx.training.models import weights
+from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.files import Own, SlotError, SlotFiles, State
+from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.segments import SEGMENT_STEPS, SegmentState, segments_root
+
+
+class Slot:
+    """Use `Slot.open`; one thread at a time. The caller has set torch to one thread, or replays will differ."""
+
+    def __init__(self, manifest: Manifest, loop: InnerLoop, stage: int, directory: Path, blobs: Path) -> None:
+        self._manifest, self._blobs = manifest, blobs
+        self._files = SlotFiles(manifest, stage, directory)
+        self._loop, self._codec = loop, codec(manifest.codec.name)
+        self._state: State | None = None
+        self._residual: dict[str, Tensor] = {}
+        self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
+        self._restore()
+
+    @classmethod
+    def open(
+        cls,
+        manifest: Manifest,
+        stage: int,
+        replica: int,
+        directory: Path,
+        blobs: Path,
+        dataset: Dataset | None,
+        checkpoint_activations: bool = False,
+    ) -> "Slot":
+        """The slot whose state is in `directory` (made when missing: everything starts from zero).
+
+        `blobs` holds the versions and gets the payloads. `dataset` is needed on the first and on the last stage. The
+        same stage's state may go on in another replica. Raises SlotError, TrainingError.
+        """
+        loop = InnerLoop(manifest, stage, replica, dataset, checkpoint_activations)
+        return cls(manifest, loop, stage, directory, blobs)
+
+    @property
+    def last(self) -> Trained | None:
+        """The newest finished round."""
+        return self._state.recent[-1] if self._state else None
+
+    @property
+    def recent(self) -> tuple[Trained, ...]:
+        """The last rounds, newest last, whose private states lie in the slot's directory (see training.slotfiles)."""
+        return self._state.recent if self._state else ()
+
+    def train(
+        self,
+        inputs: RoundInputs,
+        previous: Link | None,
+        next: Link | None,
+        stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[int, float | None], None] = lambda done, loss: None,
+    ) -> Trained:
+        """Train one round and make it the slot's state; a round that is finished already is returned as it was.
+
+        `previous` and `next` lead to the stage neighbours. `on_step(steps done in this round, loss in nats)` is called
+        after each inner step. Raises PipeBroken (Stopped after `stop()`), TrainingError, CodecError for a result that
+        has no payload, WeightsError or BlobError for a missing or damaged blob, SlotError for a round older than
+        `last`, or when the stored state or an own payload that it needs was damaged meanwhile; each leaves the slot's
+        state as it was.
+        """
+        if not self._is_as_on_disk:
+            self._restore()
+        if self.last and self.last.round == inputs.round:
+            return self.last
+        self._check(inputs)
+        self._is_as_on_disk = False
+        trained, residual = self._train(inputs, previous, next, stop, on_step)
+        self._state = self._files.commit(self._state, trained, self._still_open(inputs), inputs.plan)
+        self._residual, self._is_as_on_disk = residual, True
+        self._files.remove_all_but(self._state)
+        return trained
+
+    def _train(
+        self,
+        inputs: RoundInputs,
+        previous: Link | None,
+        next: Link | None,
+        stop: Callable[[], bool],
+        on_step: Callable[[int, float | None], None],
+    ) -> tuple[Trained, dict[str, Tensor]]:
+        """The round and its residual; writes every file but `slot.json`."""
+        began = time.monotonic()
+        private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
+        own, folded = self._own_in_start(inputs), self._left_out(inputs)
+        start = self._start(inputs, own)
+        self._loop.load_weights(start)
+        before = SegmentState(weights.weights_hash(start), self._optimiser_hash())
+        residual_before = weights.weights_hash(self._residual)
+        # Private files may be written before the neighbours are done: nothing names them until the commit.
+        between, loss = self._steps(inputs, previous, next, stop, on_step)
+        end = self._loop.weights()
+        payload, residual = self._encode(inputs.plan, start, end, folded)
+        after = self._write_state()
+        residual_after = self._files.write(residual)
+        leaves = [state.leaf() for state in (before, *between, after)]
+        barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next)
+        trained = Trained(
+            round=inputs.round,
+            payload=write_blob(self._blobs, [payload]),
+            payload_size=len(payload),
+            base_weights=inputs.base_weights,
+            start_payload=own.payload if own else NO_HASH,
+            folded=tuple(one.payload for one in folded),
+            weights_before=before.weights,
+            weights_after=after.weights,
+            optimiser_before=before.optimiser,
+            optimiser_after=after.optimiser,
+            residual_before=residual_before,
+            residual_after=residual_after,
+            segments_root=segments_root(leaves),
+            segments=len(leaves) - 1,
+            inner_steps=inputs.plan.inner_steps,
+            tokens=inputs.plan.inner_steps * self._manifest.tokens_per_step,
+            loss=round(loss * MICRO),
+            training_ms=round((time.monotonic() - began) * 1000),
+            reset=self._state is None,
+            between=tuple(between),
+            private_data=private_data,
+        )
+        return trained, residual
+
+    def _steps(
+        self,
+        inputs: RoundInputs,
+        previous: Link | None,
+        next: Link | None,
+        stop: Callable[[], bool],
+        on_step: Callable[[int, float | None], None],
+    ) -> tuple[list[SegmentState], float]:
+        """The round's inner steps: the states between segments, written, and the mean loss in nats."""
+        between, losses = [], []
+        for done in range(1, inputs.plan.inner_steps + 1):
+            losses.append(self._loop.step(inputs.steps_before + done - 1, inputs.total_steps, previous, next, stop))
+            if done % SEGMENT_STEPS == 0 and done < inputs.plan.inner_steps:
+                between.append(self._write_state())
+            on_step(done, losses[-1])
+        return between, sum(losses) / len(losses)
+
+    def _encode(
+        self, plan: Plan, start: dict[str, Tensor], end: dict[str, Tensor], folded: Sequence[Own]
+    ) -> tuple[bytes, dict[str, Tensor]]:
+        """The payload, and the residual: what its decoding does not give back."""
+        payloads = [self._decode(own) for own in folded]
+        update = pseudo_gradient(start, end, self._residual, self._codec.info.decay, payloads)
+        payload = self._codec.encode(update, plan, self._newest_own())
+        decoded = self._codec.decode(payload, self._loop.shapes, plan)
+        return payload, {name: tensor.sub_(decoded[name]) for name, tensor in update.items()}
+
+    def _newest_own(self) -> tuple[bytes, Plan] | None:
+        """The slot's last payload and its plan, from which the codec may start: a lost one costs no round."""
+        if not self._state:
+            return None
+        own = self._state.own[-1]
+        try:
+            return read_blob(self._path(own), self._codec.size(self._loop.shapes, own.plan)), own.plan
+        except BlobError:
+            return None
+
+    def _check(self, inputs: RoundInputs) -> None:
+        if self.last and inputs.round < self.last.round:
+            raise SlotError(f"round {inputs.round}: this slot has already trained round {self.last.round}")
+        base = max(0, inputs.round - self._manifest.outer.delay)
+        if inputs.base_version != base:
+            raise SlotError(f"round {inputs.round} starts from version {base}, not {inputs.base_version}")
+
+    def _start(self, inputs: RoundInputs, own: Own | None) -> dict[str, Tensor]:
+        path = self._blobs / inputs.base_weights.hex()
+        version = weights.read(path, self._loop.shapes, sha256=inputs.base_weights, finite=True)
+        return start_weights(version, self._decode(own) if own else None, self._manifest.outer.alpha)
+
+    def _own_in_start(self, inputs: RoundInputs) -> Own | None:
+        """The own payload that the base version cannot contain yet: with a delay of one round at most the last one."""
+        outer = self._manifest.outer
+        if not self._state or outer.delay == 0 or outer.alpha == 0:
+            return None
+        return next((one for one in self._state.own if one.round == inputs.round - 1), None)
+
+    def _left_out(self, inputs: RoundInputs) -> list[Own]:
+        """Own payloads that their seals left out, each only once: the next state does not have them any more."""
+        own = self._state.own if self._state else ()
+        return [one for one in own if self._is_decided(one, inputs) and one.payload in inputs.left_out]
+
+    def _is_decided(self, own: Own, inputs: RoundInputs) -> bool:
+        return own.round <= inputs.round - 1 - self._manifest.outer.delay
+
+    def _still_open(self, inputs: RoundInputs) -> tuple[Own, ...]:
+        """The own payloads that the next round may still have to fold back."""
+        return tuple(one for one in (self._state.own if self._state else ()) if not self._is_decided(one, inputs))
+
+    def _decode(self, own: Own) -> dict[str, Tensor]:
+        try:
+            return read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
+        except BlobError as error:
+            raise self._files.damaged(f"its payload of round {own.round}: {error}") from error
+
+    def _path(self, own: Own) -> Path:
+        return self._blobs / own.payload.hex()
+
+    def _optimiser_hash(self) -> bytes:
+        return weights.weights_hash(self._loop.optimiser_state())
+
+    def _write_state(self) -> SegmentState:
+        weights_hash = self._files.write(self._loop.weights())
+        return SegmentState(weights_hash, self._files.write(self._loop.optimiser_state()))
+
+    def _restore(self) -> None:
+        """Take up the committed state, and forget what a round that broke off has left."""
+        self._state = self._files.load()
+        last, shapes = self.last, self._loop.shapes
+        if last:
+            self._residual = self._files.read(last.residual_after, shapes)
+            self._loop.load_optimiser_state(self._files.read(last.optimiser_after, self._loop.optimiser_shapes))
+        else:
+            self._residual = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            self._loop.load_optimiser_state({})
+        self._files.remove_all_but(self._state)
+        self._is_as_on_disk = True
