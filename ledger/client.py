@@ -168,9 +168,9 @@ class LedgerClient:
     def deregister(self) -> Receipt:
         return self._registry_write("deregister")
 
-    def create_run(self, config: RunConfig, genesis: Sequence[bytes]) -> bytes:
-        """The id of the run; `genesis` has the hash of V[s,0] for each stage."""
-        self._write("createRun", astuple(config), list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
+    def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes]) -> bytes:
+        """The id of the run; `name` is the manifest's, `genesis` has the hash of V[s,0] for each stage."""
+        self._write("createRun", astuple(config), name, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
 
     def join_run(self, run: bytes, stage: int = ANY_STAGE) -> tuple[int, int]:

@@ -1,8 +1,10 @@
 """The contracts' events: raw logs, decoded strictly into one dataclass each.
 
-Text on the chain is whatever somebody sent: it is decoded with replacement characters and never refused.
+Text on the chain is whatever somebody sent: it is decoded with replacement characters and never refused, except for a
+run's name, whose characters the contract checks.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +76,7 @@ class RunCreated:
     run: Bytes32
     creator: Address
     config: RunConfig
+    name: str  # what people call it: 1 to 64 of [A-Za-z0-9._-], fit to be shown as it is; not unique
     genesis: tuple[bytes, ...]
     at: EventPosition
 
@@ -230,6 +233,7 @@ def event_topic(cls: type[Event]) -> bytes:
 
 
 _CONFIG = "(" + ",".join(kind for _, kind in static_fields(RunConfig)) + ")"
+_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SEAL = "(" + ",".join(kind for _, kind in static_fields(Seal)) + ",bytes)"
 
 
@@ -237,8 +241,12 @@ def _addresses_changed(account: str, multiaddrs: tuple[bytes, ...], at: EventPos
     return AddressesChanged(account, tuple(text.decode(errors="replace") for text in multiaddrs), at)
 
 
-def _run_created(run: bytes, creator: str, config: tuple, genesis: tuple[bytes, ...], at: EventPosition) -> RunCreated:
-    return RunCreated(run, creator, RunConfig(*config), tuple(genesis), at)
+def _run_created(
+    run: bytes, creator: str, config: tuple, name: bytes, genesis: tuple[bytes, ...], at: EventPosition
+) -> RunCreated:
+    if not _NAME.fullmatch(name):  # no ledger of ours emits one, and it would reach terminals and web pages
+        raise TypedError(f"RunCreated: {name[:80]!r} is no run's name")
+    return RunCreated(run, creator, RunConfig(*config), name.decode(), tuple(genesis), at)
 
 
 def _sealed(
@@ -272,7 +280,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(NodeRegistered, "address", "bytes uint256"),
         _spec(AddressesChanged, "address", "string[]", _addresses_changed),
         _spec(NodeDeregistered, "address", "bytes"),
-        _spec(RunCreated, "bytes32 address", f"{_CONFIG} bytes32[]", _run_created),
+        _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[]", _run_created),
         _spec(Joined, "bytes32 address", "uint16 uint16"),
         _spec(Left, "bytes32 address", "uint16 uint16"),
         _spec(Moved, "bytes32 address", "uint16 uint16 uint16"),

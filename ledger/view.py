@@ -96,6 +96,11 @@ class RunView:
         return self._creation.config
 
     @property
+    def name(self) -> str:
+        """What people call the run; its manifest has to say the same."""
+        return self._creation.name
+
+    @property
     def genesis(self) -> tuple[bytes, ...]:
         """The hash of V[s,0] for each stage."""
         return self._creation.genesis

@@ -169,7 +169,9 @@ class Network:
         manifest = self._manifest(name, outer, changes)
         content = canonical_bytes(manifest)
         creator = next(iter(self.clients.values()))
-        run = creator.create_run(_config(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
+        run = creator.create_run(
+            _config(manifest), manifest.name, [bytes.fromhex(blob.sha256) for blob in manifest.genesis]
+        )
         write_blob(self.blobs, [content])
         with ThreadPoolExecutor(len(self.clients)) as pool:
             slots = dict(zip(self.clients, pool.map(lambda c: c.join_run(run), self.clients.values()), strict=True))

@@ -53,6 +53,10 @@ library Runs {
     uint256 internal constant MAX_STAGES = 64; // the width of Run.sealedStages
     uint256 internal constant MAX_REPLICAS = 64; // bounds the gas of a seal
     uint256 internal constant ACTIVE_ROUNDS = 3;
+    uint256 internal constant MAX_NAME_BYTES = 64;
+    /// @dev A bit for each ASCII letter and digit, and for those and `-`, `.`, `_`.
+    uint256 private constant ALPHANUMERIC = (0x3ff << 48) | (0x3ffffff << 65) | (0x3ffffff << 97);
+    uint256 private constant NAME_CHARACTERS = ALPHANUMERIC | (1 << 45) | (1 << 46) | (1 << 95);
 
     error InvalidConfig(string field);
     error NotHolding(address account);
@@ -72,6 +76,17 @@ library Runs {
         if (config.roundTimeout == 0) revert InvalidConfig("roundTimeout");
         if (config.evictionTime == 0) revert InvalidConfig("evictionTime");
         if (config.tokensPerStep == 0) revert InvalidConfig("tokensPerStep");
+    }
+
+    /// @notice A name is 1 to 64 ASCII letters, digits, `-`, `.` and `_`, the first a letter or digit: what can be shown
+    /// anywhere as it is.
+    function checkName(bytes calldata name) internal pure {
+        if (name.length == 0 || name.length > MAX_NAME_BYTES) revert InvalidConfig("name");
+        uint256 allowed = ALPHANUMERIC;
+        for (uint256 i = 0; i < name.length; ++i) {
+            if ((allowed >> uint8(name[i])) & 1 == 0) revert InvalidConfig("name");
+            allowed = NAME_CHARACTERS;
+        }
     }
 
     // ------------------------------------------------------------------------------------------------- seats

@@ -25,7 +25,9 @@ contract TrainingLedger is EIP712 {
 
     mapping(bytes32 run => Run) private _runs;
 
-    event RunCreated(bytes32 indexed run, address indexed creator, RunConfig config, bytes32[] genesis);
+    event RunCreated(
+        bytes32 indexed run, address indexed creator, RunConfig config, string name, bytes32[] genesis
+    );
     event Joined(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
     event Left(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
     event Moved(bytes32 indexed run, address indexed account, uint16 fromReplica, uint16 toReplica, uint16 stage);
@@ -88,9 +90,14 @@ contract TrainingLedger is EIP712 {
     // ---------------------------------------------------------------------------------------------------- runs
 
     /// @notice Creates a run.
+    /// @param name what people call it, as in the manifest; it is only in the event, and other runs may have the same
     /// @param genesis_ the weights hash of V[s, 0] for each stage s
-    function createRun(RunConfig calldata config, bytes32[] calldata genesis_) external returns (bytes32 run) {
+    function createRun(RunConfig calldata config, string calldata name, bytes32[] calldata genesis_)
+        external
+        returns (bytes32 run)
+    {
         Runs.check(config);
+        Runs.checkName(bytes(name));
         if (genesis_.length != config.stages) revert Runs.InvalidConfig("genesis");
 
         run = keccak256(abi.encode(block.chainid, address(this), msg.sender, config.manifest));
@@ -102,7 +109,7 @@ contract TrainingLedger is EIP712 {
             r.genesis[stage] = genesis_[stage];
             r.heads[stage].weights = genesis_[stage];
         }
-        emit RunCreated(run, msg.sender, config, genesis_);
+        emit RunCreated(run, msg.sender, config, name, genesis_);
     }
 
     /// @notice Says where version V[., round] of the run can be fetched as a checkpoint.

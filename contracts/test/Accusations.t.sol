@@ -51,7 +51,7 @@ contract AccusationsTest is Fixture {
 
     function test_nobodyIsAccusedBeforeRoundZeroOpensOrAfterTheLastRound() public {
         bytes32 first = run;
-        run = ledger.createRun(configOf(1, 3, 3), genesisOf(1));
+        run = ledger.createRun(configOf(1, 3, 3), NAME, genesisOf(1));
         join(run, who[0], ANY);
         join(run, who[1], ANY);
         pass(ROUND_TIMEOUT + 1, 100);
@@ -135,7 +135,7 @@ contract AccusationsTest is Fixture {
 
     function test_movingDownDoesNotAnswerAnAccusation() public {
         // Two stages, so that a replica can be incomplete.
-        run = ledger.createRun(configOf(2, 1, 3), genesisOf(2));
+        run = ledger.createRun(configOf(2, 1, 3), NAME, genesisOf(2));
         join(run, who[0], 0);
         join(run, who[1], 1);
         join(run, who[2], 0);

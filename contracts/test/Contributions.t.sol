@@ -23,7 +23,7 @@ contract ContributionsTest is Fixture {
         for (uint256 i = 0; i < 16; ++i) {
             join(run, who[i], ANY);
         }
-        large = ledger.createRun(configOf(1, uint16(MOST), uint16(MOST)), genesisOf(1));
+        large = ledger.createRun(configOf(1, uint16(MOST), uint16(MOST)), NAME, genesisOf(1));
         for (uint256 i = 0; i < MOST; ++i) {
             join(large, who[i], ANY);
         }

@@ -21,6 +21,7 @@ abstract contract Fixture {
     uint32 internal constant INNER_STEPS = 50;
     uint16 internal constant ANY = type(uint16).max;
     address internal constant CREATOR = address(0xc4ea7e);
+    string internal constant NAME = "a-run";
 
     NodeRegistry internal registry;
     TrainingLedger internal ledger;
@@ -85,7 +86,7 @@ abstract contract Fixture {
 
     function create(RunConfig memory config) internal returns (bytes32) {
         vm.prank(CREATOR);
-        return ledger.createRun(config, genesisOf(config.stages));
+        return ledger.createRun(config, NAME, genesisOf(config.stages));
     }
 
     function join(bytes32 run, address account, uint16 stage) internal {

@@ -114,7 +114,7 @@ contract SealsTest is Fixture {
     }
 
     function test_refusesASealBeforeRoundZeroOpens() public {
-        bytes32 closed = ledger.createRun(configOf(1, 2, 2), genesisOf(1));
+        bytes32 closed = ledger.createRun(configOf(1, 2, 2), NAME, genesisOf(1));
         join(closed, a[0], ANY);
         Contribution[] memory cs = contributionsOf(closed, some(a[0]));
         Seal memory s = sealOf(closed, 0, cs);
@@ -201,7 +201,7 @@ contract SealsTest is Fixture {
     function test_refusesTokensThatOverflow() public {
         RunConfig memory config = configOf(1, 1, 1);
         config.tokensPerStep = type(uint64).max;
-        bytes32 huge = ledger.createRun(config, genesisOf(1));
+        bytes32 huge = ledger.createRun(config, NAME, genesisOf(1));
         join(huge, a[0], ANY);
         Contribution[] memory cs = contributionsOf(huge, some(a[0]));
         cs[0].innerSteps = 2;
@@ -493,7 +493,7 @@ contract SealsTest is Fixture {
         vm.assume(numerator > 0 && numerator <= denominator);
         RunConfig memory config = configOf(1, 1, 4);
         (config.quorumNumerator, config.quorumDenominator) = (numerator, denominator);
-        bytes32 other = ledger.createRun(config, genesisOf(1));
+        bytes32 other = ledger.createRun(config, NAME, genesisOf(1));
         for (uint256 members = 1; members <= 4; ++members) {
             join(other, who[members], ANY);
             (uint256 counted, uint256 needed) = ledger.quorumOf(other, 0);

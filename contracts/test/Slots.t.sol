@@ -17,7 +17,7 @@ contract SlotsTest is Fixture {
         RunConfig memory config = configOf(2, 1, 3);
         bytes32 expected = keccak256(abi.encode(block.chainid, address(ledger), CREATOR, config.manifest));
         vm.expectEmit(address(ledger));
-        emit TrainingLedger.RunCreated(expected, CREATOR, config, genesisOf(2));
+        emit TrainingLedger.RunCreated(expected, CREATOR, config, NAME, genesisOf(2));
         bytes32 run = create(config);
         vm.assertEq(run, expected);
         vm.assertEq(abi.encode(ledger.runConfig(run)), abi.encode(config));
@@ -48,14 +48,14 @@ contract SlotsTest is Fixture {
         bytes32 run = create(config);
         vm.prank(CREATOR);
         vm.expectRevert(abi.encodeWithSelector(TrainingLedger.RunExists.selector, run));
-        ledger.createRun(config, genesisOf(1));
+        ledger.createRun(config, NAME, genesisOf(1));
         vm.prank(who[0]);
-        vm.assertTrue(ledger.createRun(config, genesisOf(1)) != run);
+        vm.assertTrue(ledger.createRun(config, NAME, genesisOf(1)) != run);
     }
 
     function refuse(RunConfig memory config, string memory field) private {
         vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, field));
-        ledger.createRun(config, genesisOf(2));
+        ledger.createRun(config, NAME, genesisOf(2));
     }
 
     function test_createRunRefusesConfigsOutOfBounds() public {
@@ -89,6 +89,38 @@ contract SlotsTest is Fixture {
         config.tokensPerStep = 0;
         refuse(config, "tokensPerStep");
         refuse(configOf(3, 1, 3), "genesis");
+    }
+
+    function refuseName(string memory name) private {
+        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "name"));
+        ledger.createRun(configOf(2, 1, 3), name, genesisOf(2));
+    }
+
+    function test_createRunTakesOnlyNamesThatCanBeShownAsTheyAre() public {
+        string memory longest = "a123456789b123456789c123456789d123456789e123456789f123456789g123";
+        string[4] memory fine = ["a", "0", "A.b-c_9Z", longest];
+        for (uint256 i = 0; i < fine.length; ++i) {
+            RunConfig memory config = configOf(2, 1, 3);
+            config.manifest = bytes32(i + 1);
+            ledger.createRun(config, fine[i], genesisOf(2));
+        }
+        refuseName("");
+        refuseName(string.concat(longest, "4"));
+        refuseName("-rf");
+        refuseName(".hidden");
+        refuseName("two words");
+        refuseName("a/b");
+        refuseName("a@");
+        refuseName("a[");
+        refuseName("a`");
+        refuseName("a{");
+        refuseName(unicode"é");
+        refuseName("red\x1b[31m");
+        for (uint256 code = 0; code < 256; ++code) {
+            bool letter = (code >= 65 && code <= 90) || (code >= 97 && code <= 122) || (code >= 48 && code <= 57);
+            if (letter || code == 45 || code == 46 || code == 95) continue;
+            refuseName(string(abi.encodePacked("a", bytes1(uint8(code)))));
+        }
     }
 
     function test_unknownRunsAreNamed() public {

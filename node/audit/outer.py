@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from dlx.ground.constants import UNIT
@@ -14,7 +13,7 @@ from dlx.node.archive.replay import PayloadError, Replay, State
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
-from dlx.node.runs.fit import config_of
+from dlx.node.runs.fit import differences
 from dlx.training import selftest
 from dlx.training.codecs import CodecError
 from dlx.training.models.weights import WeightsError
@@ -68,21 +67,12 @@ def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
         report.add(LEVEL, "manifest", "FAIL", str(error), hash=digest)
         report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
         return None
-    differing = _differing(manifest, view)
+    differing = differences(manifest, view)
     if differing:
         report.add(LEVEL, "manifest", "FAIL", f"the ledger says otherwise: {'; '.join(differing)}", hash=digest)
         return None
     report.add(LEVEL, "manifest", "PASS", manifest.name, hash=digest)
     return manifest
-
-
-def _differing(manifest: Manifest, view: RunView) -> list[str]:
-    """Where the ledger's own copy of the run's numbers differs from the manifest that it names."""
-    stated, registered = asdict(config_of(manifest)), asdict(view.config)
-    differing = [f"{key} is {stated[key]}, there {registered[key]}" for key in stated if stated[key] != registered[key]]
-    if [blob.sha256 for blob in manifest.genesis] != [digest.hex() for digest in view.genesis]:
-        differing.append("another genesis")
-    return differing
 
 
 class _Audit:

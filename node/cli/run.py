@@ -173,7 +173,7 @@ def show(
     summary = found.summary
     fields = [
         ("run", summary.run),
-        ("name", summary.name or "unknown (the manifest is not in this folder)"),
+        ("name", summary.name),
         ("creator", summary.creator),
         ("manifest", summary.manifest),
         ("state", summary.state),

@@ -35,7 +35,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.round import plans
 from dlx.node.round.plans import Terms
-from dlx.node.runs.fit import check_pipes, config_of
+from dlx.node.runs.fit import check_pipes, differences
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobError, BlobExchange
@@ -264,10 +264,9 @@ class Node:
 
     async def _prepare(self) -> RunContext:
         """Have manifest, data and genesis of the run, all by hash, before training."""
-        config = self.view.config
-        manifest = parse(await self._public_blob(config.manifest, MAX_BYTES))
-        if config_of(manifest) != config:
-            raise Failure("the run's manifest and its registration on the ledger disagree: do not train it")
+        manifest = parse(await self._public_blob(self.view.config.manifest, MAX_BYTES))
+        if wrong := differences(manifest, self.view):
+            raise Failure(f"the run's manifest and its registration disagree, do not train it: {'; '.join(wrong)}")
         check_pipes(manifest)
         named = manifest.data.manifest
         path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
@@ -283,7 +282,7 @@ class Node:
         directory = self.startup.datadir.state / self.startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         return RunContext(
-            run=self.startup.run, manifest=manifest, manifest_hash=config.manifest,
+            run=self.startup.run, manifest=manifest, manifest_hash=self.view.config.manifest,
             account=self.startup.account.address, account_key=self.startup.account.secret, client=self.client,
             store=self.store, exchange=self._exchange, gossip=self._gossip, pipe_service=self._pipes,
             metrics=self.metrics, directory=directory, blobs_directory=self.startup.datadir.blobs,

@@ -13,7 +13,7 @@ from dlx.ground.blobs import write_blob
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
 from dlx.node.home.datadir import DataDir
-from dlx.node.runs.fit import check_pipes, config_of
+from dlx.node.runs.fit import check_pipes, config_of, genesis_of
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
@@ -52,7 +52,7 @@ def create_run(
     existed = any(created.run == run for created in client.runs())
     if not existed:
         progress("registering the run on the ledger")
-        client.create_run(config_of(manifest), [bytes.fromhex(blob.sha256) for blob in manifest.genesis])
+        client.create_run(config_of(manifest), manifest.name, genesis_of(manifest))
     return RunRecord(
         run="0x" + run.hex(),
         name=manifest.name,

@@ -22,7 +22,7 @@ _SHORTEST_PREFIX = 6  # hex digits
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
-    name: str | None  # None where no blob folder has the manifest
+    name: str  # what its creator calls it; others may call theirs the same
     creator: str
     manifest: str
     rounds: int
@@ -81,7 +81,7 @@ def view_of(index: EventIndex, run: bytes) -> RunView:
 
 
 def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
-    """Every run of the ledger, oldest first; names from the manifests that the blob folders have."""
+    """Every run of the ledger, oldest first; a manifest in a blob folder says when a run ends that adapts."""
     return [_summary(view_of(index, created.run), folders) for created in index.runs()]
 
 
@@ -130,7 +130,7 @@ def _summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
     over = finished(Terms.of(manifest), view) if manifest else view.finished
     return RunSummary(
         run="0x" + view.run.hex(),
-        name=manifest.name if manifest else None,
+        name=view.name,
         creator=view.creator,
         manifest=config.manifest.hex(),
         rounds=config.rounds,

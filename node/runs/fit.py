@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from dlx.ledger.typed import RunConfig
+from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.training.recipe.manifest import Manifest, manifest_hash
@@ -21,8 +24,22 @@ def check_pipes(recipe: Recipe) -> None:
         )
 
 
+def differences(manifest: Manifest, view: RunView) -> list[str]:
+    """Where the ledger's own record of the run differs from the manifest that it names: such a run is not to be
+    trusted."""
+    stated = {"name": manifest.name} | asdict(config_of(manifest))
+    registered = {"name": view.name} | asdict(view.config)
+    found = [f"{key} is {stated[key]}, there {registered[key]}" for key in stated if stated[key] != registered[key]]
+    return found if genesis_of(manifest) == list(view.genesis) else [*found, "another genesis"]
+
+
+def genesis_of(manifest: Manifest) -> list[bytes]:
+    """The hash of each stage's first weights."""
+    return [bytes.fromhex(blob.sha256) for blob in manifest.genesis]
+
+
 def config_of(manifest: Manifest) -> RunConfig:
-    """What the ledger holds of a manifest: a run whose RunConfig differs from its manifest's is not to be trusted."""
+    """The numbers of a manifest that the ledger enforces."""
     return RunConfig(
         manifest=manifest_hash(manifest),
         rounds=manifest.rounds,

@@ -18,7 +18,7 @@ EVENTS = {
         "NodeDeregistered(address,bytes)": 1,
     },
     "TrainingLedger": {
-        f"RunCreated(bytes32,address,{CONFIG},bytes32[])": 2,
+        f"RunCreated(bytes32,address,{CONFIG},string,bytes32[])": 2,
         "Joined(bytes32,address,uint16,uint16)": 2,
         "Left(bytes32,address,uint16,uint16)": 2,
         "Moved(bytes32,address,uint16,uint16,uint16)": 2,
@@ -41,7 +41,7 @@ FUNCTIONS = {
         "isRegistered(address)",
     },
     "TrainingLedger": {
-        f"createRun({CONFIG},bytes32[])",
+        f"createRun({CONFIG},string,bytes32[])",
         "joinRun(bytes32,uint16)",
         "moveDown(bytes32)",
         "leaveRun(bytes32)",

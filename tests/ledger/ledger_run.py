@@ -13,6 +13,7 @@ from dlx.ledger.verify import verify_seal
 from dlx.ledger.view import RunView
 
 TOKENS = 1024
+NAME = "a-run"
 PLAN = Plan(4, 0, 10)
 
 
@@ -48,7 +49,7 @@ class Run:
         self.clients = {client.account: client for client in clients}
         self.creator = clients[0]
         genesis = [bytes([1 + s]) * 32 for s in range(settings.stages)]
-        self.id = self.creator.create_run(settings, genesis)
+        self.id = self.creator.create_run(settings, NAME, genesis)
         self.view = RunView(self.id)
         self.feed = self.creator.feed(self.id)
         self.events: list[Event] = []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from ledger_run import TOKENS, Run, config, contribution
+from ledger_run import NAME, TOKENS, Run, config, contribution
 
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient, fund
@@ -195,7 +195,7 @@ def test_seals_need_a_quorum_of_members(running):
 def test_many_sends_at_once_all_arrive(embedded):
     client = embedded.client(30)
     with ThreadPoolExecutor(20) as pool:
-        runs = list(pool.map(lambda i: client.create_run(config(), [bytes([i]) * 32] * 2), range(20)))
+        runs = list(pool.map(lambda i: client.create_run(config(), NAME, [bytes([i]) * 32] * 2), range(20)))
     assert len(set(runs)) == 20
     assert set(runs) <= {created.run for created in client.runs()}
 
@@ -209,7 +209,7 @@ def test_a_killed_chain_comes_back_and_every_send_arrives_once(tmp_path):
         feed = client.feed()
         assert len(client.poll(feed).events) == 0
         with ThreadPoolExecutor(8) as pool:
-            sent = [pool.submit(client.create_run, config(), [bytes([i]) * 32] * 2) for i in range(8)]
+            sent = [pool.submit(client.create_run, config(), NAME, [bytes([i]) * 32] * 2) for i in range(8)]
             sent[0].result()
             world.stop(kill=True)
             world.start()
@@ -226,7 +226,7 @@ def test_a_reorg_takes_a_run_back(world):
         pytest.skip("the embedded chain never takes a block back")
     client = world.client(40)
     until_block(client, lambda head: head.block > 6)  # the contracts must stay
-    run = client.create_run(config(), [b"\1" * 32] * 2)
+    run = client.create_run(config(), NAME, [b"\1" * 32] * 2)
     feed = client.feed()
     assert run in {event.run for event in client.poll(feed).events if isinstance(event, RunCreated)}
     client.rpc.call("anvil_reorg", 3, [])
@@ -259,13 +259,22 @@ def test_code_is_compared_apart_from_immutables(embedded):
     assert not interface.same_code(b"") and not interface.same_code(code + b"\0")
 
 
+def test_a_run_has_a_name_that_strangers_read(embedded):
+    client = embedded.client(30)
+    run = client.create_run(config(), "Fairy-tales_1.0", [b"\1" * 32] * 2)
+    reader = LedgerClient(embedded.url, embedded.ledger)
+    assert {created.run: created.name for created in reader.runs()}[run] == "Fairy-tales_1.0"
+    with pytest.raises(Reverted, match=r"InvalidConfig.*name"):
+        client.create_run(config(), "two words", [b"\1" * 32] * 2)
+
+
 def test_without_funds_the_message_says_so(embedded, tmp_path):
     poor = LedgerClient(embedded.url, embedded.ledger, key_of(31), tmp_path)
     with pytest.raises(LedgerError, match="insufficient funds"):
-        poor.create_run(config(), [b"\1" * 32] * 2)
+        poor.create_run(config(), NAME, [b"\1" * 32] * 2)
     fund(embedded.url, account_of(key_of(31)))
     fund(embedded.url, account_of(key_of(31)))  # a second time gives nothing, and is no error
-    assert poor.create_run(config(), [b"\1" * 32] * 2)
+    assert poor.create_run(config(), NAME, [b"\1" * 32] * 2)
 
 
 def test_view_follows_the_contract_through_a_random_run(embedded):

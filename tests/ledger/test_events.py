@@ -12,6 +12,7 @@ from dlx.ledger.events import (
     Answered,
     CheckpointPublished,
     Joined,
+    RunCreated,
     decode_log,
     event_topic,
     parse_log,
@@ -53,6 +54,20 @@ def test_logs_that_do_not_fit_their_event_are_refused():
     for missing in good:
         with pytest.raises(TypedError):
             parse_log({key: value for key, value in good.items() if key != missing})
+
+
+@pytest.mark.parametrize("name", [b"", b"-rf", b"two words", b"a\x1b[31m", b"<b>", "é".encode(), b"a" * 65, b"a\n"])
+def test_a_name_that_no_ledger_of_ours_gives_a_run_is_refused(name):
+    kinds = [events._CONFIG, "string", "bytes32[]"]
+
+    def created(text: bytes) -> dict:
+        fields = [(bytes(32), *(1,) * 9), text, [bytes(32)]]
+        data = eth_abi.encode([kinds[0], "bytes", kinds[2]], fields)
+        return log(RunCreated, [RUN, bytes(12) + bytes.fromhex(ACCOUNT[2:])], data)
+
+    assert decode_log(parse_log(created(b"A-run_1.0")), 5).name == "A-run_1.0"
+    with pytest.raises(TypedError, match="no run's name"):
+        decode_log(parse_log(created(name)), 5)
 
 
 def test_events_of_later_contracts_are_passed_over():

@@ -20,9 +20,10 @@ import requests
 
 from dlx import contracts
 from dlx.ground.constants import UNIT
+from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.events import Sealed, event_topic
-from dlx.ledger.typed import PRIVATE_DATA, Contribution
+from dlx.ledger.events import RunCreated, Sealed, event_topic
+from dlx.ledger.typed import PRIVATE_DATA, Contribution, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.ledger.view import RunView
 from dlx.node.audit import Folder, Report, audit
@@ -145,6 +146,24 @@ def test_a_genesis_changed_in_every_copy_fails(
     _flip(folder, digest)
     report = run_audit(honest_history, peers=[folder])
     assert _failures(report) == {("genesis", None, 0, digest.hex())}
+
+
+def test_a_run_registered_under_another_name_than_its_manifests_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    kinds = [f"({','.join(_CONFIG)})", "string", "bytes32[]"]
+
+    def renamed(log: dict[str, Any]) -> dict[str, Any]:
+        if bytes.fromhex(log["topics"][0][2:]) != event_topic(RunCreated):
+            return log
+        config, _, genesis = eth_abi.decode(kinds, bytes.fromhex(log["data"][2:]))
+        return log | {"data": "0x" + eth_abi.encode(kinds, [config, "famous-model", genesis]).hex()}
+
+    with _doctored(honest_history, renamed) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    (failed,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert failed.check == "manifest"
+    assert failed.detail == f"the ledger says otherwise: name is {honest_history.manifest.name}, there famous-model"
 
 
 def test_a_missing_payload_is_a_warning_that_names_it(
@@ -454,6 +473,7 @@ def _nudged(blobs: Path, shapes: weights.Shapes, digest: bytes) -> bytes:
 
 
 _ENTRY = next(e for e in contracts.load("TrainingLedger")["abi"] if e["type"] == "event" and e["name"] == "Sealed")
+_CONFIG = [kind for _, kind in static_fields(RunConfig)]
 _SEAL = "(" + ",".join(part["type"] for part in _ENTRY["inputs"][4]["components"]) + ")"
 _KINDS = ["bytes32", _SEAL, "bytes", "bytes"]  # digest, seal, contributions, signatures
 

@@ -159,7 +159,7 @@ def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Cha
         assert shown["summary"] == listed and shown["genesis"] == created["genesis"]
     blob, of_node = folder / "blobs" / created["manifest"], folder / "nodes" / "node-0" / "blobs"
     of_node.mkdir(parents=True)
-    blob.rename(of_node / blob.name)  # as in a demo's folder
+    blob.rename(of_node / blob.name)  # the name is the ledger's, wherever the manifest lies
     assert json.loads(dlx("run", "list", "--datadir", folder, "--json").stdout)["runs"] == [listed]
     (of_node / blob.name).rename(blob)
     settings = config.load(DataDir(folder), {}, {})

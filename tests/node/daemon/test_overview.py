@@ -19,7 +19,7 @@ def not_ready(stages: int, min_replicas: int, members: int, peers: int) -> tuple
     """What keeps the first member's node from being ready, though it holds a slot and trains."""
     view, at = RunView(RUN), EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
     config = RunConfig(b"\x03" * 32, 10, stages, min_replicas, 4, 2, 3, 60, 60, 64)
-    view.apply(RunCreated(RUN, ACCOUNTS[0], config, (bytes(32),) * stages, at))
+    view.apply(RunCreated(RUN, ACCOUNTS[0], config, "a-run", (bytes(32),) * stages, at))
     for slot, account in enumerate(ACCOUNTS[:members]):
         view.apply(Joined(RUN, account, slot // stages, slot % stages, at))
     machine = SimpleNamespace(waiting_for=lambda now: None, diverged=None, training=0)

@@ -72,7 +72,7 @@ class Simulation:
         )  # fmt: skip
         genesis = tuple(digest("genesis", s) for s in range(rules.stages))
         keys = [digest("key", i) for i in range(replicas * rules.stages)]
-        self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, genesis, self.at()))
+        self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, self.at()))
         slots = [(r, s) for r in range(replicas) for s in range(rules.stages)]
         for key, (replica, stage) in zip(keys, slots, strict=True):
             self.apply(chain.Joined(RUN, account_of(key), replica, stage, self.at()))

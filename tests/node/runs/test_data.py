@@ -106,7 +106,7 @@ class _Ledger(SimpleNamespace):
     def runs(self) -> list[Any]:
         return []
 
-    def create_run(self, config: Any, genesis: list[bytes]) -> None:
+    def create_run(self, config: Any, name: str, genesis: list[bytes]) -> None:
         pass
 
 

@@ -25,7 +25,7 @@ class Ledger:
         self.view = RunView(RUN)
         self.block = 0
         config = RunConfig(b"\x03" * 32, rounds, STAGES, 1, 2, 2, 3, 60, 60, TOKENS)
-        self.view.apply(RunCreated(RUN, account_of(KEY), config, (b"\x04" * 32, b"\x05" * 32), self.at()))
+        self.view.apply(RunCreated(RUN, account_of(KEY), config, "a-run", (b"\x04" * 32, b"\x05" * 32), self.at()))
         self.view.apply(Joined(RUN, account_of(KEY), 0, 0, self.at()))
         self.view.apply(RoundOpened(RUN, 0, 0, self.at()))
 
