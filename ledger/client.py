@@ -9,10 +9,10 @@ from typing import Any
 
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
-from dlx.ledger.errors import LedgerError, Reverted, RpcError
+from dlx.ledger.errors import LedgerError, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
 from dlx.ledger.feed import ChainUpdate, EventFeed, Head
-from dlx.ledger.keys import public_point, sign
+from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.logs import fetch_logs
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.rpc import Rpc
@@ -63,39 +63,47 @@ class Receipt:
 class LedgerClient:
     """One ledger on one chain, and (with a key) one account's writes to it.
 
+    Making one asks the chain nothing. The first call that needs the chain checks its id (`chain_id`, where one is
+    given, else whatever the node says) and that our contracts are there; until that has succeeded every call may raise
+    LedgerUnavailable or WrongLedger. `ledger`, `account` and, with a `chain_id`, `domain` need no chain.
+
     Writes wait for their receipt up to `timeout` seconds and raise Reverted where the contract refuses,
     LedgerUnavailable where the chain node is silent, Unconfirmed where no block takes the transaction in time (it is
     kept, and goes out later), LedgerError otherwise.
     """
 
     def __init__(
-        self, rpc_url: str, ledger: str, key: bytes | None = None, outbox: Path | None = None, timeout: float = 60.0
+        self,
+        rpc_url: str,
+        ledger: str,
+        key: bytes | None = None,
+        outbox: Path | None = None,
+        timeout: float = 60.0,
+        chain_id: int | None = None,
     ) -> None:
         self.rpc = Rpc(rpc_url)
         self._polling = Rpc(rpc_url, patience=_POLL_PATIENCE)
         self.ledger = ledger
-        self._key, self._outbox, self._timeout = key, outbox, timeout
+        self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
+        self._account = None if key is None else account_of(key)
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
         self._connecting = threading.Lock()
         self._connected: tuple[Domain, str, Sender | None] | None = None
 
-    def connect(self, chain_id: int | None = None) -> None:
+    def connect(self) -> None:
         """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.
 
-        Raises LedgerError, LedgerUnavailable.
+        Raises WrongLedger, and LedgerUnavailable soon after the chain node falls silent.
         """
         with self._connecting:
             if self._connected is None:
                 self._connected = self._check_chain()
-            found = self._connected[0].chain_id
-            if chain_id is not None and found != chain_id:
-                raise LedgerError(f"the chain node at {self.rpc.name} is on chain {found}, not {chain_id}")
 
     @property
     def domain(self) -> Domain:
         """What seals and contributions are signed for."""
-        return self._state[0]
+        return self._state[0] if self._chain_id is None else Domain(self._chain_id, self.ledger)
 
     @property
     def chain_id(self) -> int:
@@ -109,7 +117,9 @@ class LedgerClient:
     @property
     def account(self) -> str:
         """The account that writes. Raises LedgerError where there is no key."""
-        return self._sender.account
+        if self._account is None:
+            raise LedgerError("no account key: this client only reads")
+        return self._account
 
     # Reads.
 
@@ -148,11 +158,11 @@ class LedgerClient:
 
     def feed(self, run: bytes | None = None, confirmations: int = 0, start: int = 0) -> EventFeed:
         """A new feed of the registry's and one run's (or all runs') events, for `poll`."""
-        return EventFeed(self.ledger, self.registry, run, confirmations, start)
+        return EventFeed(run, confirmations, start)
 
     def poll(self, feed: EventFeed) -> ChainUpdate:
         """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated."""
-        return feed.poll(self._polling)
+        return feed.poll(self._polling, self.ledger, self.registry)
 
     # Writes.
 
@@ -207,12 +217,15 @@ class LedgerClient:
         return self._write("publishCheckpoint", run, round, weights, uri)
 
     def _check_chain(self) -> tuple[Domain, str, Sender | None]:
-        chain_id = self.rpc.number("eth_chainId")
-        if not self._ledger_abi.same_code(self.code(self.ledger)):
-            raise LedgerError(f"{self.ledger} on chain {chain_id} is not this version's TrainingLedger")
+        rpc = self._polling  # whoever waits for a silent chain node asks again anyway
+        chain_id = rpc.number("eth_chainId")
+        if self._chain_id not in (None, chain_id):
+            raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
+        if not self._ledger_abi.same_code(rpc.data("eth_getCode", self.ledger, "latest")):
+            raise WrongLedger(f"{self.ledger} on chain {chain_id} is not this version's TrainingLedger")
         (registry,) = self.read("registry")
-        if not self._registry_abi.same_code(self.code(registry)):
-            raise LedgerError(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
+        if not self._registry_abi.same_code(rpc.data("eth_getCode", registry, "latest")):
+            raise WrongLedger(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
         # One sender for as long as the client lives: two would give the same nonce twice.
         sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
         return Domain(chain_id, self.ledger), registry, sender

@@ -11,6 +11,10 @@ class LedgerUnavailable(LedgerError):
     """The chain node gave no answer in time. Nothing is wrong with what was asked: try again later."""
 
 
+class WrongLedger(LedgerError):
+    """The chain node answers for another chain, or our contracts are not at the address: waiting does not help."""
+
+
 class RpcError(LedgerError):
     """The chain node's own error answer."""
 

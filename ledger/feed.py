@@ -33,16 +33,13 @@ class ChainUpdate:
 class EventFeed:
     """The events of the registry and of one run (or of all runs) from block `start` on. Not thread-safe."""
 
-    def __init__(
-        self, ledger: str, registry: str, run: bytes | None = None, confirmations: int = 0, start: int = 0
-    ) -> None:
+    def __init__(self, run: bytes | None = None, confirmations: int = 0, start: int = 0) -> None:
         self.run = run
-        self._ledger, self._registry = ledger, registry
         self._confirmations, self._start = confirmations, start
         self._head: bytes | None = None
         self._tip: tuple[int, bytes] | None = None  # the last block read
 
-    def poll(self, rpc: Rpc) -> ChainUpdate:
+    def poll(self, rpc: Rpc, ledger: str, registry: str) -> ChainUpdate:
         """Reads what is new: one request where there is no new block, two or three where there is one."""
         newest = rpc.head()
         head = Head(newest.number, newest.hash, newest.time)
@@ -55,7 +52,7 @@ class EventFeed:
         reorg = not self._continues(block, rpc)
         start = self._start if reorg or not self._tip else self._tip[0] + 1
         try:
-            events = self._read(rpc, start, block)
+            events = self._read(rpc, self._filters(ledger, registry, block.number - start), start, block)
         except Reorganised:
             return ChainUpdate(head, (), False)  # nothing was taken over: the next poll sees the new chain
         self._head, self._tip = newest.hash, (block.number, block.hash)
@@ -73,9 +70,9 @@ class EventFeed:
         earlier = rpc.header(number) if block.number > number else None
         return earlier is not None and earlier.hash == known
 
-    def _read(self, rpc: Rpc, start: int, end: Header) -> tuple[Event, ...]:
+    def _read(self, rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> tuple[Event, ...]:
         events: list[Event] = []
-        for _, logs in fetch_logs(rpc, self._filters(end.number - start), start, end.number):
+        for _, logs in fetch_logs(rpc, filters, start, end.number):
             for log, time in logs:
                 if log.block == end.number and log.block_hash != end.hash:
                     raise Reorganised("the newest block changed while it was read")
@@ -87,8 +84,7 @@ class EventFeed:
                     events.append(event)
         return tuple(events)
 
-    def _filters(self, blocks: int) -> list[LogFilter]:
+    def _filters(self, ledger: str, registry: str, blocks: int) -> list[LogFilter]:
         if self.run is None or blocks < _SHORT_RANGE:
-            return [{"address": [self._ledger, self._registry]}]
-        run = {"address": self._ledger, "topics": [None, "0x" + self.run.hex()]}
-        return [run, {"address": self._registry}]
+            return [{"address": [ledger, registry]}]
+        return [{"address": ledger, "topics": [None, "0x" + self.run.hex()]}, {"address": registry}]

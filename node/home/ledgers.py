@@ -37,10 +37,32 @@ _CHAIN_STOP_SECONDS = 15.0
 def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
     """A connected client; with `key` (32 bytes) it can also send transactions.
 
-    A folder whose own embedded chain does not run, and whose settings name no other, gets it started for as long as
-    this lasts. Raises Failure for a wrong chain id, or where no ledger contract is.
+    Raises NotReady for a silent chain node, Failure for a wrong chain id, or where no ledger contract is.
     """
-    from dlx.ledger.client import LedgerClient, fund
+    with reachable_chain(settings, datadir) as here:
+        client = ledger_client(here, datadir, key)
+        _check_chain(here.rpc_url, here.chain_id)
+        client.connect()
+        if key is not None:
+            ask_first_funds(here.rpc_url, client.account)
+        yield client
+
+
+@contextmanager
+def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
+    """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
+    for as long as this lasts."""
+    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url, settings):
+        with _own_chain(datadir.chain, settings.chain_id) as rpc_url:
+            yield replace(settings, rpc_url=rpc_url)
+    else:
+        yield settings
+
+
+def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None) -> LedgerClient:
+    """A client that has asked the chain nothing yet, for a node that starts before its chain answers. Its first call
+    checks the chain, and raises LedgerUnavailable, or WrongLedger for another chain id or other contracts."""
+    from dlx.ledger.client import LedgerClient
 
     if not settings.ledger:
         raise UsageFailure(
@@ -48,16 +70,19 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
             f"or write it to {datadir.config}"
         )
     address = checksum(bytes.fromhex(settings.ledger[2:]))
-    with ExitStack() as stack:
-        rpc_url = settings.rpc_url
-        if _is_own_chain(settings, datadir) and not _serves(rpc_url, settings):
-            rpc_url = stack.enter_context(_own_chain(datadir.chain, settings.chain_id))
-        _check_chain(rpc_url, settings.chain_id)
-        client = LedgerClient(rpc_url, address, key, datadir.state / "outbox" if key else None)
-        client.connect(settings.chain_id)
-        if key is not None and client.balance(client.account) == 0 and _has_faucet(rpc_url):
-            fund(rpc_url, client.account)
-        yield client
+    outbox = datadir.state / "outbox" if key else None
+    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id)
+
+
+def ask_first_funds(rpc_url: str, account: str) -> None:
+    """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
+    from dlx.ledger.client import fund
+    from dlx.ledger.rpc import Rpc
+
+    rpc = Rpc(rpc_url)
+    is_embedded = str(rpc.call("web3_clientVersion")).startswith("dlx-chain/")
+    if is_embedded and rpc.number("eth_getBalance", account, "latest") == 0:
+        fund(rpc_url, account)
 
 
 @contextmanager
@@ -78,12 +103,11 @@ def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
 
 def deploy_contracts(settings: Settings, key: bytes) -> dict[str, Any]:
     """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger"}."""
-    from dlx.ledger.client import deploy, fund
+    from dlx.ledger.client import deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
-    if _has_faucet(settings.rpc_url):
-        fund(settings.rpc_url, account_of(key))
+    ask_first_funds(settings.rpc_url, account_of(key))
     registry, ledger = deploy(settings.rpc_url, key)
     return {"rpc_url": settings.rpc_url, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
 
@@ -137,13 +161,6 @@ def _check_chain(rpc_url: str, expected: int) -> None:
         raise Failure(
             f"{shown_url(rpc_url)} serves chain {found}, not {expected}: check --rpc-url, or set --chain-id {found}"
         )
-
-
-def _has_faucet(rpc_url: str) -> bool:
-    """Whether this is an embedded chain, which gives everybody their first funds."""
-    from dlx.ledger.rpc import Rpc
-
-    return str(Rpc(rpc_url).call("web3_clientVersion")).startswith("dlx-chain/")
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:

@@ -11,7 +11,7 @@ from ledger_run import NAME, TOKENS, Run, config, contribution
 
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient, fund
-from dlx.ledger.errors import LedgerError, Reverted
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLedger
 from dlx.ledger.events import RunCreated
 from dlx.ledger.feed import Head
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
@@ -238,15 +238,29 @@ def test_a_reorg_takes_a_run_back(world):
 
 
 def test_clients_refuse_another_chain_and_other_contracts(embedded):
-    with pytest.raises(LedgerError, match="is on chain 31337, not 1"):
-        LedgerClient(embedded.url, embedded.ledger).connect(chain_id=1)
-    with pytest.raises(LedgerError, match="is not this version's TrainingLedger"):
+    with pytest.raises(WrongLedger, match="is on chain 31337, not 1"):
+        LedgerClient(embedded.url, embedded.ledger, chain_id=1).connect()
+    with pytest.raises(WrongLedger, match="is not this version's TrainingLedger"):
         LedgerClient(embedded.url, embedded.registry).connect()
     reader = LedgerClient(embedded.url, embedded.ledger)
     with pytest.raises(LedgerError, match="no account key"):
         reader.leave_run(bytes(32))
     with pytest.raises(Reverted, match="UnknownRun"):
         reader.read("nextRound", bytes(32), 0)
+
+
+def test_a_client_is_made_before_its_chain_answers(embedded, fake_chain, monkeypatch):
+    monkeypatch.setattr("dlx.ledger.client._POLL_PATIENCE", 0.0)
+    known = embedded.client(1)
+    fake_chain.answer = lambda method, params: b"nobody is at home"
+    client = LedgerClient(fake_chain.url, embedded.ledger, key_of(1), chain_id=31337)
+    assert (client.domain, client.account) == (known.domain, known.account)
+    feed = client.feed(bytes(32))
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable):
+            client.poll(feed)
+    fake_chain.answer = lambda method, params: known.rpc.call(method, *params)
+    assert client.poll(feed).head.block > 0 and client.registry == embedded.registry
 
 
 def test_code_is_compared_apart_from_immutables(embedded):

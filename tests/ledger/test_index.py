@@ -41,7 +41,7 @@ def test_the_index_equals_the_feed(fake_chain, rpc, index):
     for replica in range(5):
         fake_chain.mine(joined(replica=replica), deregistered())
     index.sync(rpc)
-    assert tuple(index.events()) == EventFeed(LEDGER, REGISTRY).poll(rpc).events
+    assert tuple(index.events()) == EventFeed().poll(rpc, LEDGER, REGISTRY).events
 
 
 def test_the_index_takes_back_what_a_reorg_undid(fake_chain, rpc, index):
