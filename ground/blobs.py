@@ -28,6 +28,17 @@ class BlobError(ValueError):
     """A blob is missing, too large, or does not match its name."""
 
 
+class Damaged(BlobError):
+    """A blob is missing, unreadable, or not what its name says: another copy may be good.
+
+    `blob`: its 32-byte name.
+    """
+
+    def __init__(self, blob: bytes, reason: str) -> None:
+        super().__init__(f"blob {blob.hex()}: {reason}")
+        self.blob, self.reason = blob, reason
+
+
 class NoRoom(OSError):
     """The quota or the free-space floor leaves no room, whatever is evicted."""
 
@@ -45,6 +56,7 @@ class Kind(StrEnum):
 
 
 EVICTABLE = (Kind.PAYLOAD, Kind.VERSION)
+LOST = (errno.ENOENT, errno.EIO)  # of reading a file: it is the file's fault, not that of a full or busy machine
 
 
 def write_blob(folder: Path, chunks: Iterable[Chunk]) -> bytes:
@@ -58,19 +70,24 @@ def write_blob(folder: Path, chunks: Iterable[Chunk]) -> bytes:
 
 
 def read_blob(path: Path, limit: int) -> bytes:
-    """The bytes of the blob at `path`, whose name is the hex of its sha256; at most `limit` bytes are read.
+    """The bytes of the blob at `path`, whose name is the hex of its sha256.
 
-    Raises BlobError when it is missing, longer than `limit`, or its bytes do not match its name.
+    Raises Damaged when it is missing or its bytes do not match its name, BlobError when it is longer than `limit` bytes
+    (which are all that is kept of it), OSError for trouble that is not the blob's.
     """
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise BlobError(f"blob {path.name}: {error.strerror}") from error
-    if len(data) > limit:
+        if error.errno not in LOST:
+            raise
+        raise Damaged(bytes.fromhex(path.name), os.strerror(error.errno or 0)) from error
+    longer = len(data) > limit
+    found = file_hash(path).hex() if longer else hashlib.sha256(data).hexdigest()
+    if found != path.name:
+        raise Damaged(bytes.fromhex(path.name), "its bytes do not match its name")
+    if longer:
         raise BlobError(f"blob {path.name}: more than {limit} bytes")
-    if hashlib.sha256(data).hexdigest() != path.name:
-        raise BlobError(f"blob {path.name}: its bytes do not match its name")
     return data
 
 

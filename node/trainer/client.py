@@ -22,11 +22,38 @@ MAX_WAITING_FRAMES = 256
 
 
 class TrainerError(Exception):
-    """The training process refused a request, or is gone."""
+    """What was asked of the training process was not done."""
 
 
-class TrainerSilent(TrainerError):
-    """No answer in time: it says nothing about what was asked."""
+class LocalTrouble(TrainerError):
+    """Disk, memory, or the process itself is at fault: it says nothing about what was asked. Ask again later."""
+
+
+class TrainerSilent(LocalTrouble):
+    """No answer in time."""
+
+
+class BlobTrouble(TrainerError):
+    """Inputs (`blobs`, 32-byte names) are missing or damaged on our disk: fetch them again, then ask again."""
+
+    def __init__(self, reason: str, blobs: tuple[bytes, ...]) -> None:
+        super().__init__(reason)
+        self.blobs = blobs
+
+
+class Wrong(TrainerError):
+    """The inputs are what their names say, and yet do not decode or cannot be used."""
+
+
+def error_of(trouble: m.Trouble) -> TrainerError:
+    """To be raised."""
+    match trouble.kind:
+        case m.Kind.LOCAL:
+            return LocalTrouble(trouble.reason)
+        case m.Kind.BLOBS:
+            return BlobTrouble(trouble.reason, trouble.blobs)
+        case m.Kind.WRONG:
+            return Wrong(trouble.reason)
 
 
 class Trainer:
@@ -100,18 +127,18 @@ class Trainer:
     ) -> m.Answer:
         """V[t+1] from V[t] and the payloads, all blobs by hash, and what the ranks keep of the payloads' mean.
 
-        Raises TrainerError.
+        Raises LocalTrouble, BlobTrouble or Wrong, as do the other questions.
         """
         return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks), len(payloads))
 
     async def measure(self, payloads: tuple[m.SealedPayload, ...]) -> Measured:
-        """What the aggregation policy needs to know of the payloads. Raises TrainerError."""
+        """What the aggregation policy needs to know of the payloads."""
         answer = await self._ask(lambda request: m.Measure(request, payloads), len(payloads) ** 2)
         assert answer.measured is not None
         return answer.measured
 
     async def check(self, payload: bytes, plan: Plan) -> None:
-        """Raises TrainerError with the reason unless the payload decodes to finite tensors."""
+        """Raises Wrong unless the payload decodes to finite tensors."""
         await self._ask(lambda request: m.Check(request, payload, plan), 1)
 
     async def _ask(self, make: Callable[[int], m.ToTrainer], payloads: int) -> m.Answer:
@@ -128,8 +155,8 @@ class Trainer:
             raise TrainerSilent(f"no answer from the training process within {seconds:.0f} s") from None
         finally:
             del self._answers[request]
-        if answer.error is not None:
-            raise TrainerError(answer.error)
+        if answer.trouble is not None:
+            raise error_of(answer.trouble)
         return answer
 
     def _dispatch(self, message: m.FromTrainer) -> None:
@@ -141,8 +168,8 @@ class Trainer:
             case m.Answer(request=request):
                 if request in self._answers:
                     self._answers[request].send_nowait(message)
-            case m.Failed(reason=reason):
-                raise Failure(f"the training process failed: {reason}")
+            case m.Failed(trouble=trouble):
+                raise Failure(f"the training process failed: {trouble.reason}")
             case _:
                 self._on_message(message)
 

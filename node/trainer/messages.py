@@ -4,6 +4,7 @@ Both ends are ours; blobs pass by hash, tensors of the pipe by value.
 """
 
 import struct
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,20 @@ from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs, Trained
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Kind(StrEnum):
+    LOCAL = "local"  # disk, memory, a bug: says nothing about what was asked
+    BLOBS = "blobs"  # inputs are missing or damaged on our disk: fetch them again
+    WRONG = "wrong"  # the inputs are what their names say, and yet cannot be used
+
+
+class Trouble(Struct, frozen=True):
+    """Why something was not done."""
+
+    kind: Kind
+    reason: str
+    blobs: tuple[Hash, ...] = ()  # the inputs of Kind.BLOBS
 
 
 class Open(Struct, frozen=True, tag="open"):
@@ -108,15 +123,18 @@ class Finished(Struct, frozen=True, tag="finished"):
 
 
 class Abandoned(Struct, frozen=True, tag="abandoned"):
+    """Moments, residual and own payloads are as before the round."""
+
     round: int
     reason: str
+    trouble: Trouble | None = None  # None: it was stopped, or a pipe broke
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """To an Outer (weights, momentum, energy by rank), a Measure (measured) or a Check (error None: it is fine)."""
+    """To an Outer (weights, momentum, energy by rank), a Measure (measured) or a Check (no trouble: it is fine)."""
 
     request: int
-    error: str | None = None
+    trouble: Trouble | None = None
     weights: bytes = b""
     momentum: bytes = b""
     energy: dict[int, float] = {}
@@ -126,7 +144,7 @@ class Answer(Struct, frozen=True, tag="answer"):
 class Failed(Struct, frozen=True, tag="failed"):
     """The training process cannot go on."""
 
-    reason: str
+    trouble: Trouble
 
 
 ToTrainer = Open | Train | Stop | Outer | Measure | Check | Tensor | Fresh

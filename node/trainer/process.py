@@ -12,9 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
+from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.node.trainer import messages as m
 from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
-from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest
 
 RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
 MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
@@ -80,7 +81,7 @@ class Server:
         except ConnectionError:
             pass  # the network process is gone: the reader sees it too, and ends us
         except Exception as error:
-            self.send(m.Failed(f"{type(error).__name__}: {error}"))
+            self.send(m.Failed(trouble_of(error)))
             raise
 
     def _load(self) -> None:
@@ -103,7 +104,7 @@ class Server:
 
         selftest.run()
         blobs = Path(message.blobs)
-        manifest = parse((blobs / message.manifest.hex()).read_bytes())
+        manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
         if message.private_data:
             dataset = Dataset.open_private(Path(message.private_data))
         else:
@@ -117,13 +118,10 @@ class Server:
         self._guard(self._train_rounds, slot)
 
     def _train_rounds(self, slot) -> None:  # type: ignore[no-untyped-def]
-        from dlx.training.codecs import CodecError
-        from dlx.training.inner.loop import TrainingError
         from dlx.training.inner.pipeline import PipeBroken
+        from dlx.training.slot.files import SlotError
 
         last = len(self._manifest.stages) - 1
-        # In a replica of several nodes a neighbour's numbers may be what spoilt the round.
-        spoilt: tuple[type[Exception], ...] = (PipeBroken, TrainingError, CodecError) if last else (PipeBroken,)
         while True:
             order = self._rounds.get()
             for link in self._links.values():
@@ -139,8 +137,15 @@ class Server:
                     self._stop.is_set,
                     lambda step, loss, round=order.inputs.round: self.send(m.Step(round, step, loss or 0.0)),
                 )
-            except spoilt as error:
+            except PipeBroken as error:
                 self.send(m.Abandoned(order.inputs.round, str(error)))
+            except SlotError:
+                raise
+            except Exception as error:
+                trouble = trouble_of(error)
+                if trouble.kind is m.Kind.WRONG and not last:
+                    raise  # it diverged alone; where there are neighbours, their numbers may be what spoilt the round
+                self.send(m.Abandoned(order.inputs.round, trouble.reason, trouble))
             else:
                 self.send(m.Finished(trained))
 
@@ -150,7 +155,7 @@ class Server:
             try:
                 self.send(self._answer(request))
             except Exception as error:
-                self.send(m.Answer(request.request, f"{type(error).__name__}: {error}"))
+                self.send(m.Answer(request.request, trouble_of(error)))
 
     def _answer(self, request: m.Outer | m.Measure | m.Check) -> m.Answer:
         match request:
@@ -195,6 +200,28 @@ class Server:
 
         read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
         return m.Answer(request.request)
+
+
+def trouble_of(error: Exception) -> m.Trouble:
+    """What an error of the training code says about what was asked."""
+    from dlx.training.codecs import CodecError
+    from dlx.training.data.shards import DataError
+    from dlx.training.inner.loop import TrainingError
+    from dlx.training.models.weights import WeightsError
+    from dlx.training.outer.step import OuterError
+    from dlx.training.recipe.strict import ManifestError
+    from dlx.training.selftest import SelfTestError
+    from dlx.training.slot.files import SlotError
+
+    match error:
+        case Damaged():
+            return m.Trouble(m.Kind.BLOBS, str(error), (error.blob,))
+        case BlobError() | CodecError() | DataError() | ManifestError() | OuterError() | WeightsError():
+            return m.Trouble(m.Kind.WRONG, str(error))
+        case SelfTestError() | SlotError() | TrainingError():
+            return m.Trouble(m.Kind.WRONG, str(error))
+        case _:  # a full disk, no memory, a bug
+            return m.Trouble(m.Kind.LOCAL, f"{type(error).__name__}: {error}")
 
 
 class SocketLink:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.ground.blobs import BlobError, read_blob, write_blob
+from dlx.ground.blobs import BlobError, Damaged, read_blob, write_blob
 from dlx.ground.durable import write_bytes, write_chunks
 
 
@@ -42,7 +42,9 @@ def test_a_bad_blob_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BlobError, match="more than 9 bytes"):
         read_blob(path, 9)
     path.write_bytes(b"some bytez")
-    with pytest.raises(BlobError, match="do not match its name"):
-        read_blob(path, 10)
-    with pytest.raises(BlobError, match="No such file"):
+    for limit in (9, 10):
+        with pytest.raises(Damaged, match="do not match its name"):
+            read_blob(path, limit)
+    with pytest.raises(Damaged, match="No such file") as caught:
         read_blob(tmp_path / ("0" * 64), 10)
+    assert caught.value.blob == bytes(32)

@@ -20,7 +20,7 @@ import numpy as np
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.ground.blobs import BlobError, read_blob
+from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.training.recipe.recipe import BlobRef
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ _Length = Annotated[int, Meta(ge=1, le=SHARD_BYTES)]
 
 class DataError(ValueError):
     """The data is missing, damaged, or not what its manifest says."""
+
+
+class DataDamaged(DataError, Damaged):
+    """A blob of the data is missing or damaged on this disk: another copy may be good."""
 
 
 class Shard(Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,13 +180,18 @@ class Dataset:
 
     @classmethod
     def open(cls, data_manifest: Path, blobs: Path) -> "Dataset":
-        """The data that the blob at `data_manifest` lists. Checks sizes only, see `verify_shards`. Raises DataError."""
+        """The data that the blob at `data_manifest` lists. Checks sizes only, see `verify_shards`.
+
+        Raises DataError, DataDamaged for what another copy would mend."""
         return cls(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs)
 
     @classmethod
     def open_private(cls, folder: Path) -> "Dataset":
         """A prepared folder as the replica's own data. Checks sizes only, see `check`. Raises DataError."""
-        return cls(read_prepared(folder), folder, private=True)
+        try:
+            return cls(read_prepared(folder), folder, private=True)
+        except DataDamaged as error:  # nobody else has it
+            raise DataError(f"{folder}: {error}") from None
 
     @property
     def identity(self) -> bytes:
@@ -290,6 +299,8 @@ def _contradiction(manifest: DataManifest) -> str | None:
 def _load(path: Path, limit: int) -> bytes:
     try:
         return read_blob(path, limit)
+    except Damaged as error:
+        raise DataDamaged(error.blob, error.reason) from None
     except BlobError as error:
         raise DataError(str(error)) from None
 
@@ -297,17 +308,17 @@ def _load(path: Path, limit: int) -> bytes:
 def _check_size(blobs: Path, shard: Shard) -> None:
     try:
         size = (blobs / shard.sha256).stat().st_size
-    except OSError as error:
-        raise DataError(f"data shard {shard.sha256}: cannot be opened ({error.strerror})") from None
+    except FileNotFoundError:
+        raise DataDamaged(bytes.fromhex(shard.sha256), "cannot be opened") from None
     if size != shard.size:
-        raise DataError(f"data shard {shard.sha256}: expected {shard.size} bytes, got {size}")
+        raise DataDamaged(bytes.fromhex(shard.sha256), f"expected {shard.size} bytes, got {size}")
 
 
 def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
     try:
         return np.memmap(blobs / shard.sha256, np.dtype(dtype).newbyteorder("<"), "r", shape=(shard.tokens,))
-    except (OSError, ValueError) as error:
-        raise DataError(f"data shard {shard.sha256}: cannot be opened ({error})") from None
+    except (FileNotFoundError, ValueError) as error:  # gone, or shorter than it was
+        raise DataDamaged(bytes.fromhex(shard.sha256), str(error)) from None
 
 
 def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:

@@ -60,30 +60,43 @@ def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: boo
     """The float32 tensors of a canonical file, as views of one buffer.
 
     The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
-    before anything else is read, so nothing of a hostile file is ever parsed. With `sha256` the bytes must have that
-    hash; with `finite` no value may be infinite or NaN. Raises WeightsError.
+    before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
+    NaN. Raises WeightsError; with `sha256`, the file's name as a blob, Damaged where its bytes do not have that hash or
+    it is not there; OSError for trouble that is not the file's.
     """
-    header = _header(shapes)
-    flat = np.empty(_count(shapes), np.float32)
+    header, flat = _header(shapes), np.empty(_count(shapes), np.float32)
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != len(header) + flat.nbytes:
-                raise WeightsError(f"{path.name}: expected {len(header) + flat.nbytes} bytes")
-            if file.read(len(header)) != header:
-                raise WeightsError(f"{path.name}: not the canonical file of these {len(shapes)} tensors")
-            data = flat.view(np.uint8).data
-            if file.readinto(data) != flat.nbytes:
-                raise WeightsError(f"{path.name}: ended early")
+        wrong = _read_into(flat, path, header)
+        found = b"" if sha256 is None else blobs.file_hash(path) if wrong else _sha256(header, flat)
     except OSError as error:
-        raise WeightsError(f"{path.name}: {error.strerror}") from error
-    if sha256 is not None:
-        digest = hashlib.sha256(header)
-        digest.update(data)
-        if digest.digest() != sha256:
-            raise WeightsError(f"{path.name}: its bytes do not have the hash {sha256.hex()}")
+        if error.errno not in blobs.LOST:
+            raise
+        wrong, found = os.strerror(error.errno or 0), b""
+    if sha256 is not None and found != sha256:
+        raise blobs.Damaged(sha256, wrong or "its bytes do not match its name")
+    if wrong:
+        raise WeightsError(f"{path.name}: {wrong}")
     if finite and not np.isfinite(flat).all():
         raise WeightsError(f"{path.name}: holds a value that is not finite")
     return _split(torch.from_numpy(flat), shapes)
+
+
+def _read_into(flat: np.ndarray, path: Path, header: bytes) -> str:
+    """Fill `flat` from the canonical file that begins with `header`; what is wrong with the file, or ""."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size != len(header) + flat.nbytes:
+            return f"expected {len(header) + flat.nbytes} bytes"
+        if file.read(len(header)) != header:
+            return "not the canonical file of these tensors"
+        if file.readinto(flat.view(np.uint8).data) != flat.nbytes:
+            return "ended early"
+    return ""
+
+
+def _sha256(header: bytes, flat: np.ndarray) -> bytes:
+    digest = hashlib.sha256(header)
+    digest.update(flat.view(np.uint8).data)
+    return digest.digest()
 
 
 def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[Any]:

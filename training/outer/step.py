@@ -59,9 +59,11 @@ def apply_round(
     """Make V[t+1] of `stage` from V[t] and the contributions sealed in round t, in their listed order.
 
     All files are blobs named by their sha256; the new ones are written to `out`. `momentum_path` is None as long as
-    there is no momentum file. No contributions leave weights and momentum as they are, and write nothing. Raises
-    WeightsError, BlobError or CodecError for a file that is not what its name or the manifest says, OuterError for
-    weights that no seal can have.
+    there is no momentum file. No contributions leave weights and momentum as they are, and write nothing.
+
+    Every input's bytes are hashed while they are read. Raises Damaged for one that is missing or not what its name
+    says; WeightsError, BlobError or CodecError for one that is, and still is not what the manifest says; OuterError for
+    weights that no seal can have; OSError for a full disk.
     """
     shapes = stage_shapes(manifest, stage)
     version = _read_version(weights_path, shapes)
@@ -89,7 +91,8 @@ def measure_round(manifest: Manifest, stage: int, contributions: Sequence[Sealed
 def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, Tensor]:
     """The decoded float32 tensors of a payload blob of unknown origin; `shapes` are those of its stage.
 
-    Raises BlobError for a file that is missing or not what its name says, CodecError for one that is no payload.
+    Raises Damaged for a file that is missing or not what its name says, BlobError for one that is too long, CodecError
+    for one that is no payload.
     """
     chosen = codec(manifest.codec.name)
     return chosen.decode(read_blob(payload, chosen.size(shapes, plan)), shapes, plan)

@@ -22,6 +22,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from dlx.ground import durable
+from dlx.ground.blobs import Damaged
 from dlx.training.models import weights
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Plan
@@ -87,7 +88,7 @@ class SlotFiles:
         """Tensors that the state names. Raises SlotError."""
         try:
             return weights.read(self._directory / digest.hex(), shapes, sha256=digest)
-        except weights.WeightsError as error:
+        except (Damaged, weights.WeightsError) as error:
             raise self.damaged(str(error)) from error
 
     def remove_all_but(self, state: State | None) -> None:

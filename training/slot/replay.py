@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dlx.ground.blobs import Damaged
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import STATE_KINDS, InnerLoop, TrainingError, optimiser_shapes
 from dlx.training.inner.pipeline import Link, queue_links
@@ -126,7 +127,7 @@ def _read(digest: bytes, shapes: weights.Shapes, folders: Sequence[Path]) -> Ten
         if path.exists():
             try:
                 return weights.read(path, shapes, sha256=digest, finite=True)
-            except weights.WeightsError as error:
+            except (Damaged, weights.WeightsError) as error:
                 raise ReplayError(str(error)) from error
     zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
     if weights.weights_hash(zeros) == digest:

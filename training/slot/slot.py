@@ -81,9 +81,9 @@ class Slot:
 
         `previous` and `next` lead to the stage neighbours. `on_step(steps done in this round, loss in nats)` is called
         after each inner step. Raises PipeBroken (Stopped after `stop()`), TrainingError, CodecError for a result that
-        has no payload, WeightsError or BlobError for a missing or damaged blob, SlotError for a round older than
-        `last`, or when the stored state or an own payload that it needs was damaged meanwhile; each leaves the slot's
-        state as it was.
+        has no payload, Damaged for the base version or an own payload that it needs, WeightsError for a base version
+        that is no such stage's, SlotError for a round older than `last` or a stored state that was damaged meanwhile,
+        OSError for a full disk; each leaves the slot's state as it was.
         """
         if not self._is_as_on_disk:
             self._restore()
@@ -215,10 +215,7 @@ class Slot:
         return tuple(one for one in (self._state.own if self._state else ()) if not self._is_decided(one, inputs))
 
     def _decode(self, own: Own) -> dict[str, Tensor]:
-        try:
-            return read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
-        except BlobError as error:
-            raise self._files.damaged(f"its payload of round {own.round}: {error}") from error
+        return read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
 
     def _path(self, own: Own) -> Path:
         return self._blobs / own.payload.hex()

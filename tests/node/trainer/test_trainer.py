@@ -1,5 +1,6 @@
 """The training process's side of the pipes, and the socket between the two processes of a node."""
 
+import errno
 import queue
 import socket
 import threading
@@ -13,12 +14,15 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlx.ground.blobs import Damaged
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.node.trainer import process
-from dlx.node.trainer.client import Trainer
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, Wrong, error_of
 from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.wire import WireError
+from dlx.training.codecs import CodecError
+from dlx.training.data.shards import DataDamaged
 from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.recipe.recipe import Plan
@@ -116,7 +120,30 @@ def test_a_round_that_a_neighbour_may_have_spoilt_is_abandoned_and_one_that_dive
         server._rounds.put(None)  # the next order: no round
         with pytest.raises(TrainingError if stages == 1 else AttributeError):
             server._train_rounds(SimpleNamespace(train=train))
-    assert said == ([] if stages == 1 else [m.Abandoned(3, "the loss is nan")])
+    trouble = m.Trouble(m.Kind.WRONG, "the loss is nan")
+    assert said == ([] if stages == 1 else [m.Abandoned(3, "the loss is nan", trouble)])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "blobs"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), m.Kind.LOCAL, ()),
+        (MemoryError(), m.Kind.LOCAL, ()),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), m.Kind.LOCAL, ()),
+        (Damaged(b"b" * 32, "its bytes do not match its name"), m.Kind.BLOBS, (b"b" * 32,)),
+        (DataDamaged(b"d" * 32, "expected 3 bytes"), m.Kind.BLOBS, (b"d" * 32,)),
+        (CodecError("a scale is not finite"), m.Kind.WRONG, ()),
+        (TrainingError("the loss is nan"), m.Kind.WRONG, ()),
+    ],
+)
+def test_only_content_that_is_what_its_name_says_is_ever_called_wrong(
+    error: Exception, kind: m.Kind, blobs: tuple[bytes, ...]
+) -> None:
+    trouble = process.trouble_of(error)
+    raised = error_of(trouble)
+    assert (trouble.kind, trouble.blobs) == (kind, blobs)
+    expected = {m.Kind.LOCAL: LocalTrouble, m.Kind.BLOBS: BlobTrouble, m.Kind.WRONG: Wrong}[kind]
+    assert type(raised) is expected and getattr(raised, "blobs", ()) == blobs and str(error) in str(raised)
 
 
 def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_many_payloads() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dlx.ground.blobs import Damaged
 from dlx.training.models import weights
 from dlx.training.models.weights import WeightsError
 
@@ -128,7 +129,20 @@ def test_the_reader_checks_hash_and_values_on_request(tmp_path: Path) -> None:
     weights.read(path, _shapes(tensors))
     with pytest.raises(WeightsError, match="not finite"):
         weights.read(path, _shapes(tensors), finite=True)
-    with pytest.raises(WeightsError, match="do not have the hash"):
+    with pytest.raises(Damaged, match="do not match its name"):
         weights.read(path, _shapes(tensors), sha256=weights.weights_hash(TENSORS))
     with pytest.raises(WeightsError, match="No such file"):
         weights.read(tmp_path / "none", _shapes(tensors))
+
+
+def test_a_file_that_is_not_what_its_name_says_is_told_from_one_that_is_and_yet_no_weights(tmp_path: Path) -> None:
+    name = weights.write_blob(TENSORS, tmp_path)
+    path = tmp_path / name.hex()
+    with pytest.raises(WeightsError, match=r"expected .* bytes"):
+        weights.read(path, {"other": (3,)}, sha256=name)
+    whole = path.read_bytes()
+    for damage in (whole[:-1], whole + b"\0", b"x" + whole[1:], whole[:-1] + bytes([whole[-1] ^ 1]), b"", None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with pytest.raises(Damaged) as caught:
+            weights.read(path, _shapes(TENSORS), sha256=name)
+        assert caught.value.blob == name

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlx.ground.blobs import BlobError, write_blob
+from dlx.ground.blobs import Damaged, write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
 from dlx.training.models import weights
@@ -178,7 +178,7 @@ def test_bad_files_are_refused_and_nothing_is_written(stage: Callable[[str], _St
     swapped.payload.write_bytes(good.payload.read_bytes())
     missing = run.path(bytes(32))
     files = sorted(os.listdir(run.folder))
-    for payload, error in ((foreign, CodecError), (swapped.payload, BlobError), (missing, BlobError)):
+    for payload, error in ((foreign, CodecError), (swapped.payload, Damaged), (missing, Damaged)):
         with pytest.raises(error):
             run.apply(good, SealedPayload(payload, 640, 32768, PLAN))
     genesis = run.path(run.version.weights)
@@ -187,6 +187,7 @@ def test_bad_files_are_refused_and_nothing_is_written(stage: Callable[[str], _St
     with pytest.raises(OuterError, match="expected a blob"):
         apply_round(run.manifest, 0, run.folder / "weights.safetensors", None, [good], run.folder)
     genesis.write_bytes(genesis.read_bytes()[:-4] + b"\0\0\0\0")
-    with pytest.raises(WeightsError, match="do not have the hash"):
+    with pytest.raises(Damaged, match="do not match its name") as caught:
         run.apply(good)
+    assert caught.value.blob == run.version.weights
     assert sorted(os.listdir(run.folder)) == files

@@ -187,7 +187,7 @@ def test_a_state_that_is_not_the_committed_one_is_refused(
         data = bytearray((folders[0] / digest.hex()).read_bytes())
         data[-1] ^= 1
         (tmp_path / digest.hex()).write_bytes(data)
-        with pytest.raises(ReplayError, match="do not have the hash"):
+        with pytest.raises(ReplayError, match="do not match its name"):
             read_segment(manifest, 0, start, end, [tmp_path, folders[0]])
         (tmp_path / digest.hex()).unlink()
     with pytest.raises(ReplayError, match="in none of the folders"):
