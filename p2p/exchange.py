@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
-from dlx.ground.blobs import CHUNK, BlobStore, Partial
+from dlx.ground.blobs import CHUNK, BlobStore, Kind, Partial
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
@@ -52,6 +52,7 @@ class BlobTimeout(BlobError):
 class _Download:
     max_size: int  # the largest that any caller allows
     providers: set[str] | None  # None: whoever is connected
+    kind: Kind
     callers: int = 0  # so far
     waiting: int = 0
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -80,26 +81,34 @@ class BlobExchange:
         host.add_service(self._run)
 
     async def fetch(
-        self, hash_: bytes, max_size: int, providers: Sequence[str] | None = None, deadline_s: float = 600.0
+        self,
+        hash_: bytes,
+        max_size: int,
+        providers: Sequence[str] | None = None,
+        deadline_s: float = 600.0,
+        kind: Kind = Kind.PUBLIC,
     ) -> Path:
         """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
 
-        Goes on where an earlier fetch stopped; calls for the same hash share one download.
+        Goes on where an earlier fetch stopped; calls for the same hash share one download. What was fetched is
+        stored as `kind`.
         Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), OSError (disk).
         """
         path = self._store.path(hash_)
         if not await trio.to_thread.run_sync(self._store.has, hash_):
-            await self._share(hash_, max_size, providers, deadline_s)
+            await self._share(hash_, max_size, providers, deadline_s, kind)
         size = (await trio.to_thread.run_sync(path.stat)).st_size
         if size > max_size:
             raise BlobTooLarge(f"blob {hash_.hex()[:16]} has {size} bytes, allowed were {max_size}")
         return path
 
-    async def _share(self, hash_: bytes, max_size: int, providers: Sequence[str] | None, deadline_s: float) -> None:
+    async def _share(
+        self, hash_: bytes, max_size: int, providers: Sequence[str] | None, deadline_s: float, kind: Kind
+    ) -> None:
         """Begin the download, or join the one under way."""
         download = self._downloads.get(hash_)
         if download is None:
-            download = self._downloads[hash_] = _Download(max_size, None if providers is None else set(providers))
+            download = self._downloads[hash_] = _Download(max_size, None if providers is None else set(providers), kind)
             self._nursery.start_soon(self._download, hash_, download)
         else:
             download.max_size = max(download.max_size, max_size)
@@ -135,7 +144,8 @@ class BlobExchange:
                 if request.length > CHUNK:
                     self._host.reject("blob_request", peer)
                     return
-                size, data = await trio.to_thread.run_sync(_read_range, self._store.path(request.hash), request)
+                kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
+                self._host.count_as(_traffic(kind), stream)
                 with trio.fail_after(CHUNK_DEADLINE):
                     await write_short(stream, wire.encode(wire.BlobReply(size, len(data))), data)
         except wire.WireError as error:
@@ -167,6 +177,7 @@ class BlobExchange:
 
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         pause = 0.5
+        await trio.to_thread.run_sync(self._store.note, hash_, download.kind)  # first: a crash must not lose it
         while True:
             callers = download.callers
             sizes, unsure = await self._ask(hash_, download)
@@ -267,7 +278,9 @@ class BlobExchange:
                     since = trio.current_time()
                     under_way.setdefault(index, []).append(since)
                     try:
-                        stream = stream or await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
+                        if stream is None:
+                            stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
+                            self._host.count_as(_traffic(download.kind), stream)
                         data = await self._chunk(stream, hash_, partial, index)
                         if index not in sources:
                             sources[index] = peer
@@ -330,10 +343,19 @@ async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -
     return reply, await read_exact(stream, reply.length)
 
 
-def _read_range(path: Path, request: wire.BlobRequest) -> tuple[int | None, bytes]:
+def _read_range(store: BlobStore, request: wire.BlobRequest) -> tuple[Kind, int | None, bytes]:
+    """What is served: nothing of what is private, or cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        kind = store.kind(request.hash)
+        if kind is Kind.PRIVATE:
+            return kind, None, b""
+        with open(store.path(request.hash), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            return size, os.pread(file.fileno(), min(request.length, max(0, size - request.offset)), request.offset)
+            length = min(request.length, max(0, size - request.offset))
+            return kind, size, os.pread(file.fileno(), length, request.offset)
     except OSError:
-        return None, b""
+        return Kind.PUBLIC, None, b""
+
+
+def _traffic(kind: Kind) -> str:
+    return "payload" if kind is Kind.PAYLOAD else "blobs"

@@ -149,6 +149,14 @@ def stream_of(conn: Any) -> MeteredStream:
     return stream
 
 
+def count_on(stream: INetStream, meter: Meter) -> None:
+    """From now on `meter` counts the bytes that the stream carries, both ways."""
+    muxed = stream.muxed_stream  # type: ignore[attr-defined]
+    if not isinstance(muxed, _LeanStream):
+        raise GuardError(f"libp2p's layers have changed: {type(muxed).__name__} carries the stream")
+    muxed.meter = meter
+
+
 def hard_close(network: Swarm, peer: ID) -> None:
     """Cut all connections to a peer from below; closing politely hangs when the peer has stopped reading."""
     for conn in network.get_connections(peer):
@@ -160,6 +168,14 @@ class _LeanStream(YamuxStream):
 
     It gives window back in large steps instead of after every read, and a writer waits longer than 5 s for it.
     """
+
+    meter: Meter | None = None  # counts what the stream carries, without the headers of Yamux and Noise
+
+    async def read(self, n: int | None = -1) -> bytes:
+        data = await super().read(n)
+        if self.meter is not None:
+            self.meter.received += len(data)
+        return data
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -173,6 +189,8 @@ class _LeanStream(YamuxStream):
             self.send_window -= len(piece)  # nothing else runs between the check and this
             header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece))
             await self.conn._write_frame(header + piece)
+            if self.meter is not None:
+                self.meter.sent += len(piece)
             view = view[len(piece) :]
 
     async def _wait_for_window(self) -> None:

@@ -18,7 +18,7 @@ from libp2p.rcmgr import Direction
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
 from dlx.p2p.discovery import Dialer, Discovery
-from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, hard_close, stream_of
+from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count_on, hard_close, stream_of
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
 from dlx.p2p.transport import Meter
 
@@ -33,6 +33,7 @@ PING_MISSES = 3
 BAN = 60.0  # s that a peer that misbehaved stays out
 
 log = logging.getLogger(__name__)
+TRAFFIC = ("payload", "pipe", "blobs", "signalling")  # what bytes are counted apart as
 Service = Callable[..., Awaitable[None]]  # async, takes task_status, runs until cancelled
 
 
@@ -80,6 +81,7 @@ class Host:
         self._hello = hello
         self._on_reject = on_reject
         self._meter = Meter()
+        self._meters = {kind: Meter() for kind in TRAFFIC if kind != "signalling"}
         self._network = GuardedSwarm(create_new_key_pair(secret), self._meter)
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
         self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
@@ -135,6 +137,20 @@ class Host:
     @property
     def bytes_received(self) -> int:
         return self._meter.received
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes (sent, received) so far, by each of TRAFFIC; together they are `bytes_sent` and `bytes_received`.
+
+        What streams of the other three kinds carry is theirs; all else is signalling: gossip, hello, DHT, ping,
+        handshakes, and the headers of Yamux and Noise.
+        """
+        found = {kind: (meter.sent, meter.received) for kind, meter in self._meters.items()}
+        sent, received = map(sum, zip(*found.values(), strict=True))
+        return found | {"signalling": (self._meter.sent - sent, self._meter.received - received)}
+
+    def count_as(self, kind: str, stream: INetStream) -> None:
+        """From now on the stream's bytes are counted as `kind`, one of TRAFFIC but signalling."""
+        count_on(stream, self._meters[kind])
 
     def known(self, peer_id: str, addresses: Sequence[str]) -> None:
         """A peer that the ledger names; it is kept connected. Addresses that cannot be used are left out.

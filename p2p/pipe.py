@@ -155,6 +155,7 @@ class PipeService:
         try:
             with trio.fail_after(deadline_s):
                 stream = await self._host.open_stream(peer_id, PIPE, deadline_s)
+                self._host.count_as("pipe", stream)
                 await write_short(stream, wire.encode(hello))
                 answer = wire.decode_as(wire.PipeAnswer, await read_short(stream, 512))
             if answer.refusal:
@@ -175,6 +176,7 @@ class PipeService:
             await trio.sleep_forever()
 
     async def _answer(self, stream: INetStream, peer_id: str) -> None:
+        self._host.count_as("pipe", stream)
         try:
             with trio.fail_after(HANDSHAKE_DEADLINE):
                 hello = wire.decode_as(wire.PipeHello, await read_short(stream, 512))

@@ -1,6 +1,7 @@
 """TCP for the swarm: counts bytes below Noise, buffers reads, never tears a frame in two."""
 
 import socket
+from dataclasses import dataclass
 from typing import cast
 
 import trio
@@ -17,12 +18,12 @@ STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
 _READ_SIZE = 256 * 1024
 
 
+@dataclass
 class Meter:
-    """Bytes of all connections of a host, dead ones included."""
+    """Bytes, both ways: of all connections of a host, dead ones included, or of all its streams of one kind."""
 
-    def __init__(self) -> None:
-        self.sent = 0
-        self.received = 0
+    sent: int = 0
+    received: int = 0
 
 
 class MeteredStream(TrioTCPStream):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dlx.ground.blobs import Kind
 from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
@@ -37,9 +38,9 @@ class Payloads:
         exchange, peer = self.context.exchange, self.context.peer_of(statement.account)
         try:
             try:
-                path = await exchange.fetch(payload, limit, [peer] if peer else None, 5.0)
+                path = await exchange.fetch(payload, limit, [peer] if peer else None, 5.0, Kind.PAYLOAD)
             except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
-                path = await exchange.fetch(payload, limit, None, PAYLOAD_SECONDS)
+                path = await exchange.fetch(payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
             await self.trainer.check(payload, manifest_plan(plan))
         except BlobTooLarge as error:
             log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))

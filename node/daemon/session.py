@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from dlx.ground.blobs import Kind
 from dlx.ground.constants import MICRO
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.typed import Plan, SignatureError, SignedContribution, TypedError, sign
@@ -340,6 +341,7 @@ class Session:
             key=self.context.account_key,
         )
         self._statements.keep(signed)
+        self.context.store.note(trained.payload, Kind.PAYLOAD)  # the trainer wrote it
         return signed
 
     def _holder(self, stage: int) -> tuple[str, str] | None:

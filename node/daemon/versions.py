@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trio
 
-from dlx.ground.blobs import BlobStore
+from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.events import Sealed
 from dlx.ledger.view import RunView
 from dlx.node.home import logs
@@ -91,7 +91,11 @@ class Versions:
         for last_try in (False, True):
             paths = [
                 await self.exchange.fetch(
-                    signed.contribution.payload, signed.contribution.payload_size, None, FETCH_SECONDS
+                    signed.contribution.payload,
+                    signed.contribution.payload_size,
+                    None,
+                    FETCH_SECONDS,
+                    Kind.PAYLOAD,
                 )
                 for signed in sealed.contributions
             ]

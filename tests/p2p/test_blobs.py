@@ -6,11 +6,11 @@ import threading
 import pytest
 import trio
 
-from dlx.ground.blobs import CHUNK, BlobStore
+from dlx.ground.blobs import CHUNK, BlobStore, Kind
 from dlx.p2p import exchange, wire
 from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
-from tests.p2p.network import Node, network, other_process, until
+from tests.p2p.network import PIPE, Node, network, other_process, until
 
 GIB = 1 << 30
 
@@ -148,6 +148,33 @@ async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) ->
         await stream.reset()
 
 
+async def test_traffic_is_counted_by_what_it_carries(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        payload, weights = two.store.put(os.urandom(3 * CHUNK), Kind.PAYLOAD), two.store.put(os.urandom(2 * CHUNK))
+        await one.blobs.fetch(payload, GIB, None, 20, Kind.PAYLOAD)
+        await one.blobs.fetch(weights, GIB, None, 20)
+        pipe = await one.pipes.open(two.id, PIPE)
+        other = await two.pipes.incoming.receive()
+        await pipe.send(bytes(CHUNK // 2))
+        await other.receive(5)
+        for node, carried in ((one, 1), (two, 0)):  # received, sent
+            traffic = node.host.traffic()
+            assert set(traffic) == {"payload", "pipe", "blobs", "signalling"}
+            assert 3 * CHUNK <= traffic["payload"][carried] < 3.1 * CHUNK
+            assert 2 * CHUNK <= traffic["blobs"][carried] < 2.1 * CHUNK
+            assert CHUNK // 2 <= traffic["pipe"][1 - carried] < 0.6 * CHUNK
+            assert 0 < traffic["signalling"][carried] < CHUNK // 4
+            assert sum(sent for sent, _ in traffic.values()) == node.host.bytes_sent
+            assert sum(received for _, received in traffic.values()) == node.host.bytes_received
+        assert one.store.kind(payload) is Kind.PAYLOAD and one.store.kind(weights) is Kind.PUBLIC
+
+
+async def test_private_blobs_are_not_served(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(b"mine alone", Kind.PRIVATE)
+        assert await ask(one, two, name, 0, 10) == (wire.BlobReply(None, 0), b"")
+
+
 async def test_ranges_end_where_the_blob_ends(tmp_path):
     async with network(tmp_path, 2) as (one, two):
         name = two.store.put(data := os.urandom(1000))
@@ -171,7 +198,8 @@ class Liar(Node):
             try:
                 while True:
                     request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
-                    true_size, data = exchange._read_range(self.store.path(request.hash), request)
+                    blob = self.store.path(request.hash).read_bytes()
+                    true_size, data = len(blob), blob[request.offset : request.offset + request.length]
                     if chunk is not None and data and request.offset == chunk * CHUNK:
                         data = bytes([data[0] ^ 1]) + data[1:]
                     await write_short(stream, wire.encode(wire.BlobReply(size or true_size, len(data))), data)

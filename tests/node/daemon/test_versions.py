@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dlx.ground.blobs import BlobStore
+from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.node.daemon.versions import Differs, Unavailable, Versions
 from dlx.node.trainer.client import TrainerError
@@ -71,7 +71,7 @@ class Peers:
     def __init__(self, store: BlobStore, blobs: list[bytes]) -> None:
         self.store, self.blobs, self.asked = store, {name(data): data for data in blobs}, list[bytes]()
 
-    async def fetch(self, hash_: bytes, max_size: int, providers: object, deadline_s: float) -> Path:
+    async def fetch(self, hash_: bytes, max_size: int, providers: object, deadline_s: float, *kind: Kind) -> Path:
         if not self.store.has(hash_):
             self.asked.append(hash_)
             if hash_ not in self.blobs:
