@@ -22,7 +22,7 @@ from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
 from dlx.p2p.transport import Meter
 
-HELLO = TProtocol("/dlx/hello/1")
+HELLO = TProtocol("/dlx/hello/2")
 PING = TProtocol("/dlx/ping/1")
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
@@ -44,7 +44,9 @@ class PeerStatus:
     connected_since: float  # unix time
     rtt_ms: float | None
     agreed: bool
-    version: str | None
+    version: str | None  # of its software
+    protocol: int | None  # the version agreed on
+    features: tuple[str, ...]  # that both name
     bytes_sent: int  # on the connections open now
     bytes_received: int
 
@@ -239,7 +241,9 @@ class Host:
             peer.since,
             None if peer.rtt is None else peer.rtt * 1e3,
             peer.hello is not None,
-            peer.hello.version if peer.hello else None,
+            peer.hello.software if peer.hello else None,
+            self._hello.common_version(peer.hello) if peer.hello else None,
+            tuple(sorted({*self._hello.features} & {*peer.hello.features})) if peer.hello else (),
             sum(stream.sent for stream in streams),
             sum(stream.received for stream in streams),
         )
@@ -309,6 +313,9 @@ class Host:
         if reason is not None:
             self.reject(reason, str(peer.id))
             self._dialer.refused(peer.id)
+            if reason == "hello_versions":  # somebody has to upgrade
+                ours, theirs = ("{} to {}".format(*each.versions) for each in (self._hello, hello))
+                log.warning("%s speaks protocol versions %s, this node %s: no peer of ours", peer.id, theirs, ours)
         else:
             peer.hello = hello
             self._discovery.nudge()
@@ -319,10 +326,10 @@ class Host:
         return self._banned.get(peer, 0.0) > time.monotonic()
 
     def _disagreement(self, hello: wire.Hello) -> str | None:
-        for name in ("protocol", "chain_id", "ledger", "run"):
+        for name in ("chain_id", "ledger", "run"):
             if getattr(hello, name) != getattr(self._hello, name):
                 return f"hello_{name}"
-        return None
+        return None if self._hello.common_version(hello) else "hello_versions"
 
     async def _admit(self, peer: ID) -> bool:
         """Wait until a peer's hello is settled; streams of the refused are reset."""

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
-PROTOCOL = 1
+VERSIONS = (2, 2)  # of this protocol, the oldest and the newest that this node speaks
+FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Bytes20 = Annotated[bytes, Meta(min_length=20, max_length=20)]
@@ -19,6 +20,7 @@ Record = Annotated[bytes, Meta(min_length=929, max_length=929)]
 Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Feature = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z-]+\Z")]
 Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
 Hashes128 = Annotated[list[Bytes32], Meta(max_length=128)]
 
@@ -36,13 +38,22 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """First words on a connection; peers that disagree on any of the first four part."""
+    """First words on a connection; peers of another chain, ledger or run part, and those without a common version.
 
-    protocol: Uint32
+    A feature that one of the two does not name is not used between them.
+    """
+
+    versions: tuple[Uint32, Uint32]
+    features: Annotated[tuple[Feature, ...], Meta(max_length=16)]
     chain_id: Uint63
     ledger: Bytes20
     run: Bytes32
-    version: Annotated[str, Meta(max_length=32, pattern=r"^[0-9A-Za-z.+-]*\Z")]
+    software: Annotated[str, Meta(max_length=32, pattern=r"^[0-9A-Za-z.+-]*\Z")]
+
+    def common_version(self, other: "Hello") -> int | None:
+        """The highest that both speak."""
+        highest = min(self.versions[1], other.versions[1])
+        return highest if highest >= max(self.versions[0], other.versions[0]) else None
 
 
 class ContributionMessage(_Message, frozen=True, tag="contribution"):

@@ -52,7 +52,9 @@ class Peers:
         bootstrap: Sequence[str],
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._hello = wire.Hello(wire.PROTOCOL, domain.chain_id, account_bytes(domain.ledger), run, version())
+        self._hello = wire.Hello(
+            wire.VERSIONS, wire.FEATURES, domain.chain_id, account_bytes(domain.ledger), run, version()
+        )
         self._nodes, self._bootstrap, self._say = nodes, tuple(bootstrap), say
         self._stack = ExitStack()
         self._thread: threading.Thread | None = None

@@ -85,7 +85,12 @@ class Node:
         for leftover in startup.datadir.blobs.glob(".*.tmp"):  # of a process killed while it wrote
             leftover.unlink()
         hello = wire.Hello(
-            wire.PROTOCOL, client.chain_id, to_canonical_address(client.ledger), startup.run, version()[:32]
+            wire.VERSIONS,
+            wire.FEATURES,
+            client.chain_id,
+            to_canonical_address(client.ledger),
+            startup.run,
+            version()[:32],
         )
         self.host = Host(
             startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap, self.reject

@@ -79,7 +79,12 @@ class Attacker:
             ["/ip4/127.0.0.1/tcp/0"],
             [],
             wire.Hello(
-                wire.PROTOCOL, self.domain.chain_id, to_canonical_address(self.domain.ledger), self.run, "6.6.6"
+                wire.VERSIONS,
+                wire.FEATURES,
+                self.domain.chain_id,
+                to_canonical_address(self.domain.ledger),
+                self.run,
+                "6.6.6",
             ),
             [address for status in statuses.values() for address in status.addresses],
         )

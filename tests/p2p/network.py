@@ -19,7 +19,7 @@ from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
 
-HELLO = wire.Hello(wire.PROTOCOL, 31337, b"L" * 20, b"R" * 32, "0.1.0")
+HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0")
 TOPIC = "test"
 PIPE = wire.PipeHello(b"R" * 32, 0, 1, b"a" * 20)
 

@@ -48,7 +48,7 @@ async def test_a_peer_from_the_ledger_is_connected_and_again_after_a_restart(tmp
             await until(lambda: here.host.agreed() == (there.id,))
 
 
-@pytest.mark.parametrize("field, value", [("protocol", 2), ("chain_id", 1), ("ledger", b"M" * 20), ("run", b"S" * 32)])
+@pytest.mark.parametrize("field, value", [("chain_id", 1), ("ledger", b"M" * 20), ("run", b"S" * 32)])
 async def test_peers_of_another_network_are_refused(tmp_path, field, value):
     one = Node(1, tmp_path)
     async with one.host.run():
@@ -59,6 +59,24 @@ async def test_peers_of_another_network_are_refused(tmp_path, field, value):
             assert not one.host.agreed() and not other.host.agreed()
             with pytest.raises(StreamBroken):
                 await other.host.open_stream(one.id, "/dlx/blob/1", 1)
+
+
+@pytest.mark.parametrize(
+    "theirs, common", [((2, 2), 2), ((1, 2), 2), ((2, 9), 3), ((3, 2**32 - 1), 3), ((0, 1), None), ((4, 9), None)]
+)
+async def test_an_older_or_newer_node_joins_where_the_versions_overlap(tmp_path, caplog, theirs, common):
+    one = Node(1, tmp_path, versions=(2, 3), features=("one", "both"))
+    async with one.host.run():
+        other = Node(2, tmp_path, one.host.addresses, versions=theirs, features=("both", "never-heard-of"))
+        async with other.host.run():
+            if common is None:
+                await until(lambda: one.rejected["hello_versions"] and other.rejected["hello_versions"])
+                assert f"speaks protocol versions {theirs[0]} to {theirs[1]}, this node 2 to 3" in caplog.text
+                assert not one.host.agreed() and not other.host.agreed()
+            else:
+                await until(lambda: one.host.agreed() and other.host.agreed())
+                for node in (one, other):
+                    assert [(peer.protocol, peer.features) for peer in node.host.peers()] == [(common, ("both",))]
 
 
 async def test_a_plaintext_peer_is_refused(tmp_path):

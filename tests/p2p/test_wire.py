@@ -10,7 +10,7 @@ from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
 
 H, S = b"h" * 32, b"s" * 65
 MESSAGES = [
-    wire.Hello(1, 31337, b"L" * 20, H, "0.1.0"),
+    wire.Hello((1, 4), ("f" * 32,) * 16, 2**63 - 1, b"L" * 20, H, "0.1.0" + 27 * "a"),
     wire.ContributionMessage(b"n" * 8, bytes(929)),
     wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, b"seal", [H] * 64, [S] * 64, S),
     wire.AttestationMessage(b"n" * 8, H, 3, 7, H, S),
@@ -49,6 +49,15 @@ def test_anything_but_the_exact_bytes_is_refused(message):
         assert refused(msgspec.msgpack.encode({k: v for k, v in fields.items() if k != name})) == "schema"
 
 
+def test_the_longest_hello_is_read_by_the_host():
+    assert len(wire.encode(MESSAGES[0])) <= 1024
+
+
+def test_versions_in_the_wrong_order_have_nothing_in_common():
+    ours, theirs = (wire.Hello(versions, (), 1, b"L" * 20, H, "") for versions in ((2, 3), (9, 1)))
+    assert ours.common_version(theirs) is None and theirs.common_version(ours) is None
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -59,8 +68,13 @@ def test_anything_but_the_exact_bytes_is_refused(message):
         wire.AttestationMessage(b"n" * 8, H, 65536, 7, H, S),
         wire.ReportMessage(b"n" * 8, H, 3, 7, [H] * 129, [], S),
         wire.ReportMessage(b"n" * 8, H, 3, 7, [b"short"], [], S),
-        wire.Hello(1, -1, b"L" * 20, H, "0.1.0"),
-        wire.Hello(1, 1, b"L" * 20, H, "\x1b[2J"),
+        wire.Hello((1, 1), (), -1, b"L" * 20, H, "0.1.0"),
+        wire.Hello((1, 1), (), 1, b"L" * 20, H, "\x1b[2J"),
+        wire.Hello((1, 2**32), (), 1, b"L" * 20, H, ""),
+        wire.Hello((1,), (), 1, b"L" * 20, H, ""),
+        wire.Hello((1, 1), ("relay",) * 17, 1, b"L" * 20, H, ""),
+        wire.Hello((1, 1), ("r" * 33,), 1, b"L" * 20, H, ""),
+        wire.Hello((1, 1), ("",), 1, b"L" * 20, H, ""),
         wire.PipeAnswer("two\nlines"),
     ],
 )

@@ -129,7 +129,7 @@ def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
 def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
     """A node's blob service and nothing else, in a thread of its own."""
     chain_id = history.client().chain_id
-    hello = wire.Hello(wire.PROTOCOL, chain_id, account_bytes(history.ledger), history.run, version())
+    hello = wire.Hello(wire.VERSIONS, wire.FEATURES, chain_id, account_bytes(history.ledger), history.run, version())
     host = Host(secret, ["/ip4/127.0.0.1/tcp/0"], [], hello)
     BlobExchange(host, BlobStore(folder))
     ready = threading.Event()
