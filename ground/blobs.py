@@ -18,13 +18,14 @@ from pathlib import Path
 
 from dlx.ground import durable
 from dlx.ground.durable import Chunk
+from dlx.ground.errors import DlxError
 
 CHUNK = 1024 * 1024  # bytes of a download's pieces, and of what is read at once
 FORGOTTEN = 7 * 24 * 3600  # s after which a download or a draft that nobody went on with is removed
 _INDEX = ".index.sqlite"
 
 
-class BlobError(ValueError):
+class BlobError(DlxError, ValueError):
     """A blob is missing, too large, or does not match its name."""
 
 

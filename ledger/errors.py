@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from dlx.ground.errors import DlxError
 
-class LedgerError(Exception):
+
+class LedgerError(DlxError):
     """The ledger did not do what was asked; the message says why in one line."""
 
 

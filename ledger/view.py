@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from dlx.ground.errors import DlxError
 from dlx.ledger.abi import ZERO32, ascending
 from dlx.ledger.events import (
     Accused,
@@ -30,7 +31,7 @@ ACTIVE_ROUNDS = 3  # an account is active when counted or signing in one of the 
 ANSWER_BLOCKS = 5  # blocks that must follow an accusation before an eviction
 
 
-class ViewError(ValueError):
+class ViewError(DlxError, ValueError):
     """Events that contradict the ledger's rules."""
 
 

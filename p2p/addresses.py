@@ -8,10 +8,12 @@ import psutil
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from dlx.ground.errors import DlxError
+
 ADDRESSES_PER_PEER = 16
 
 
-class AddressError(ValueError):
+class AddressError(DlxError, ValueError):
     """The text is no address that this node can use."""
 
 

@@ -49,6 +49,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
+from dlx.ground.errors import DlxError
 from dlx.p2p.streams import StreamBroken, let_go
 from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
 
@@ -68,7 +69,7 @@ logging.getLogger("libp2p").addHandler(logging.NullHandler())
 Reject = Callable[[str, str], None]  # (reason, peer id)
 
 
-class GuardError(Exception):
+class GuardError(DlxError):
     """The installed libp2p is not the one that the guards were written for."""
 
 

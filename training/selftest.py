@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlx.ground.errors import DlxError
 from dlx.training.codecs import codec
 from dlx.training.models import weights
 from dlx.training.outer.step import outer_step
@@ -26,7 +27,7 @@ _GOLDEN = {
 }
 
 
-class SelfTestError(RuntimeError):
+class SelfTestError(DlxError, RuntimeError):
     """This machine or installation computes other bits than the network: it can neither train nor audit."""
 
 

@@ -16,8 +16,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dlx.ground.errors import DlxError
 
-class ChainError(RuntimeError):
+
+class ChainError(DlxError, RuntimeError):
     """The chain cannot be opened; the message is one line that says why and what to do."""
 
 

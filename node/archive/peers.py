@@ -14,6 +14,7 @@ from typing import Any, Self
 import trio
 
 from dlx.ground.blobs import BlobStore
+from dlx.ground.errors import cause
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.nodes import NodeRecord
@@ -59,7 +60,7 @@ class Peers:
         self._stack = ExitStack()
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._reached: tuple[str, ...] = ()
         self._wrong: list[str] = []
 
@@ -107,8 +108,8 @@ class Peers:
     def _run(self) -> None:
         try:
             trio.run(self._main)
-        except BaseException as error:
-            self._failure = error
+        except Exception as error:
+            self._failure = cause(error)
         finally:
             self._ready.set()
 

@@ -11,8 +11,27 @@ from dlx.node.audit.report import Check, Report
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
+    from dlx.node.archive.sources import Places
 
-__all__ = ["Check", "Folder", "Report", "Source", "audit"]
+__all__ = ["Check", "Folder", "Report", "Source", "audit", "audit_run"]
+
+
+def audit_run(
+    client: LedgerClient, run: bytes, places: Places, show: Callable[[str], None], say: Callable[[str], None]
+) -> Report:
+    """`audit` with blobs from `places` and the run's peers, in a working folder of its own.
+
+    `show` hears each step, `say` what is worth keeping.
+    """
+    import tempfile
+
+    from dlx.node.archive.sources import open_sources
+
+    with (
+        open_sources(client, run, places, say) as sources,
+        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
+    ):
+        return audit(client, run, sources, Path(work), show)
 
 
 def audit(

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import audit, chain, data, demo, deploy, history, init, peers, pull, run, start, status
-from dlx.node.home.errors import Failure
+from dlx.node.home import extras
 
 app = typer.Typer(
     name="dlx-node",
@@ -35,32 +36,18 @@ app.command("history")(history.command)
 app.command("audit")(audit.command)
 app.command("pull")(pull.command)
 
-# Errors of the other packages that mean a wrong input or a missing part, never a fault of ours: one line is enough.
-_EXPECTED = (
-    ("dlx.ledger.errors", "LedgerError"),
-    ("dlx.ledger.chain", "ChainError"),
-    ("dlx.ledger.view", "ViewError"),
-    ("dlx.training.recipe.manifest", "ManifestError"),
-    ("dlx.training.data.shards", "DataError"),
-    ("dlx.ground.blobs", "BlobError"),
-    ("dlx.training.selftest", "SelfTestError"),
-    ("dlx.p2p.addresses", "AddressError"),
-    ("dlx.p2p.guard", "GuardError"),
-    ("dlx.node.trainer.client", "TrainerError"),
-)
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `dlx-node` command. Always raises SystemExit, unless something unexpected happens."""
     try:
-        app(arguments)
+        with extras.explained():
+            app(arguments)
     except Exception as raised:
-        error = _cause(raised)
-        code = _exit_code(error)
-        if code is None:
-            raise
+        error = cause(raised)
+        if not isinstance(error, DlxError | OSError):
+            raise  # a bug, which deserves its traceback
         sys.stderr.write(f"dlx-node: {' '.join(str(error).split())}\n")
-        sys.exit(code)
+        sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 
 @app.callback()
@@ -72,23 +59,6 @@ def _options(
 
         sys.stdout.write(f"dlx-node {installed()}\n")
         raise typer.Exit
-
-
-def _cause(error: Exception) -> Exception:
-    """What went wrong inside the task groups that wrap it."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-def _exit_code(error: Exception) -> int | None:
-    """The exit code of an expected failure; None for a bug, which deserves its traceback."""
-    if isinstance(error, Failure):
-        return error.exit_code
-    # A module that was never imported cannot have raised; asking sys.modules keeps the quick commands quick.
-    loaded = ((sys.modules.get(module), name) for module, name in _EXPECTED)
-    kinds = tuple(getattr(module, name) for module, name in loaded if module is not None)
-    return Failure.exit_code if isinstance(error, (*kinds, OSError)) else None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dlx.node.cli import options
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
+    from dlx.node.archive.sources import Places
     from dlx.node.audit import Report
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
@@ -40,7 +41,10 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    report = _audit(folder, settings, run, blobs or [])
+    from dlx.node.archive.sources import Places
+
+    places = Places(tuple(blobs or ()), tuple(folder.blob_folders), settings.bootstrap)
+    report = _audit(folder, settings, run, places)
     if json:
         options.print_json(report.json())
     else:
@@ -48,7 +52,7 @@ def command(
     raise typer.Exit(1 if report.verdict == "FAIL" else 0)
 
 
-def _audit(folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
+def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places) -> Report:
     from contextlib import ExitStack
 
     from dlx.ledger.client import LedgerClient
@@ -64,27 +68,20 @@ def _audit(folder: DataDir, settings: Settings, run: str | None, blobs: list[Pat
         except LedgerError as refused:
             # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:
-                return _report(LedgerClient(settings.rpc_url, settings.ledger), folder, settings, run, blobs)
+                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places)
             except (Failure, LedgerError):
                 raise refused from None
-        return _report(client, folder, settings, run, blobs)
+        return _report(client, run, places)
 
 
-def _report(client: LedgerClient, folder: DataDir, settings: Settings, run: str | None, blobs: list[Path]) -> Report:
-    import tempfile
-
-    from dlx.node.archive.sources import open_sources
-    from dlx.node.audit import audit
+def _report(client: LedgerClient, run: str | None, places: Places) -> Report:
+    from dlx.node.audit import audit_run
     from dlx.node.runs import find
 
     whole = run is not None and len(run.removeprefix("0x")) == 64  # needs no word of a ledger that may be foreign
     chosen = bytes.fromhex(run.removeprefix("0x")) if run and whole else find.resolve(client, run)
-    with (
-        Progress() as progress,
-        open_sources(client, chosen, blobs, folder, settings.bootstrap, progress.say) as sources,
-        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
-    ):
-        return audit(client, chosen, sources, Path(work), progress.show)
+    with Progress() as progress:
+        return audit_run(client, chosen, places, progress.show, progress.say)
 
 
 class Progress:

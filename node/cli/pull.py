@@ -37,23 +37,15 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    from dlx.ledger.view import RunView
-    from dlx.node.archive.sources import open_sources
+    from dlx.node.archive.sources import Places
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.pull import pull
+    from dlx.node.runs.pull import pull_run
 
+    places = Places(tuple(blobs or ()), tuple(folder.blob_folders), settings.bootstrap)
     with open_ledger(settings, folder) as client, Progress() as progress:
-        chosen = find.resolve(client, run)
-        view = RunView(chosen)
-        for event in client.poll(client.feed(chosen)).events:
-            view.apply(event)
-
-        def wrong(digest: bytes, where: str) -> None:
-            progress.say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
-
-        with open_sources(client, chosen, blobs or [], folder, settings.bootstrap, progress.say) as sources:
-            found = pull(client.domain, view, round, out.absolute(), sources, wrong, progress.show)
+        view = find.Follower(client, find.resolve(client, run)).view()
+        found = pull_run(client, view, round, out.absolute(), places, progress.show, progress.say)
     if json:
         options.print_json(found | {"folder": str(out.absolute())})
         return

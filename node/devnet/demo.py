@@ -77,7 +77,7 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
 
 def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
     """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
-    from dlx.node.archive.sources import open_sources
+    from dlx.node.archive.sources import Places, open_sources
     from dlx.node.audit import audit
     from dlx.node.runs.pull import pull
 
@@ -85,7 +85,7 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
     folder = DataDir(root)
     with (
         open_ledger(devnet.settings, folder) as client,
-        open_sources(client, view.run, [], folder, (), report) as sources,
+        open_sources(client, view.run, Places(nodes=tuple(folder.blob_folders)), report) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
     ):
         report("auditing the whole history")

@@ -1,10 +1,10 @@
 """Expected failures: each becomes one clear line on stderr and an exit code, never a traceback."""
 
+from dlx.ground.errors import DlxError
 
-class Failure(Exception):
+
+class Failure(DlxError):
     """Something went wrong that a user can understand: the message says what, and what to do."""
-
-    exit_code = 1
 
 
 class UsageFailure(Failure):

@@ -72,6 +72,22 @@ def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
     raise UsageFailure(f"{given!r} could be any of {len(found)} runs: give more digits")
 
 
+class Follower:
+    """A run as the chain shows it. For one thread."""
+
+    def __init__(self, client: LedgerClient, run: bytes) -> None:
+        self._client, self._feed, self._view = client, client.feed(run), RunView(run)
+
+    def view(self) -> RunView:
+        """The run's view now: only what happened since the last call is read. Raises LedgerUnavailable, ViewError."""
+        update = self._client.poll(self._feed)
+        if update.reorg:
+            self._view = RunView(self._view.run)
+        for event in update.events:
+            self._view.apply(event)
+        return self._view
+
+
 def view_of(index: EventIndex, run: bytes) -> RunView:
     """A run of the ledger as its events say. Raises ViewError for events that the contract cannot have emitted."""
     view = RunView(run)
@@ -82,7 +98,7 @@ def view_of(index: EventIndex, run: bytes) -> RunView:
 
 def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
     """Every run of the ledger, oldest first; a manifest in a blob folder says when a run ends that adapts."""
-    return [_summary(view_of(index, created.run), folders) for created in index.runs()]
+    return [summary(view_of(index, created.run), folders) for created in index.runs()]
 
 
 def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetails:
@@ -91,7 +107,7 @@ def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetai
     config = view.config
     members = sorted((slot, account) for account, slot in view.members().items())
     return RunDetails(
-        summary=_summary(view, folders),
+        summary=summary(view, folders),
         min_replicas=config.min_replicas,
         max_replicas=config.max_replicas,
         complete_replicas=len(view.complete_replicas()),
@@ -123,7 +139,8 @@ def read_manifest(view: RunView, folders: Sequence[Path]) -> Manifest | None:
     return None
 
 
-def _summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
+def summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
+    """What a run is and how far it is; its name from the manifest, where a folder has it."""
     config = view.config
     manifest = read_manifest(view, folders)
     sealed = min(view.next_round(stage) for stage in range(config.stages))

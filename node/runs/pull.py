@@ -11,10 +11,12 @@ from typing import Any
 
 from dlx.ground import durable
 from dlx.ground.constants import MICRO
+from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
 from dlx.node.archive.replay import Replay, ReplayError
+from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
@@ -23,6 +25,24 @@ from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
 PROVENANCE = "provenance.json"
+
+
+def pull_run(
+    client: LedgerClient,
+    view: RunView,
+    version: int | None,
+    out: Path,
+    places: Places,
+    show: Callable[[str], None],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """`pull` with blobs from `places` and the run's peers. `show` hears each step, `say` what is worth keeping."""
+
+    def wrong(digest: bytes, where: str) -> None:
+        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
+
+    with open_sources(client, view.run, places, say) as sources:
+        return pull(client.domain, view, version, out, sources, wrong, show)
 
 
 def pull(

@@ -10,6 +10,7 @@ from itertools import count
 
 import trio
 
+from dlx.ground.errors import DlxError
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.training.outer.policy import Measured
@@ -21,7 +22,7 @@ STOP_SECONDS = 5.0
 MAX_WAITING_FRAMES = 256
 
 
-class TrainerError(Exception):
+class TrainerError(DlxError):
     """What was asked of the training process was not done."""
 
 

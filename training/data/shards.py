@@ -21,6 +21,7 @@ import rfc8785
 from msgspec import Meta, Struct
 
 from dlx.ground.blobs import BlobError, Damaged, read_blob
+from dlx.ground.errors import DlxError
 from dlx.training.recipe.recipe import BlobRef
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _CHUNK = 1 << 20
 _Length = Annotated[int, Meta(ge=1, le=SHARD_BYTES)]
 
 
-class DataError(ValueError):
+class DataError(DlxError, ValueError):
     """The data is missing, damaged, or not what its manifest says."""
 
 

@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dlx.ground.errors import DlxError
 
-class ManifestError(ValueError):
+
+class ManifestError(DlxError, ValueError):
     """The manifest or draft is not valid; the message names the key and the reason in one line."""
 
 

@@ -1,0 +1,190 @@
+"""The API: a ledger, its runs, and what can be read, checked and fetched of each. docs/agent.md shows its use.
+
+What is heavy is imported when a method needs it, so that `import dlx` takes no time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from dlx.node.audit.report import Report
+from dlx.node.home.errors import UsageFailure
+from dlx.node.home.extras import explained
+
+if TYPE_CHECKING:
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.view import RunView
+    from dlx.node.archive.sources import Places
+    from dlx.node.runs.find import RunSummary
+
+Progress = Callable[[str], None]
+
+
+class Round(TypedDict):
+    """One round of a run's history. Lists have one entry for each stage that has sealed the round, in their order."""
+
+    round: int
+    time: int  # of the last seal's block, Unix seconds
+    inner_steps: int | None  # that each counted contribution took; None: nothing was counted
+    loss: float | None  # nats per token, the token-weighted mean of the last stage; None: not sealed yet, or empty
+    tokens: int  # counted in this round
+    total_tokens: int  # of the run up to and including this round
+    sealed: bool  # by every stage
+    contributions: list[int]  # counted
+    signers: list[int]
+    weights: list[str]  # sha256 of the version that the seal made, 64 hex digits
+    transactions: list[str]  # of the seals, 0x hex
+
+
+def connect(
+    rpc_url: str,
+    ledger: str,
+    *,
+    chain_id: int | None = None,
+    blobs: Iterable[str | Path] = (),
+    bootstrap: Iterable[str] = (),
+) -> Ledger:
+    """The ledger at an address ("0x" and 40 hex digits) of the chain behind a JSON-RPC endpoint. Nothing is written.
+
+    `chain_id` insists on a chain, else the endpoint says which it is. Blobs (weights, payloads) are looked for in the
+    folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of
+    `bootstrap`, multiaddrs with /p2p/... at the end.
+
+    Raises LedgerUnavailable where the endpoint is silent; DlxError for an address that cannot be, another chain, or
+    contracts that are not those of this version.
+    """
+    if not re.fullmatch("0x[0-9a-fA-F]{40}", ledger):
+        raise UsageFailure(f"ledger {ledger!r}: expected an address, 0x and 40 hex digits")
+    from dlx.ledger.abi import checksum
+    from dlx.ledger.client import LedgerClient
+    from dlx.node.archive.sources import Places
+
+    client = LedgerClient(rpc_url, checksum(bytes.fromhex(ledger[2:])))
+    client.connect(chain_id)
+    return Ledger(client, Places(own=tuple(map(Path, blobs)), bootstrap=tuple(bootstrap)))
+
+
+class Ledger:
+    """One TrainingLedger contract; `connect` makes it. For one thread."""
+
+    def __init__(self, client: LedgerClient, places: Places) -> None:
+        self._client, self._places = client, places
+
+    def __repr__(self) -> str:
+        return f"<dlx.Ledger {self.address} on chain {self.chain_id}>"
+
+    @property
+    def chain_id(self) -> int:
+        return self._client.chain_id
+
+    @property
+    def address(self) -> str:
+        return self._client.ledger
+
+    def runs(self) -> list[Run]:
+        """Every run of the ledger, oldest first. Raises LedgerUnavailable."""
+        return [Run(self._client, self._places, created.run) for created in self._client.runs()]
+
+    def run(self, id: str | None = None) -> Run:
+        """The run of an id: 64 hex digits with or without 0x, or the first six or more of them; None where the ledger
+        has a single run. Raises DlxError where no run, or more than one, is meant."""
+        from dlx.node.runs.find import resolve
+
+        return Run(self._client, self._places, resolve(self._client, id))
+
+
+class Run:
+    """One training run; `Ledger.run` and `Ledger.runs` make it. Every call reads the chain as it is then."""
+
+    def __init__(self, client: LedgerClient, places: Places, run: bytes) -> None:
+        from dlx.node.runs.find import Follower
+
+        self._client, self._places, self._run = client, places, run
+        self._follower = Follower(client, run)
+
+    def __repr__(self) -> str:
+        return f"<dlx.Run {self.id}>"
+
+    @property
+    def id(self) -> str:
+        """0x and 64 hex digits."""
+        return "0x" + self._run.hex()
+
+    def summary(self) -> RunSummary:
+        """What the run is and how far it is: its `name` (None without the manifest's blob in one of the folders),
+        `creator`, `manifest`, `rounds`, `sealed_rounds`, `stages`, `members`, `state`. Raises LedgerUnavailable."""
+        from dlx.node.runs.find import summary
+
+        return summary(self._view(), self._places.own)
+
+    def history(self) -> list[Round]:
+        """One row for each round that some stage has sealed, oldest first, from the chain's events alone: no blob is
+        needed. `pandas.DataFrame(run.history())` makes a table of it. Raises LedgerUnavailable."""
+        from dlx.node.runs.history import history
+
+        return [
+            Round(
+                round=row.round,
+                time=row.time,
+                inner_steps=row.inner_steps,
+                loss=row.loss,
+                tokens=row.tokens,
+                total_tokens=row.total_tokens,
+                sealed=row.sealed,
+                contributions=[stage.contributions for stage in row.stages],
+                signers=[stage.signers for stage in row.stages],
+                weights=[stage.weights for stage in row.stages],
+                transactions=[stage.transaction for stage in row.stages],
+            )
+            for row in history(self._view()).rounds
+        ]
+
+    def pull(
+        self, out: str | Path, round: int | None = None, *, progress: Progress = lambda line: None
+    ) -> dict[str, Any]:
+        """Write a version of the model to the new or empty folder `out`, for `AutoModelForCausalLM.from_pretrained`.
+
+        `round` counts sealed rounds: 0 is the genesis, None the newest version that every stage has sealed. Only bytes
+        with the sealed hashes are used; versions that nobody keeps are recomputed from the payloads. `progress` hears a
+        line for each step. Returns what `out/provenance.json` says. The folder appears complete or not at all.
+
+        Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
+        """
+        with explained():
+            from dlx.node.runs.pull import pull_run
+
+            return pull_run(self._client, self._view(), round, Path(out).absolute(), self._places, progress, progress)
+
+    def audit(self, *, progress: Progress = lambda line: None) -> Report:
+        """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
+
+        What is wrong with the run is no exception: `report.verdict` is "PASS", "WARN" (something is gone), or "FAIL";
+        `report.checks` has every check, `report.text()` and `report.json()` all of it. Needs room for two versions of
+        each stage in the folder for temporary files. Raises LedgerUnavailable, DlxError, OSError.
+        """
+        with explained():
+            from dlx.node.audit import audit_run
+
+            return audit_run(self._client, self._run, self._places, progress, progress)
+
+    def load(self, round: int | None = None, *, folder: str | Path | None = None) -> Any:
+        """The version as a `transformers` model (float32, on the CPU, in evaluation mode).
+
+        Pulled into `folder`, which must be new or empty and is kept; without one into a temporary folder. Raises as
+        `pull`.
+        """
+        with explained():
+            import tempfile
+
+            from transformers import AutoModelForCausalLM
+
+            with tempfile.TemporaryDirectory(prefix="dlx-model-") as temporary:
+                out = Path(temporary) if folder is None else Path(folder)
+                self.pull(out, round)
+                return AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+
+    def _view(self) -> RunView:
+        return self._follower.view()

@@ -1,0 +1,96 @@
+"""`import dlx` against a real history: an embedded chain, real seals, blobs in a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlx
+from tests.history_builder import History
+
+pytest_plugins = ["tests.history_builder"]
+
+HEAVY = ("torch", "transformers", "numpy", "web3", "libp2p", "trio", "rich", "typer", "eth")
+
+
+@pytest.fixture
+def run(honest_history: History) -> dlx.Run:
+    ledger = dlx.connect(honest_history.rpc_url, honest_history.ledger, blobs=[honest_history.blobs])
+    return ledger.run(honest_history.run.hex())
+
+
+def test_importing_takes_no_time_and_nothing_heavy() -> None:
+    code = "import time; t = time.perf_counter(); import dlx, json, sys; t = time.perf_counter() - t; "
+    code += f"print(json.dumps([t, [name for name in {HEAVY!r} if name in sys.modules]]))"
+    found = [
+        json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+        for _ in range(3)  # the machine may be busy with something else
+    ]
+    assert found[0][1] == []
+    assert min(seconds for seconds, _ in found) < 0.3
+
+
+def test_a_run_is_found_by_id_prefix_or_alone(honest_history: History, run: dlx.Run) -> None:
+    ledger = dlx.connect(honest_history.rpc_url, honest_history.ledger.lower(), chain_id=31337)
+    assert (ledger.address, ledger.chain_id) == (honest_history.ledger, 31337)
+    assert run.id == "0x" + honest_history.run.hex()
+    assert run.id in [one.id for one in ledger.runs()]
+    assert ledger.run(run.id[:14]).id == run.id
+    with pytest.raises(dlx.DlxError, match="knows no run"):
+        ledger.run("0x" + "00" * 32)
+    with pytest.raises(dlx.DlxError, match="is no run id"):
+        ledger.run("best")
+
+
+def test_the_summary_says_how_far_it_is(run: dlx.Run) -> None:
+    summary = run.summary()
+    assert (summary.name, summary.rounds, summary.sealed_rounds, summary.stages) == ("honest", 3, 3, 2)
+
+
+def test_the_history_has_uniform_rows(honest_history: History, run: dlx.Run) -> None:
+    rows = run.history()
+    assert len(rows) == 3 and len({tuple(row) for row in rows}) == 1
+    assert [row["loss"] for row in rows] == pytest.approx([5.5, 5.2, 4.9])
+    assert rows[-1]["total_tokens"] == sum(row["tokens"] for row in rows)
+    assert rows[-1]["weights"] == [honest_history.versions[stage, 3].hex() for stage in range(2)]
+    assert rows[0]["contributions"] == [2, 2] and rows[0]["sealed"]
+    assert run.history() == rows  # read again, not twice
+
+
+def test_the_audit_is_the_command_s(run: dlx.Run) -> None:
+    lines: list[str] = []
+    report = run.audit(progress=lines.append)
+    assert report.verdict == "PASS" and lines
+    assert {check.level for check in report.checks} == {1, 2}
+
+
+def test_a_version_is_pulled_and_loaded(run: dlx.Run, tmp_path: Path) -> None:
+    found = run.pull(tmp_path / "model", round=1)
+    assert json.loads((tmp_path / "model" / "provenance.json").read_text()) == found
+    assert found["round"] == 1
+    with pytest.raises(dlx.DlxError, match="already exists"):
+        run.pull(tmp_path / "model")
+    kept = run.load(folder=tmp_path / "newest")
+    assert (tmp_path / "newest" / "model.safetensors").is_file()
+    parameters, expected = dict(run.load().named_parameters()), dict(kept.named_parameters())
+    assert parameters.keys() == expected.keys()
+    assert all((parameters[name] == expected[name]).all() for name in expected)
+
+
+def test_what_cannot_be_is_one_line(honest_history: History, tmp_path: Path) -> None:
+    url, ledger = honest_history.rpc_url, honest_history.ledger
+    for arguments, options, reason in (
+        ((url, "ledger"), {}, "expected an address"),
+        ((url, ledger), {"chain_id": 1}, "is on chain 31337, not 1"),
+        ((url, "0x" + "11" * 20), {}, "is not this version.s TrainingLedger"),
+    ):
+        with pytest.raises(dlx.DlxError, match=reason) as raised:
+            dlx.connect(*arguments, **options)
+        assert "\n" not in str(raised.value)
+    run = dlx.connect(url, ledger, blobs=[tmp_path / "nowhere"]).run(honest_history.run.hex())
+    with pytest.raises(dlx.DlxError, match="no such blob folder"):
+        run.audit()
