@@ -140,7 +140,7 @@ def read_manifest(view: RunView, folders: Sequence[Path]) -> Manifest | None:
 
 
 def summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
-    """What a run is and how far it is; its name from the manifest, where a folder has it."""
+    """What a run is and how far it is; a manifest in a blob folder says when a run ends that adapts."""
     config = view.config
     manifest = read_manifest(view, folders)
     sealed = min(view.next_round(stage) for stage in range(config.stages))

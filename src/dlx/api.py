@@ -114,8 +114,8 @@ class Run:
         return "0x" + self._run.hex()
 
     def summary(self) -> RunSummary:
-        """What the run is and how far it is: its `name` (None without the manifest's blob in one of the folders),
-        `creator`, `manifest`, `rounds`, `sealed_rounds`, `stages`, `members`, `state`. Raises LedgerUnavailable."""
+        """What the run is and how far: `name`, `creator`, `manifest`, `rounds`, `sealed_rounds`, `stages`, `members`,
+        `state` (where the plan adapts, only the manifest's blob says when it ends). Raises LedgerUnavailable."""
         from dlx.node.runs.find import summary
 
         return summary(self._view(), self._places.own)
