@@ -62,8 +62,8 @@ def connect(
     from dlx.ledger.client import LedgerClient
     from dlx.node.archive.sources import Places
 
-    client = LedgerClient(rpc_url, checksum(bytes.fromhex(ledger[2:])))
-    client.connect(chain_id)
+    client = LedgerClient(rpc_url, checksum(bytes.fromhex(ledger[2:])), chain_id=chain_id)
+    client.connect()
     return Ledger(client, Places(own=tuple(map(Path, blobs)), bootstrap=tuple(bootstrap)))
 
 
