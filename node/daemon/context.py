@@ -8,6 +8,7 @@ from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics
+from dlx.node.home.signed import SignedBook
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService
@@ -21,6 +22,7 @@ class RunContext:
     manifest_hash: bytes
     account: str
     account_key: bytes
+    signed: SignedBook
     client: LedgerClient
     store: BlobStore
     exchange: BlobExchange

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from dlx.ledger.view import RunView, ViewError
 from dlx.node import version
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.http import serve_http
+from dlx.node.daemon.kept import kept_stage
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.session import Session
@@ -33,6 +33,7 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.identity import Account, NodeKey
+from dlx.node.home.signed import SignedBook, take_over_files
 from dlx.node.round import plans
 from dlx.node.round.plans import Terms
 from dlx.node.runs.fit import check_pipes, differences
@@ -80,6 +81,8 @@ class Node:
         self.stopping = False
         self._sealed_at: float | None = None
         self._terms: Terms | None = None
+        self._signed = SignedBook(startup.datadir.signed, startup.account.address)
+        take_over_files(self._signed, startup.datadir.state)
         settings = startup.settings
         self.store = BlobStore(startup.datadir.blobs)
         for leftover in startup.datadir.blobs.glob(".*.tmp"):  # of a process killed while it wrote
@@ -169,7 +172,6 @@ class Node:
                     await trio.sleep_forever()
                 await self._join(context)
                 continue
-            _forget_other_stages(context.directory, slot[1])
             assert self.head is not None
             self.session = Session(context, self._trainer, slot, self.view.copy(), self.head.block)
             await self.session.run()
@@ -181,9 +183,9 @@ class Node:
         await trio.sleep_forever()
 
     async def _join(self, context: RunContext) -> None:
-        kept = next((int(path.name[6:]) for path in context.directory.glob("stage-*")), ANY_STAGE)
-        wanted = [kept, ANY_STAGE] if self.startup.stage is None else [self.startup.stage]
-        for stage in dict.fromkeys(wanted):
+        kept = kept_stage(context.directory)
+        wanted = [ANY_STAGE] if kept is None else [kept, ANY_STAGE]
+        for stage in wanted if self.startup.stage is None else [self.startup.stage]:
             try:
                 slot = await trio.to_thread.run_sync(
                     self.client.join_run, self.startup.run, stage, abandon_on_cancel=True
@@ -288,10 +290,11 @@ class Node:
         directory.mkdir(parents=True, exist_ok=True)
         return RunContext(
             run=self.startup.run, manifest=manifest, manifest_hash=self.view.config.manifest,
-            account=self.startup.account.address, account_key=self.startup.account.secret, client=self.client,
-            store=self.store, exchange=self._exchange, gossip=self._gossip, pipe_service=self._pipes,
-            metrics=self.metrics, directory=directory, blobs_directory=self.startup.datadir.blobs,
-            private_data=private_data, checkpoint_activations=self.startup.settings.checkpoint_activations,
+            account=self.startup.account.address, account_key=self.startup.account.secret, signed=self._signed,
+            client=self.client, store=self.store, exchange=self._exchange, gossip=self._gossip,
+            pipe_service=self._pipes, metrics=self.metrics, directory=directory,
+            blobs_directory=self.startup.datadir.blobs, private_data=private_data,
+            checkpoint_activations=self.startup.settings.checkpoint_activations,
             contributions_topic=self._topics[0], seals_topic=self._topics[1], peer_of=self.peer_of,
             reject=self.reject, on_sealed=self._on_sealed, bytes_sent=lambda: self.host.bytes_sent,
         )  # fmt: skip
@@ -388,14 +391,6 @@ def _private_data(startup: Startup, manifest: Manifest, public: shards.DataManif
     shards.check_private(folder, public)
     log.info("training on private data", folder=str(folder))
     return folder
-
-
-def _forget_other_stages(directory: Path, stage: int) -> None:
-    """Changing stage clears residual, moments and own payloads; rejoining the same one keeps them."""
-    for path in directory.glob("stage-*"):
-        if path.name != f"stage-{stage}":
-            shutil.rmtree(path / "slot", ignore_errors=True)
-            shutil.rmtree(path / "contributions", ignore_errors=True)
 
 
 def _hash(blob: BlobRef) -> bytes:

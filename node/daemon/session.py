@@ -14,15 +14,17 @@ import trio
 from dlx.ground.blobs import Kind
 from dlx.ground.constants import MICRO
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.typed import Plan, SignatureError, SignedContribution, TypedError, sign
+from dlx.ledger.typed import Plan, Seal, SignatureError, SignedContribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import Statement, event_of, message_of
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.pipes import Pipes
-from dlx.node.daemon.statements import Statements, make_contribution
+from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.node.daemon.versions import Differs, Unavailable, Versions
 from dlx.node.home import logs
+from dlx.node.home.signed import Contradiction
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.plans import manifest_plan, plan_of
@@ -60,7 +62,6 @@ class Session:
         self.context, self.trainer, self.replica, self.stage = context, trainer, slot[0], slot[1]
         self.progress = Progress()
         self._directory = context.directory / f"stage-{self.stage}"
-        self._statements = Statements(self._directory)
         self.pipes = Pipes(
             context.pipe_service,
             wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
@@ -112,16 +113,19 @@ class Session:
         self.versions = Versions(
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
         )
-        own = self._statements.load()
+        own = context.signed.contributions(context.run, self.stage)
         view = self._first_view
         if opened.trained is not None and opened.trained.round not in own:  # trained, but killed before it was signed
             plan = plan_of(self.rules, view, self.stage, opened.trained.round)
             if plan is not None:  # None: its seals were taken back meanwhile
                 own[opened.trained.round] = self._sign_contribution(opened.trained, plan, own, None)
+        drop_other_stages(context.directory, self.stage)
+        # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
+        last_trained = max([-1 if opened.trained is None else opened.trained.round, *own])
         newest, oldest = self.versions.newest(view)
         self.machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
-            last_trained=opened.trained.round if opened.trained else -1, own=own,
+            last_trained=last_trained, own=own,
         )  # fmt: skip
         log.info(
             "slot opened", replica=self.replica, stage=self.stage, version=newest, trained=self.machine.last_trained
@@ -203,6 +207,7 @@ class Session:
         signed = self.machine.own.get(trained.round) or self._sign_contribution(
             trained, self._plan, self.machine.own, exchange_seconds
         )
+        drop_other_stages(self.context.directory, self.stage)
         self.emit(e.RoundTrained(signed))
 
     def _on_pipe_open(self, link: str) -> None:
@@ -231,8 +236,7 @@ class Session:
                 log.info("pipes reset", reason=reason)
                 self.pipes.close()
             case e.SignSeal(seal=seal):
-                digest = seal.digest(self.rules.domain)
-                self.emit(e.SealSigned(digest, sign(digest, self.context.account_key)))
+                self._sign_seal(seal)
             case e.FetchPayload(signed=signed):
                 self._nursery.start_soon(self._with_view, self._payloads.fetch, signed)
             case e.ComputeOuter():
@@ -244,7 +248,7 @@ class Session:
             case e.KeepEvidence(first=first, second=second):
                 log.warning("two contributions to one round", account=first.contribution.account)
                 try:
-                    self._statements.keep_evidence(first, second)
+                    keep_evidence(self._directory / "evidence", first, second)
                 except OSError as error:
                     log.warning("the evidence could not be kept", error=str(error))
             case e.Reject(reason=reason, source=source):
@@ -328,7 +332,7 @@ class Session:
     def _sign_contribution(
         self, trained: Trained, plan: Plan, own: dict[int, SignedContribution], exchange_seconds: float | None
     ) -> SignedContribution:
-        signed = make_contribution(
+        contribution = make_contribution(
             trained,
             run=self.context.run,
             account=self.context.account,
@@ -337,12 +341,18 @@ class Session:
             plan=plan,
             exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
             own=own,
-            domain=self.rules.domain,
-            key=self.context.account_key,
         )
-        self._statements.keep(signed)
+        signed = self.context.signed.sign_contribution(contribution, self.rules.domain, self.context.account_key)
         self.context.store.note(trained.payload, Kind.PAYLOAD)  # the trainer wrote it
         return signed
+
+    def _sign_seal(self, seal: Seal) -> None:
+        try:
+            signature = self.context.signed.sign_seal(seal, self.rules.domain, self.context.account_key)
+        except Contradiction as error:  # two results of one function: a fault of this machine, never to be signed
+            log.error("a seal was not signed", error=str(error))
+        else:
+            self.emit(e.SealSigned(seal.digest(self.rules.domain), signature))
 
     def _holder(self, stage: int) -> tuple[str, str] | None:
         """(account, peer id) of our replica's holder of a stage."""

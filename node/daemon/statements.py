@@ -1,36 +1,12 @@
-"""Own contributions: made from what was trained, signed, and on disk before anybody sees them; and others' evidence."""
+"""Own contributions, made from what was trained; and the evidence of others' contradictions."""
 
 from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
 from dlx.ground.durable import write_bytes
-from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Domain, SignedContribution
+from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, SignedContribution
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.training.slot.records import Trained
-
-
-class Statements:
-    """The signed statements in one slot's folder: `contributions/<round>` are ours, `evidence/` is about others."""
-
-    def __init__(self, directory: Path) -> None:
-        self._contributions = directory / "contributions"
-        self._evidence = directory / "evidence"
-        for folder in (self._contributions, self._evidence):
-            folder.mkdir(parents=True, exist_ok=True)
-
-    def load(self) -> dict[int, SignedContribution]:
-        """Own contributions by round."""
-        files = (path for path in self._contributions.iterdir() if path.name.isdecimal())
-        return {int(path.name): SignedContribution.decode(path.read_bytes()) for path in files}
-
-    def keep(self, signed: SignedContribution) -> None:
-        """On disk (fsynced) before it is sent: a restart repeats these bytes and never equivocates."""
-        write_bytes(self._contributions / str(signed.contribution.round), signed.encode())
-
-    def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None:
-        """Two different contributions by one account to one round."""
-        name = f"{first.contribution.round}-{first.contribution.account}-{second.contribution.hash().hex()[:16]}"
-        write_bytes(self._evidence / name, first.encode() + second.encode())
 
 
 def make_contribution(
@@ -43,10 +19,8 @@ def make_contribution(
     plan: LedgerPlan,
     exchange_ms: int,
     own: dict[int, SignedContribution],
-    domain: Domain,
-    key: bytes,
-) -> SignedContribution:
-    """The signed statement about one trained round; `own` are the slot's earlier contributions.
+) -> Contribution:
+    """The statement about one trained round; `own` are the slot's earlier contributions.
 
     What the adaptive plan compares is the exchange of the round before (`exchange_ms`, 0: not measured) with the time
     that this round's training took, in which the exchange hides: waiting for stage neighbours is part of that.
@@ -82,7 +56,14 @@ def make_contribution(
         compute_ms=min(trained.training_ms, 2**32 - 1),
         exchange_ms=min(exchange_ms, 2**32 - 1),
         flags=_flags(trained, previous),
-    ).sign(domain, key)
+    )
+
+
+def keep_evidence(directory: Path, first: SignedContribution, second: SignedContribution) -> None:
+    """Two different contributions by one account to one round, as a file of both records. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"{first.contribution.round}-{first.contribution.account}-{second.contribution.hash().hex()[:16]}"
+    write_bytes(directory / name, first.encode() + second.encode())
 
 
 def _flags(trained: Trained, previous: bytes) -> int:

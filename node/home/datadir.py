@@ -51,6 +51,11 @@ class DataDir:
         return self.root / "state"
 
     @property
+    def signed(self) -> Path:
+        """What the folder's accounts have signed: see SignedBook."""
+        return self.state / "signed.sqlite"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

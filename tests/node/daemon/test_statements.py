@@ -1,4 +1,4 @@
-"""A slot's signed statements on disk."""
+"""What a contribution says of a trained round, and the evidence of contradictions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
-from dlx.node.daemon.statements import Statements, make_contribution
+from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.training.slot.records import Trained
 
 KEY = b"\x07" * 32
@@ -30,8 +30,8 @@ def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> 
 def contribution(what: Trained, own: dict[int, SignedContribution]) -> SignedContribution:
     return make_contribution(
         what, run=digest(10), account=account_of(KEY), replica=1, stage=2, plan=Plan(4, 0, 10), exchange_ms=250,
-        own=own, domain=DOMAIN, key=KEY,
-    )  # fmt: skip
+        own=own,
+    ).sign(DOMAIN, KEY)  # fmt: skip
 
 
 def test_a_contribution_says_what_was_trained_and_names_the_one_before() -> None:
@@ -50,20 +50,10 @@ def test_a_contribution_says_what_was_trained_and_names_the_one_before() -> None
     assert earlier.previous == first.hash(), "later ones are not before it"
 
 
-def test_a_restart_repeats_the_same_bytes(tmp_path: Path) -> None:
-    statements = Statements(tmp_path / "stage-0")
-    made = {round: contribution(trained(round), {}) for round in (0, 12)}
-    for signed in made.values():
-        statements.keep(signed)
-    (tmp_path / "stage-0" / "contributions" / ".0123456789abcdef.tmp").write_bytes(b"a torn write")
-    assert Statements(tmp_path / "stage-0").load() == made
-    assert contribution(trained(12), {}).encode() == made[12].encode(), "signing again gives the same signature"
-
-
 def test_evidence_convicts_by_itself(tmp_path: Path) -> None:
     first = contribution(trained(5), {})
     second = replace(first.contribution, loss=1).sign(DOMAIN, KEY)
-    Statements(tmp_path).keep_evidence(first, second)
+    keep_evidence(tmp_path / "evidence", first, second)
     (kept,) = (tmp_path / "evidence").iterdir()
     assert kept.name.startswith(f"5-{account_of(KEY)}-")
     size = kept.stat().st_size // 2

@@ -1,0 +1,229 @@
+"""What this node's accounts have signed, so that none of them ever says two things about one round.
+
+A node asks this book for each signature under a contribution or a seal. What it gives out is on disk before anybody
+sees it, survives every change of stage, and moves with the account (`dlx-node keys export-signed`). Two statements of
+one account contradict each other, and the second is refused, when they are
+
+- two different contributions to one (run, stage, round);
+- two seals of one (run, stage, round) with equal previous hashes, contributions root and multipliers, but different
+  next hashes: the outer step is a function, so one of them is wrong. Any number of other seals is honest: proposers
+  list different contributions and choose multipliers and plan, and a reorg may put another seal before this one.
+"""
+
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from dlx.ground import durable
+from dlx.ledger.typed import Contribution, Domain, Seal, SignedContribution, TypedError, sign
+from dlx.node.home.errors import Failure
+
+VERSION = 1  # of the file's tables
+_TABLES = """
+CREATE TABLE contributions (
+    account TEXT, run BLOB, stage INTEGER, round INTEGER, record BLOB NOT NULL,
+    PRIMARY KEY (account, run, stage, round)
+) WITHOUT ROWID;
+CREATE TABLE seals (
+    account TEXT, run BLOB, stage INTEGER, round INTEGER, basis BLOB, name BLOB, next BLOB NOT NULL,
+    seal BLOB NOT NULL, signature BLOB NOT NULL,
+    PRIMARY KEY (account, run, stage, round, basis, name)
+) WITHOUT ROWID;
+"""
+
+
+class Contradiction(Failure):
+    """The account has signed something else about the same round: signing this too would be equivocation."""
+
+
+@dataclass(frozen=True)
+class SignedSeal:
+    """A seal with one account's signature over its digest."""
+
+    seal: Seal
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Entries:
+    """All that one account has signed, oldest round first within a run and stage."""
+
+    contributions: tuple[SignedContribution, ...]
+    seals: tuple[SignedSeal, ...]
+
+
+class SignedBook:
+    """The book of `account` in the SQLite file `path`, made when missing; other accounts' entries stay untouched.
+
+    Any thread may call it. Opening raises Failure for a file that is damaged or of a later version; the methods raise
+    OSError where the disk does not take or give an entry.
+    """
+
+    def __init__(self, path: Path, account: str) -> None:
+        self.account = account
+        self._path, self._lock = path, threading.Lock()
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, durable.SECRET))
+        durable.sync_directory(path.parent)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        with self._errors():
+            self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        if version > VERSION:
+            raise Failure(f"{path} was written by a later version of dlx-node (format {version}): use that one")
+
+    def contributions(self, run: bytes, stage: int) -> dict[int, SignedContribution]:
+        """The account's contributions to a stage, by round."""
+        query = "SELECT round, record FROM contributions WHERE account = ? AND run = ? AND stage = ? ORDER BY round"
+        with self._transaction():
+            rows = self._db.execute(query, (self.account, run, stage)).fetchall()
+            return {round: self._contribution(record) for round, record in rows}
+
+    def sign_contribution(self, contribution: Contribution, domain: Domain, key: bytes) -> SignedContribution:
+        """The signed statement, stored; for one that was signed before: the same bytes. Raises Contradiction."""
+        with self._transaction():
+            return self._kept(contribution) or self._add_contribution(contribution.sign(domain, key))
+
+    def sign_seal(self, seal: Seal, domain: Domain, key: bytes) -> bytes:
+        """The signature over the seal's digest, stored. Raises Contradiction."""
+        with self._transaction():
+            return self._add_seal(SignedSeal(seal, sign(seal.digest(domain), key))).signature
+
+    def entries(self) -> Entries:
+        """Everything that the account has signed."""
+        records = "SELECT record FROM contributions WHERE account = ? ORDER BY run, stage, round"
+        seals = "SELECT seal, signature FROM seals WHERE account = ? ORDER BY run, stage, round, basis, name"
+        with self._transaction():
+            return Entries(
+                tuple(self._contribution(row[0]) for row in self._db.execute(records, (self.account,))),
+                tuple(self._seal(*row) for row in self._db.execute(seals, (self.account,))),
+            )
+
+    def merge(self, entries: Entries) -> int:
+        """Add what is not here yet, all of it or nothing; how many were new. Raises Contradiction."""
+        with self._transaction():
+            before = self._db.total_changes
+            for signed in entries.contributions:
+                if self._kept(signed.contribution) is None:
+                    self._add_contribution(signed)
+            for seal in entries.seals:
+                self._add_seal(seal)
+            return self._db.total_changes - before
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # ---- rows ----
+
+    def _kept(self, asked: Contribution) -> SignedContribution | None:
+        """The same contribution, signed before. Raises Contradiction."""
+        query = "SELECT record FROM contributions WHERE account = ? AND run = ? AND stage = ? AND round = ?"
+        row = self._db.execute(query, (self.account, asked.run, asked.stage, asked.round)).fetchone()
+        if row is None:
+            return None
+        kept = self._contribution(row[0])
+        if kept.contribution != asked:
+            raise _contradiction("contribution", asked.stage, asked.round)
+        return kept
+
+    def _add_contribution(self, signed: SignedContribution) -> SignedContribution:
+        one = signed.contribution
+        if one.account != self.account:
+            raise ValueError(f"a contribution of {one.account} in the book of {self.account}")
+        row = self.account, one.run, one.stage, one.round, signed.encode()
+        self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?)", row)
+        return signed
+
+    def _add_seal(self, signed: SignedSeal) -> SignedSeal:
+        seal, basis, next = signed.seal, _basis(signed.seal), _next(signed.seal)
+        key = self.account, seal.run, seal.stage, seal.round, basis
+        of_basis = "account = ? AND run = ? AND stage = ? AND round = ? AND basis = ?"
+        if self._db.execute(f"SELECT 1 FROM seals WHERE {of_basis} AND next != ?", (*key, next)).fetchone():
+            raise _contradiction("outcome of the same contributions", seal.stage, seal.round)
+        row = *key, seal.hash(), next, seal.encode(), signed.signature
+        self._db.execute("INSERT OR IGNORE INTO seals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return signed
+
+    def _contribution(self, record: bytes) -> SignedContribution:
+        try:
+            return SignedContribution.decode(record)
+        except TypedError as error:
+            raise self._damaged(error) from None
+
+    def _seal(self, seal: bytes, signature: bytes) -> SignedSeal:
+        try:
+            return SignedSeal(Seal.decode(seal), signature)
+        except TypedError as error:
+            raise self._damaged(error) from None
+
+    # ---- the file ----
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """On disk when it is left; nothing of it where it raises."""
+        with self._lock, self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # full, read-only, busy: what is stored is whole
+            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(self._path)) from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> Failure:
+        return Failure(
+            f"{self._path} is damaged ({error}): restore it from a backup or an export; "
+            "without it this account may sign two things about one round"
+        )
+
+
+def take_over_files(book: SignedBook, state: Path) -> None:
+    """Move contributions that an earlier version kept as files (`<run>/stage-<s>/contributions/<round>`) into the book.
+
+    Those of other accounts stay where they are. Raises Contradiction, and Failure for a file that is damaged.
+    """
+    for folder in sorted(state.glob("*/stage-*/contributions")):
+        files = {path: _read(path) for path in folder.iterdir() if path.name.isdecimal()}
+        ours = {path: signed for path, signed in files.items() if signed.contribution.account == book.account}
+        book.merge(Entries(tuple(ours.values()), ()))
+        for path in ours:  # the book has them on disk
+            path.unlink()
+
+
+def _read(path: Path) -> SignedContribution:
+    try:
+        return SignedContribution.decode(path.read_bytes())
+    except TypedError as error:
+        raise Failure(f"{path} is damaged ({error}): restore it from a backup, it says what was signed") from None
+
+
+def _basis(seal: Seal) -> bytes:
+    """What the next hashes follow from."""
+    parts = seal.previous_weights, seal.previous_momentum, seal.contributions_root, seal.packed_multipliers()
+    return sha256(b"".join(parts)).digest()
+
+
+def _next(seal: Seal) -> bytes:
+    return seal.next_weights + seal.next_momentum
+
+
+def _contradiction(what: str, stage: int, round: int) -> Contradiction:
+    return Contradiction(f"this account has already signed another {what} in round {round} of stage {stage}: refused")
