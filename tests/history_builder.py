@@ -126,7 +126,7 @@ def embedded_chain(directory: Path) -> Iterator[str]:
         urls.append(url)
         ready.set()
 
-    options = {"block_time": 0.02, "empty_block_time": 3.0, "on_ready": on_ready, "stop": stop}
+    options = {"block_time": 0.02, "time_lapse": True, "on_ready": on_ready, "stop": stop}
     server = threading.Thread(target=serve, args=(directory,), kwargs=options, daemon=True)
     server.start()
     if not ready.wait(30):

@@ -29,10 +29,13 @@ class Node:
     costs one write whatever the transaction executes. After a restart the waiting ones are mined first.
     """
 
-    def __init__(self, directory: Path, chain_id: int, block_time: float, empty_block_time: float) -> None:
-        """Opens the chain, or creates it with a genesis block; times in seconds. Raises ChainError."""
+    def __init__(
+        self, directory: Path, chain_id: int, block_time: float, empty_block_time: float, time_lapse: bool
+    ) -> None:
+        """Opens the chain, or creates it with a genesis block; see `ledger.chain.serve`. Raises ChainError."""
         self.chain_id = chain_id
         self._block_time, self._empty_block_time = block_time, empty_block_time
+        self._seconds_apart = 1 if time_lapse or block_time >= 1 else 0
         self.store = Store(directory)
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
         self._pool = Pool()
@@ -101,8 +104,8 @@ class Node:
         return None if encoded is None else decode_header(encoded)
 
     def next_timestamp(self) -> int:
-        """Strictly increasing, and the wall clock's unless that would not be."""
-        return max(int(time.time()), self.head.timestamp + 1)
+        """The wall clock's, unless that is too soon after the head."""
+        return max(int(time.time()), self.head.timestamp + self._seconds_apart)
 
     def mine_forever(self, stop: threading.Event) -> None:
         """Mines until `stop` is set (call `wake` after setting it)."""

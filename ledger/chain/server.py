@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,17 +28,13 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    directory: Path,
+    node: Node,
     host: str,
     port: int,
-    chain_id: int,
-    block_time: float,
-    empty_block_time: float,
     on_ready: Callable[[str], None] | None,
     stop: threading.Event,
 ) -> None:
-    """See `ledger.chain.serve`."""
-    node = Node(directory, chain_id, block_time, empty_block_time)
+    """Serves the node, and closes it; see `ledger.chain.serve`."""
     try:
         server = _listen(host, port, Rpc(node))
     except BaseException:

@@ -19,6 +19,12 @@ def command(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8545,
     chain_id: options.ChainIdOption = None,
+    block_time: Annotated[
+        float,
+        typer.Option(
+            min=0.05, max=60, help="Seconds between blocks while transactions wait; three times that otherwise."
+        ),
+    ] = 1.0,
     insecure_listen: Annotated[
         bool, typer.Option("--insecure-listen", help="Allow a --host that other machines reach: it has a faucet.")
     ] = False,
@@ -45,4 +51,12 @@ def command(
             options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
         sys.stdout.flush()
 
-    serve(folder.chain, host=host, port=port, chain_id=settings.chain_id, on_ready=ready)
+    serve(
+        folder.chain,
+        host=host,
+        port=port,
+        chain_id=settings.chain_id,
+        block_time=block_time,
+        empty_block_time=3 * block_time,
+        on_ready=ready,
+    )

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class DevnetRecord:
     rounds: int  # at most, where the plan adapts
     replicas: int
     stages: int
+    block_time: float = 1.0  # seconds
 
 
 def draft(rounds: int, replicas: int, stages: int) -> str:
@@ -123,17 +124,19 @@ class Devnet:
         stages: int,
         progress: Callable[[str], None],
         text: str | None = None,
+        block_time: float = 1.0,
     ) -> Devnet:
         """A new folder with a running chain and a registered run. Raises Failure; the folder must be new or empty.
 
-        `text` is the draft of another model than the demo's, of just these rounds and stages.
+        `text` is the draft of another model than the demo's, of just these rounds and stages; `block_time`: seconds
+        between blocks while transactions wait.
         """
         text = text or draft(rounds, replicas, stages)
         if root.exists() and any(root.iterdir()):
             raise UsageFailure(f"{root} is not empty: name a new folder, or continue what is there with --resume")
         DataDir(root).create()
         (root / "run.toml").write_text(text)
-        devnet = cls(root, DevnetRecord("", rounds, replicas, stages))
+        devnet = cls(root, DevnetRecord("", rounds, replicas, stages, block_time))
         try:
             devnet.start_chain()
             progress("keys for the nodes")
@@ -142,7 +145,7 @@ class Devnet:
                 folder.create()
                 identity.create(folder, lambda: "", insecure_devnet=True)
                 config.write(folder.config, {"network": "devnet"})
-            devnet.record = DevnetRecord(devnet._create_run(progress), rounds, replicas, stages)
+            devnet.record = replace(devnet.record, run=devnet._create_run(progress))
             durable.write_bytes(root / _RECORD, json.dumps(devnet.record.__dict__, indent=2).encode() + b"\n")
         except BaseException as error:
             devnet.stop()
@@ -178,7 +181,8 @@ class Devnet:
     def start_chain(self, port: int = 0) -> None:
         """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
         port = port or self._last_port()
-        process = self._spawn("chain", ["chain", "--datadir", str(self.root), "--port", str(port)])
+        arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
+        process = self._spawn("chain", [*arguments, "--block-time", str(self.record.block_time)])
         url_file = DataDir(self.root).contracts
         before = url_file.stat().st_mtime_ns if url_file.exists() else 0
         deadline = time.monotonic() + CHAIN_SECONDS

@@ -182,7 +182,7 @@ _SERVE = """
 import sys
 from pathlib import Path
 from dlx.ledger.chain import serve
-serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06)
+serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06, time_lapse=True)
 """
 
 

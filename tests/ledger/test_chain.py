@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from chain_support import GWEI, PROBE, Chain, serving, wait_for
@@ -20,6 +21,7 @@ from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
 from dlx.ledger.chain import ChainError, rpc, serve
+from dlx.ledger.chain.node import Node
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +255,25 @@ def test_a_waiting_transaction_is_mined_soon_and_empty_blocks_come_slowly(tmp_pa
         assert 0.2 < time.monotonic() - began < 1.7
         blocks = [chain.w3.eth.get_block(n) for n in range(chain.w3.eth.block_number + 1)]
         times = [block["timestamp"] for block in blocks]
-        assert all(a < b for a, b in itertools.pairwise(times)) and abs(times[-1] - time.time()) < 5
+        assert times == sorted(times) and abs(times[-1] - time.time()) < 5
         assert all(b["parentHash"] == a["hash"] for a, b in itertools.pairwise(blocks))
+
+
+def test_fast_blocks_share_a_second_and_never_run_ahead_of_the_clock(tmp_path: Path) -> None:
+    with serving(tmp_path / "fast", block_time=0.02, empty_block_time=0.02) as chain:
+        first = chain.w3.eth.get_block("latest")
+        wait_for(lambda: chain.w3.eth.block_number > first["number"] + 20)
+        last = chain.w3.eth.get_block("latest")
+        assert first["timestamp"] <= last["timestamp"] <= time.time()
+
+
+def test_blocks_of_a_second_have_a_second_each(tmp_path: Path) -> None:
+    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, time_lapse=False)
+    try:
+        with patch("time.time", return_value=node.head.timestamp - 10.0):  # a clock that was set back
+            assert node.next_timestamp() == node.head.timestamp + 1
+    finally:
+        node.close()
 
 
 def test_a_chain_goes_on_where_it_stopped(tmp_path: Path) -> None:

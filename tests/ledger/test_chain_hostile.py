@@ -58,7 +58,7 @@ def test_transactions_behind_gaps_are_bounded(
 def test_a_transaction_that_became_invalid_is_dropped_and_the_others_are_mined(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, 31337, 1.0, 3.0)
+    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, time_lapse=False)
     rich, poor = node._key, b"\x01" * 32
     sent = [
         evm.transfer(key, 31337, n, bytes(20), 1, 100, 1) for key, n in ((rich, 0), (poor, 0), (poor, 1), (rich, 1))

@@ -18,6 +18,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Size = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
+_Duration = Annotated[float, Meta(ge=0.1, le=30 * 86400)]  # seconds
 Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
 Precision = Literal["float32", "bfloat16"]
 Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -105,11 +106,11 @@ class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Timing(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds."""
+    """Seconds: whole ones where the ledger counts them too."""
 
     round_timeout: _Seconds = 120
-    straggler_grace: _Seconds = 20
-    proposal_timeout: _Seconds = 10  # how long one proposer may stay silent
+    straggler_grace: _Duration = 20.0
+    proposal_timeout: _Duration = 10.0  # how long one proposer may stay silent
     eviction_time: _Seconds = 60
 
 

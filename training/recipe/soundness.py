@@ -25,8 +25,8 @@ def check(recipe: Recipe, config: Config) -> None:
         expected = f"expected data.batch_size x data.sequence_length = {tokens}"
         fail("tokens_per_step", expected, recipe.tokens_per_step)
     if timing.straggler_grace + timing.proposal_timeout > timing.round_timeout:
-        expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace}"
-        fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout})", timing.round_timeout)
+        expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace:g}"
+        fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout:g})", timing.round_timeout)
     _check_plan(recipe.codec, recipe.plan)
     if recipe.adaptive is not None:
         _check_adaptive(recipe.codec, recipe.plan, recipe.adaptive)

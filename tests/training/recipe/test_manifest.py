@@ -155,6 +155,8 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("max_replicas", 65, "max_replicas: expected a whole number <= 64, got 65"),
         ("quorum.numerator", 4, "quorum.numerator: expected at most quorum.denominator (3), got 4"),
         ("timing.round_timeout", 29, "timing.round_timeout: expected at least straggler_grace + proposal_timeout"),
+        ("timing.round_timeout", 60.5, "timing.round_timeout: expected a whole number, got a number"),
+        ("timing.straggler_grace", 0, "timing.straggler_grace: expected a number >= 0.1, got 0"),
         ("rounds", 1 << 60, "rounds: expected a whole number <= 10000000"),
         ("rounds", True, "rounds: expected a whole number, got true or false"),
         ("data.seed", -1, "data.seed: expected a whole number >= 0, got -1"),
@@ -203,6 +205,17 @@ def test_only_one_byte_string_describes_a_run(manifest: Manifest) -> None:
             parse(other)
     with pytest.raises(ManifestError, match="canonical"):
         parse(b'{"version":1,' + good[1:])
+
+
+def test_times_that_the_ledger_does_not_count_may_be_fractions_and_whole_ones_have_one_form(manifest: Manifest) -> None:
+    raw = msgspec.to_builtins(manifest)
+    raw["timing"] |= {"straggler_grace": 1.5, "proposal_timeout": 0.25}
+    fraction = parse(rfc8785.dumps(raw))
+    assert (fraction.timing.straggler_grace, fraction.timing.proposal_timeout) == (1.5, 0.25)
+    good = canonical_bytes(manifest)
+    assert b'"straggler_grace":20' in good and parse(good) == manifest
+    with pytest.raises(ManifestError, match="canonical"):
+        parse(good.replace(b'"straggler_grace":20', b'"straggler_grace":20.0'))
 
 
 @pytest.mark.parametrize(
