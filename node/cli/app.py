@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from dlx.ground.errors import DlxError, cause
-from dlx.node.cli import audit, chain, data, demo, deploy, history, init, peers, pull, run, start, status
+from dlx.node.cli import audit, chain, data, demo, deploy, history, init, options, peers, pull, run, start, status
 from dlx.node.home import extras
 
-app = typer.Typer(
+app = options.Verbs(
     name="dlx-node",
     help="A node of a decentralised training run whose every step is on a ledger.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -50,15 +49,21 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from dlx.node import version
+
+        sys.stdout.write(f"dlx-node {version()}\n")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
-    if version:
-        from dlx.node import version as installed
-
-        sys.stdout.write(f"dlx-node {installed()}\n")
-        raise typer.Exit
+    """Here `--version` is declared."""
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 BlobsOption = Annotated[
     list[Path] | None,
-    typer.Option("--blobs", metavar="DIR", help="A blob folder of your own; can be given more than once."),
+    typer.Option(
+        "--blobs", metavar="DIR", help="A blob folder of your own; can be given more than once.", show_default="none"
+    ),
 ]
 
 
@@ -43,7 +45,8 @@ def command(
     )
     from dlx.node.archive.sources import Places
 
-    places = Places(tuple(blobs or ()), tuple(folder.blob_folders), settings.bootstrap)
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     report = _audit(folder, settings, run, places)
     if json:
         options.print_json(report.json())
@@ -78,8 +81,9 @@ def _report(client: LedgerClient, run: str | None, places: Places) -> Report:
     from dlx.node.audit import audit_run
     from dlx.node.runs import find
 
-    whole = run is not None and len(run.removeprefix("0x")) == 64  # needs no word of a ledger that may be foreign
-    chosen = bytes.fromhex(run.removeprefix("0x")) if run and whole else find.resolve(client, run)
+    digits = "" if run is None else find.id_digits(run)
+    whole = len(digits) == 64  # needs no word of a ledger that may be foreign
+    chosen = bytes.fromhex(digits) if whole else find.resolve(client, run)
     with Progress() as progress:
         return audit_run(client, chosen, places, progress.show, progress.say)
 

@@ -39,7 +39,7 @@ def command(
     from dlx.ledger.chain import serve
     from dlx.node.home.ledgers import deploy_embedded
 
-    folder, settings = options.folder(datadir, network, chain_id=chain_id)
+    folder, settings = options.folder(datadir, network, may_be_new=True, chain_id=chain_id)
     folder.create()
     folder.chain.mkdir(mode=0o700, exist_ok=True)
 

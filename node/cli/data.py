@@ -17,7 +17,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 if TYPE_CHECKING:
     from dlx.training.data.shards import DataManifest
 
-app = typer.Typer(help="Prepare and check training data.", no_args_is_help=True)
+app = options.Verbs(help="Prepare and check training data.")
 
 
 @app.command()
@@ -50,6 +50,8 @@ def prepare(
     """
     if not 0 < heldout <= 0.5:
         raise UsageFailure(f"--heldout {heldout:g}: expected a fraction above 0 and up to 0.5")
+    if tokenizer is not None and not tokenizer.is_file():
+        raise UsageFailure(f"--tokenizer {tokenizer}: there is no such file")
     from dlx.training.data.prepare import Preparation, prepare_folder
 
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
@@ -66,6 +68,8 @@ def check(
     json: options.JsonOption = False,
 ) -> None:
     """Read all shards and the tokenizer and compare them with the data manifest. Exit code 1 if they differ."""
+    if not given.exists():
+        raise UsageFailure(f"{given}: there is no such file or folder")
     from dlx.training.data import shards, vocabulary
 
     blobs = given if given.is_dir() else given.parent

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import Failure, UsageFailure
 
 _PLACE = Path("~/.dlx/demos")
 
@@ -36,6 +36,7 @@ def command(
     from dlx.node.devnet.terminal import Dashboard, terminal_plot
 
     root = (datadir or _place(resume)).expanduser().absolute()
+    options.check_new_place(root)
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
     with demo.stopping(devnet):
         options.note(f"run {devnet.record.run[:18]}: {len(devnet.names)} nodes in {root}")
@@ -75,7 +76,7 @@ def _place(resume: bool) -> Path:
     numbers = sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
     if resume:
         if not numbers:
-            raise Failure(f"no demo lies in {place}: start one without --resume, or name its --datadir")
+            raise UsageFailure(f"no demo lies in {place}: start one without --resume, or name its --datadir")
         return place / str(numbers[-1])
     return place / str(numbers[-1] + 1 if numbers else 1)
 

@@ -24,13 +24,16 @@ def command(
     ledger: options.LedgerOption = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV per round.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw loss against rounds and tokens to a PNG file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw loss against rounds and tokens to a PNG file.", show_default="none"),
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Print rounds, losses, tokens, weights hashes and seal transactions of a run."""
     if csv and json:
         raise UsageFailure("--csv and --json exclude each other: choose one")
+    if plot:
+        options.existing_folder(plot.absolute().parent, "--plot: in")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history

@@ -51,7 +51,7 @@ def command(
     }
     from dlx.node.home import identity
 
-    folder, settings = options.folder(datadir, **given)
+    folder, settings = options.folder(datadir, may_be_new=True, **given)
 
     def password() -> str:
         if not settings.password_file:

@@ -11,21 +11,53 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from dlx.node.home import config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import UsageFailure
 
 _DEFAULTS = Settings()
+
+
+class _Flags:
+    """Help without a type beside flags: `--json` takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Group(_Flags, TyperGroup):
+    pass
+
+
+class Verbs(typer.Typer):
+    """A group of commands."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(cls=_Group, no_args_is_help=True, **given)
+
+    def command(self, name: str | None = None, **given: Any) -> Any:
+        return super().command(name, cls=_Command, **given)
 
 
 def setting(key: str) -> Any:
     """The option of a setting: what it means, its environment variable and its default come from node.config."""
     default = getattr(_DEFAULTS, key)
-    shown = " ".join(default) if isinstance(default, tuple) else str(default)
+    shown = " ".join(default) if isinstance(default, tuple) else "off" if default is False else str(default)
     return typer.Option(
         "--" + key.replace("_", "-"),
         help=f"{config.HELP[key]} (env DLX_{key.upper()})",
+        metavar="MULTIADDR" if isinstance(default, tuple) else None,
         show_default=shown or "none",
     )
 
@@ -48,18 +80,65 @@ PasswordFileOption = Annotated[str | None, setting("password_file")]
 PrivateDataOption = Annotated[str | None, setting("private_data")]
 CheckpointActivationsOption = Annotated[bool | None, setting("checkpoint_activations")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-RunOption = Annotated[
-    str | None,
-    typer.Option("--run", help="Run id in hex, or a prefix of 6 digits or more.", show_default="the ledger's only run"),
-]
 
 
-def folder(datadir: Path | None, network: str | None, **flags: Any) -> tuple[DataDir, Settings]:
-    """The data folder and its settings; `flags` are setting options as given, None where they were not."""
+def _run_id(given: str | None) -> str | None:
+    if given is not None:
+        from dlx.node.runs.find import id_digits
+
+        id_digits(given)
+    return given
+
+
+_RUN: dict[str, Any] = {
+    "help": "Run id in hex, or a prefix of 6 digits or more.",
+    "show_default": "the ledger's only run",
+    "callback": _run_id,
+}
+RunOption = Annotated[str | None, typer.Option("--run", **_RUN)]
+RunArgument = Annotated[str | None, typer.Argument(**_RUN)]
+
+
+def folder(
+    datadir: Path | None, network: str | None, *, may_be_new: bool = False, **flags: Any
+) -> tuple[DataDir, Settings]:
+    """The data folder and its settings; `flags` are setting options as given, None where they were not.
+
+    Raises UsageFailure for a folder that is named and not there, or is no node's, unless the command may make it.
+    """
     name = network or os.environ.get("DLX_NETWORK") or _DEFAULTS.network
     found = DataDir.locate(datadir, name, os.environ)
+    if may_be_new:
+        check_new_place(found.root)
+    else:
+        _check_place(found, named=bool(datadir or os.environ.get("DLX_HOME")))
     given = {key: value for key, value in flags.items() if value != []}  # typer's word for a list not given
     return found, config.load(found, {"network": network, **given}, os.environ)
+
+
+def check_new_place(root: Path) -> None:
+    """Raises UsageFailure unless `root` is a folder, or can be made in one that is there."""
+    parent = root.parent
+    if root.exists() and not root.is_dir():
+        raise UsageFailure(f"{root} is not a folder: name another --datadir")
+    if not root.exists() and not parent.is_dir() and not root.is_relative_to(Path("~/.dlx").expanduser()):
+        raise UsageFailure(f"there is no folder {parent} to make {root.name} in: make it, or name another --datadir")
+
+
+def existing_folder(path: Path, option: str) -> Path:
+    """`path` itself. Raises UsageFailure, naming the option that it was given by, where it is no folder."""
+    if not path.is_dir():
+        raise UsageFailure(f"{option} {path}: there is no such folder")
+    return path
+
+
+def _check_place(folder: DataDir, named: bool) -> None:
+    root = folder.root
+    if not root.exists():
+        if named:
+            raise UsageFailure(f"there is no folder {root}: make it with `dlx-node init`, or name another --datadir")
+    elif not root.is_dir() or (any(root.iterdir()) and not folder.is_a_nodes):
+        raise UsageFailure(f"{root} is not the folder of a node or chain: name another --datadir")
 
 
 def note(line: str) -> None:

@@ -42,7 +42,8 @@ def command(
     from dlx.node.runs import find
     from dlx.node.runs.pull import pull_run
 
-    places = Places(tuple(blobs or ()), tuple(folder.blob_folders), settings.bootstrap)
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with open_ledger(settings, folder) as client, Progress() as progress:
         view = find.Follower(client, find.resolve(client, run)).view()
         found = pull_run(client, view, round, out.absolute(), places, progress.show, progress.say)

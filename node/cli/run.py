@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dlx.node.cli import options
+from dlx.node.home.errors import UsageFailure
 
-app = typer.Typer(help="Plan, create, list and show training runs.", no_args_is_help=True)
+app = options.Verbs(help="Plan, create, list and show training runs.")
 
 
 @app.command()
@@ -29,8 +32,9 @@ def plan(
     from dlx.training.recipe import advice
     from dlx.training.recipe.draft import draft_from_toml
 
-    draft = draft_from_toml(manifest)
-    fit.check_pipes(draft)
+    with _reading(manifest):
+        draft = draft_from_toml(manifest)
+        fit.check_pipes(draft)
     warnings = advice.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
@@ -100,7 +104,7 @@ def create(
     from dlx.node.runs import create
 
     account = load_account(folder, settings)
-    with open_ledger(settings, folder, account.secret) as client:
+    with _reading(manifest), open_ledger(settings, folder, account.secret) as client:
         record = create.create_run(manifest, folder, client, options.note)
     if json:
         options.print_json(record)
@@ -149,10 +153,7 @@ def list_(
 
 @app.command()
 def show(
-    run: Annotated[
-        str | None,
-        typer.Argument(help="Run id in hex, or a prefix of 6 digits or more.", show_default="the ledger's only run"),
-    ] = None,
+    run: options.RunArgument = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -192,3 +193,14 @@ def show(
     if rows:
         sys.stdout.write("\n")
         options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "ACCUSED"], rows)
+
+
+@contextmanager
+def _reading(draft: Path) -> Iterator[None]:
+    """What is wrong with a draft is wrong usage."""
+    from dlx.training.recipe.strict import ManifestError
+
+    try:
+        yield
+    except ManifestError as error:
+        raise UsageFailure(f"--manifest {draft}: {error}") from error

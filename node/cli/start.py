@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,6 +49,8 @@ def command(
         password_file=password_file, private_data=private_data,
         checkpoint_activations=checkpoint_activations,
     )  # fmt: skip
+    if settings.private_data:
+        options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
     node_key = identity.load_node_key(folder)
     folder.create()
     folder.check_secrets()
@@ -56,4 +59,7 @@ def command(
         account = identity.load_account(folder, settings)
         with open_ledger(settings, folder, account.secret) as client:
             chosen = find.resolve(client, run)
+            stages = next(created.config.stages for created in client.runs() if created.run == chosen)
+            if wanted is not None and wanted >= stages:
+                raise UsageFailure(f"--stage {stage}: the run has stages 0 to {stages - 1}")
             run_node(Startup(chosen, wanted, settings, folder, node_key, account), client)

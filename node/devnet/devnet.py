@@ -160,7 +160,7 @@ class Devnet:
         try:
             return cls(root, DevnetRecord(**json.loads((root / _RECORD).read_text())))
         except FileNotFoundError:
-            raise Failure(f"{root} holds no demo to resume: start one without --resume") from None
+            raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
         except (ValueError, TypeError) as error:
             raise Failure(f"{root / _RECORD} is damaged ({error}): start a new demo in another folder") from None
 

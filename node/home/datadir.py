@@ -74,6 +74,12 @@ class DataDir:
         """Where the running node's HTTP endpoint listens, written by the node itself."""
         return self.state / "http.json"
 
+    @property
+    def is_a_nodes(self) -> bool:
+        """Whether something in it was made by `create`, `init`, `chain` or a node."""
+        made = (self.config, self.node_key, self.keystore, self.blobs, self.state, self.chain)
+        return any(path.exists() for path in made)
+
     def create(self) -> None:
         """Make the folders, readable by their owner only; existing ones are left as they are."""
         try:

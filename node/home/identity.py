@@ -129,9 +129,9 @@ def password_in(path: Path) -> str:
         with path.open() as file:
             password = file.readline(4096).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"the password file {path} cannot be read ({error})") from None
+        raise UsageFailure(f"the password file {path} cannot be read ({error})") from None
     if not password:
-        raise Failure(f"the password file {path} is empty: its first line is the password")
+        raise UsageFailure(f"the password file {path} is empty: its first line is the password")
     return password
 
 

@@ -56,9 +56,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
 def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
     """The 32-byte run id for what a user typed: hex with or without 0x, an unambiguous prefix, or nothing at all
     where the ledger has one run. Raises UsageFailure, or Failure where the ledger has no such run."""
-    text = None if given is None else given.lower().removeprefix("0x")
-    if text is not None and (not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64):
-        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
+    text = None if given is None else id_digits(given)
     runs = [created.run for created in ledger.runs()]
     found = [run for run in runs if run.hex().startswith(text or "")]
     if len(found) == 1:
@@ -70,6 +68,14 @@ def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
     if not found:
         raise Failure(f"the ledger knows no run {given}: `dlx-node run list` shows those it has")
     raise UsageFailure(f"{given!r} could be any of {len(found)} runs: give more digits")
+
+
+def id_digits(given: str) -> str:
+    """The lower-case hex digits of a run id or its prefix. Raises UsageFailure for what can be none."""
+    text = given.lower().removeprefix("0x")
+    if not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64:
+        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
+    return text
 
 
 class Follower:

@@ -6,19 +6,19 @@ from dataclasses import asdict
 
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
-from dlx.node.home.errors import Failure
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Recipe, activation_bytes
+from dlx.training.recipe.strict import ManifestError
 
 _FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
 
 
 def check_pipes(recipe: Recipe) -> None:
-    """Raises Failure for a run whose activations no pipe carries."""
+    """Raises ManifestError for a run whose activations no pipe carries."""
     size = activation_bytes(recipe)
     if size + _FRAME_OVERHEAD > FRAME_LIMIT:
-        raise Failure(
+        raise ManifestError(
             f"data.micro_batches: one micro-batch's activations take {size} bytes, but a pipe carries frames of "
             f"{FRAME_LIMIT}: use more micro-batches"
         )

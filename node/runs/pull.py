@@ -17,7 +17,7 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export
@@ -69,7 +69,7 @@ def pull(
     if not 0 <= chosen <= newest:
         raise Failure(f"round {chosen} is not sealed by every stage: choose --round from 0 to {newest}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise Failure(f"{out} already exists: name a new or an empty folder")
+        raise UsageFailure(f"{out} already exists: name a new or an empty folder")
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside `out`, so that the last step is a rename on one file system.
     work = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dlx.training.data.shards import PREPARED, DataError, read_prepared
+from dlx.training.data.shards import PREPARED, DataError, PreparationError, read_prepared
 
 MAX_LINE = 64 * 1024 * 1024  # bytes of one line of JSON
 
@@ -49,7 +49,7 @@ def find(paths: Sequence[Path], field: str) -> list[Source]:
         elif path.is_file():
             found.add(path)
         else:
-            raise DataError(f"{given}: no such file or folder")
+            raise PreparationError(f"{given}: no such file or folder")
     folders = [path if path.is_dir() else path.parent for path in (path.resolve() for path in paths)]
     base = os.path.commonpath(folders) if folders else ""
     named = sorted((Path(os.path.relpath(path, base)).as_posix(), path) for path in found)
@@ -158,7 +158,7 @@ def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
     try:
         row: Any = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str | None)], rename={"text": field}))
     except ValueError:
-        raise DataError(f"{field!r}: expected a key without quotes, backslashes and control characters") from None
+        raise PreparationError(f"{field!r}: expected a key without quotes, backslashes, control characters") from None
     try:
         with open(path, "rb") as file:
             number = 0

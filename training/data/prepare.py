@@ -18,7 +18,7 @@ from dlx.ground import durable
 from dlx.ground.blobs import write_blob
 from dlx.training.data import shards
 from dlx.training.data.formats import Document, Source, find
-from dlx.training.data.shards import PREPARED, DataError, DataManifest, Shard, Split
+from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.recipe.recipe import BlobRef
 
@@ -48,7 +48,7 @@ class Preparation:
         if self.tokenizer is not None:
             return Vocabulary.read(self.tokenizer, self.separator)
         if self.separator is not None:
-            raise DataError("a separator is a token of a tokenizer: without one, byte 0 stands between documents")
+            raise PreparationError("a separator is a token of a tokenizer: without, byte 0 stands between documents")
         return None
 
 
@@ -79,17 +79,17 @@ def prepare_folder(
     """
     for source in preparation.sources:
         if source.is_dir() and source.resolve() in (folder.resolve(), *folder.resolve().parents):
-            raise DataError(f"{folder}: lies in {source}, of which its shards would be documents next time")
+            raise PreparationError(f"{folder}: lies in {source}, of which its shards would be documents next time")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be made a folder ({error.strerror})") from None
+        raise PreparationError(f"{folder}: cannot be made a folder ({error.strerror})") from None
     names = sorted(path.name for path in folder.iterdir())
     if PREPARED in names:
-        raise DataError(f"{folder}: holds prepared data already; name another folder")
+        raise PreparationError(f"{folder}: holds prepared data already; name another folder")
     foreign = [name for name in names if _UNFINISHED not in names or not _OURS.fullmatch(name)]
     if foreign:
-        raise DataError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
+        raise PreparationError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
     durable.write_bytes(folder / _UNFINISHED, b"")
     manifest = _write(preparation, folder, progress)
     kept = {_UNFINISHED, *(blob.sha256 for blob in manifest.blobs())}

@@ -45,6 +45,12 @@ class DataError(DlxError, ValueError):
     """The data is missing, damaged, or not what its manifest says."""
 
 
+class PreparationError(DataError):
+    """What was asked of the preparation cannot be: a path or an option is wrong, whatever the data."""
+
+    exit_code = 2
+
+
 class DataDamaged(DataError, Damaged):
     """A blob of the data is missing or damaged on this disk: another copy may be good."""
 

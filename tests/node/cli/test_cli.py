@@ -116,9 +116,80 @@ def test_help_names_every_verb_and_defaults_and_loads_nothing_heavy() -> None:
 def test_expected_failures_are_one_line_and_an_exit_code(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    shown = dlx(*arguments, code=code, DLX_HOME=str(tmp_path / "none")).stderr
+    shown = dlx(*arguments, code=code, DLX_HOME=str(tmp_path)).stderr
     assert said in shown
     assert arguments == ["nonsense"] or shown.count("\n") == 1, "only a command that does not exist shows its usage"
+
+
+LEDGER = ["--ledger", "0x" + "11" * 20, "--rpc-url", "http://127.0.0.1:9"]  # where nobody answers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start", "--stage", "last"], "--stage last"),
+        (["start", "--stage", "-1"], "--stage -1"),
+        (["start", "--stage", "64"], "--stage 64"),
+        (["start", "--run", "0x12", *LEDGER], "'0x12' is no run id"),
+        (["run", "show", "zzzzzz", *LEDGER], "'zzzzzz' is no run id"),
+        (["audit", "--run", "z" * 64, *LEDGER], "is no run id"),
+        (["history", "--run", "a" * 65, *LEDGER], "is no run id"),
+        (["audit", "--blobs", "nowhere", *LEDGER], "--blobs nowhere"),
+        (["pull", "--out", "model", "--blobs", "nowhere", *LEDGER], "--blobs nowhere"),
+        (["history", "--plot", "nowhere/loss.png", *LEDGER], "nowhere"),
+        (["run", "plan", "--manifest", "nowhere.toml"], "nowhere.toml"),
+        (["run", "plan", "--manifest", "broken.toml"], "speed"),
+        (["init", "--log-format", "xml"], "log_format"),
+        (["init", "--listen", "here"], "listen"),
+        (["status", "--network", "a b"], "network"),
+        (["peers", "--datadir", "/nonexistent/x"], "no folder /nonexistent/x"),
+        (["audit", "--datadir", "/nonexistent/x"], "no folder /nonexistent/x"),
+        (["start", "--datadir", "/nonexistent/x"], "no folder /nonexistent/x"),
+        (["init", "--datadir", "/nonexistent/x", "--insecure-devnet"], "no folder /nonexistent to make x in"),
+        (["chain", "--datadir", "/nonexistent/x"], "no folder /nonexistent to make x in"),
+        (["demo", "--datadir", "/nonexistent/x"], "no folder /nonexistent to make x in"),
+        (["demo", "--resume", "--datadir", "."], "no demo to resume"),
+        (["status", "--datadir", "other"], "is not the folder of a node"),
+        (["run", "list", "--datadir", "broken.toml"], "is not the folder of a node"),
+        (["init", "--datadir", "broken.toml", "--insecure-devnet"], "is not a folder"),
+    ],
+)
+def test_a_wrong_argument_or_setting_is_one_line_and_exits_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.toml").write_text(DRAFT.replace('name = "tiny"', 'name = "tiny"\nspeed = 1'))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "holiday.jpg").touch()
+    before = sorted(tmp_path.rglob("*"))
+    done = dlx(*arguments, code=2, HOME=str(tmp_path))
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == "" and sorted(tmp_path.rglob("*")) == before, "nothing is made"
+    assert not Path("/nonexistent").exists()
+
+
+def test_version_alone_prints_and_exits_0() -> None:
+    assert dlx("--version").stdout.startswith("dlx-node 0.")
+
+
+def test_help_shows_every_default_and_no_type_beside_flags() -> None:
+    import typer.main
+
+    from dlx.node.cli.app import app
+
+    def commands(group: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+        for name, command in group.commands.items():
+            yield [*path, name], command
+            if hasattr(command, "commands"):
+                yield from commands(command, [*path, name])
+
+    for path, command in commands(typer.main.get_command(app), []):
+        assert "<bool>" not in dlx(*path, "--help", COLUMNS="200").stdout
+        for option in command.params:
+            silent = not option.required and option.default is None and option.show_default is True
+            assert getattr(option, "is_flag", False) or not silent, (
+                f"{' '.join(path)} {option.name} does not say its default"
+            )
 
 
 def test_an_unknown_configuration_key_is_refused_by_name(tmp_path: Path) -> None:
@@ -185,7 +256,7 @@ def test_a_bad_manifest_names_the_key_and_the_reason(
     dlx("init", "--datadir", folder, "--insecure-devnet")
     (tmp_path / "text").symlink_to(draft.parent / "text")
     (tmp_path / "run.toml").write_text(DRAFT.replace(line, wrong))
-    done = dlx("run", "create", "--manifest", tmp_path / "run.toml", "--datadir", folder, code=1)
+    done = dlx("run", "create", "--manifest", tmp_path / "run.toml", "--datadir", folder, code=2)
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 

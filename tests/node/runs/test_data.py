@@ -74,19 +74,21 @@ def test_check_names_every_wrong_blob(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["prepare", "--source", "none", "--out", "x"], 1, "none: no such file or folder"),
-        (["prepare", "--source", ".", "--out", "x"], 1, "x: lies in .,"),
+        (["prepare", "--source", "none", "--out", "x"], 2, "none: no such file or folder"),
+        (["prepare", "--source", ".", "--out", "x"], 2, "x: lies in .,"),
         (["prepare", "--source", "rows.jsonl", "--out", "x"], 1, "rows.jsonl, line 1: has no key 'text'"),
         (
             ["prepare", "--source", "rows.jsonl", "--field", "body", "--separator", "</s>", "--out", "x"],
-            1,
+            2,
             "of a tokenizer",
         ),
-        (["prepare", "--source", "rows.jsonl", "--field", 'a"b', "--out", "x"], 1, "expected a key without quotes"),
-        (["prepare", "--source", "rows.jsonl", "--separator", "9" * 5000, "--out", "x"], 1, "of a tokenizer"),
+        (["prepare", "--source", "rows.jsonl", "--field", 'a"b', "--out", "x"], 2, "expected a key without quotes"),
+        (["prepare", "--source", "rows.jsonl", "--separator", "9" * 5000, "--out", "x"], 2, "of a tokenizer"),
+        (["prepare", "--source", "rows.jsonl", "--tokenizer", "none", "--out", "x"], 2, "--tokenizer none"),
+        (["prepare", "--source", "rows.jsonl", "--field", "body", "--out", "."], 2, "name a new folder"),
         (["prepare", "--source", ".", "--heldout", "0.6", "--out", "x"], 2, "--heldout 0.6"),
         (["check", "."], 1, "holds no data.json"),
-        (["check", "nowhere"], 1, "No such file"),
+        (["check", "nowhere"], 2, "no such file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -86,7 +86,7 @@ def _with(draft: Path, text: str) -> Path:
 def test_a_draft_that_cannot_be_planned_is_one_line(tmp_path: Path) -> None:
     sizes = "n_embd = 32\nn_layer = 6\nn_head = 2\nn_positions = 32\ntie_word_embeddings = true"
     draft = _write(tmp_path, "[[0, 3], [3, 6]]", family="gpt2", sizes=sizes)
-    line = dlx("run", "plan", "--manifest", draft, code=1).stderr
+    line = dlx("run", "plan", "--manifest", draft, code=2).stderr
     assert "model.config.tie_word_embeddings: expected false where the model has more than one stage" in line
 
 
