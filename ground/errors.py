@@ -11,7 +11,16 @@ class DlxError(Exception):
 
 
 def cause(error: Exception) -> Exception:
-    """What went wrong inside the task groups that wrap it."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    """What went wrong inside the task groups that wrap it: a fault of ours before what people can understand, and that
+    before what came of it."""
+    found = leaves(error)
+    ours = (one for one in found if not isinstance(one, DlxError | OSError))
+    clear = (one for one in found if isinstance(one, DlxError))
+    return next(ours, None) or next(clear, None) or found[0]
+
+
+def leaves(error: Exception) -> list[Exception]:
+    """The errors themselves, without the task groups that wrap them."""
+    if isinstance(error, ExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

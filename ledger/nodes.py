@@ -29,6 +29,12 @@ class NodeTable:
             case NodeDeregistered():
                 self.nodes.pop(event.account, None)
 
+    def copy(self) -> "NodeTable":
+        """One that later events do not change."""
+        copied = NodeTable()
+        copied.nodes = dict(self.nodes)
+        return copied
+
     def account_of(self, peer_id: bytes) -> str | None:
         """The account that registered the peer id."""
         return next((account for account, node in self.nodes.items() if node.peer_id == peer_id), None)

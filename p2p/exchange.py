@@ -14,6 +14,7 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, Partial
+from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
@@ -32,7 +33,7 @@ STREAMS = 2  # per provider: one waits for the network while the other's chunk g
 log = logging.getLogger(__name__)
 
 
-class BlobError(Exception):
+class BlobError(DlxError):
     """A blob could not be fetched."""
 
 

@@ -33,14 +33,17 @@ def command(
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
+    Without --run it goes on with the folder's last run, or takes the ledger's only one. A chain that does not answer
+    is waited for.
     First Ctrl-C: finish the step and leave cleanly. Second: exit now.
     """
     wanted = None if stage == "auto" else int(stage) if stage.isdecimal() else -1
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
+    from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
     from dlx.node.home import identity, logs
-    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
 
     folder, settings = options.folder(
@@ -57,9 +60,8 @@ def command(
     with folder.lock():
         logs.setup(settings.log_format, folder.logs)
         account = identity.load_account(folder, settings)
-        with open_ledger(settings, folder, account.secret) as client:
-            chosen = find.resolve(client, run)
-            stages = next(created.config.stages for created in client.runs() if created.run == chosen)
-            if wanted is not None and wanted >= stages:
-                raise UsageFailure(f"--stage {stage}: the run has stages 0 to {stages - 1}")
-            run_node(Startup(chosen, wanted, settings, folder, node_key, account), client)
+        with reachable_chain(settings, folder) as reached:
+            client = ledger_client(reached, folder, account.secret)
+            chosen = find.resolve_offline(folder.last_run, run) or find.resolve_patiently(client, run, options.note)
+            durable.write_bytes(folder.last_run, chosen.hex().encode())
+            run_node(Startup(chosen, wanted, reached, folder, node_key, account), client)

@@ -39,3 +39,4 @@ class RunContext:
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
     bytes_sent: Callable[[], int]
+    now: Callable[[], float]  # the chain's time, in Unix seconds

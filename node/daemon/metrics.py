@@ -29,12 +29,17 @@ class Metrics:
         self.round_seconds = Histogram(
             "dlx_round_seconds", "Time from one seal of the stage to the next", registry=registry, buckets=_SECONDS
         )
+        self._failures = Counter("dlx_part_failures", "Failures of the node's parts", ["part"], registry=registry)
         self._reasons: dict[str, int] = {}
 
     def rejected(self, reason: str) -> None:
         """Count one refusal. `reason` is one of the code's own few words, never text from the network."""
         self._rejected.labels(reason=reason).inc()
         self._reasons[reason] = self._reasons.get(reason, 0) + 1
+
+    def failed(self, part: str) -> None:
+        """Count one failure of a part of the node, which is tried again."""
+        self._failures.labels(part=part).inc()
 
     @property
     def rejections(self) -> dict[str, int]:

@@ -3,60 +3,75 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from dlx.node import version
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.follower import Follower
+from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus
+from dlx.node.daemon.supervisor import Supervisor
+from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_url
+from dlx.node.round.machine import RoundMachine
+from dlx.p2p.host import Host
 
-if TYPE_CHECKING:
-    from dlx.node.daemon.node import Node
 
-
+@dataclass(kw_only=True)
 class Overview:
-    """Reads a running node; nothing here changes it."""
+    """Reads the node's parts; nothing here changes them."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._started_at = time.time()
+    run: bytes
+    account: str
+    rpc_url: str
+    host: Host
+    follower: Follower
+    membership: Membership
+    seat: Seat
+    tally: Tally
+    supervisor: Supervisor
+    clock: ChainClock
+    metrics: Metrics
+    stopping: bool = False
+    started_at: float = field(default_factory=time.time)
 
     def status(self) -> NodeStatus:
-        node = self._node
-        account = node.startup.account.address
-        session, machine = node.session, node.session.machine if node.session else None
-        slot = node.view.slot_of(account) if node.view.created else None
+        session, slot, seen = self.seat.session, self.membership.slot, self.follower.seen.value
         progress = session.progress if session else None
-        waiting = machine.waiting_for(time.time()) if machine else self._before_session()
         return NodeStatus(
             version=version(),
-            account=account,
-            peer_id=node.host.peer_id,
-            addresses=node.host.addresses,
-            run="0x" + node.startup.run.hex(),
+            account=self.account,
+            peer_id=self.host.peer_id,
+            addresses=self.host.addresses,
+            run="0x" + self.run.hex(),
             replica=slot[0] if slot else None,
             stage=slot[1] if slot else None,
             round=progress.round if progress else None,
             step=progress.step if progress else 0,
             steps=progress.steps if progress else 0,
             phase=self._phase(),
-            waiting_for=waiting,
-            peers=len(node.host.agreed()),
+            waiting_for=self._waiting_for(),
+            failing=self.supervisor.reasons(),
+            peers=len(self.host.agreed()),
             ledger=LedgerStatus(
-                rpc_url=shown_url(node.startup.settings.rpc_url),
-                reachable=node.ledger_reachable,
-                block=node.head.block if node.head else None,
-                age_seconds=round(max(0.0, time.time() - node.head.time), 1) if node.head else None,
+                rpc_url=shown_url(self.rpc_url),
+                reachable=seen is not None and self.follower.silence is None,
+                block=seen.head.block if seen else None,
+                age_seconds=round(max(0.0, self.clock.now() - seen.head.time), 1) if seen else None,
+                clock_skew_seconds=round(self.clock.skew, 1) if seen else None,
             ),
-            last_counted_round=node.view.last_round_counted(account),
-            counted_in_last_round=node.counted,
+            last_counted_round=seen.view.last_round_counted(self.account) if seen else None,
+            counted_in_last_round=self.tally.counted,
             loss=progress.loss if progress else None,
             tokens_per_second=progress.tokens_per_second if progress else None,
-            bytes_sent=node.host.bytes_sent,
-            bytes_received=node.host.bytes_received,
+            bytes_sent=self.host.bytes_sent,
+            bytes_received=self.host.bytes_received,
             last_seal=self._last_seal(),
             not_ready=self._not_ready(),
-            rejected=node.metrics.rejections,
-            started_at=self._started_at,
+            rejected=self.metrics.rejections,
+            started_at=self.started_at,
         )
 
     def peers(self) -> list[PeerView]:
@@ -68,30 +83,39 @@ class Overview:
                 rtt_ms=None if peer.rtt_ms is None else round(peer.rtt_ms, 2),
                 agreed=peer.agreed,
             )
-            for peer in self._node.host.peers()
+            for peer in self.host.peers()
         ]
 
+    @property
+    def _machine(self) -> RoundMachine | None:
+        return self.seat.session.machine if self.seat.session else None
+
     def _phase(self) -> str:
-        node = self._node
-        if node.stopping:
+        if self.stopping:
             return "stopping"
-        if node.finished:
+        if self.seat.finished:
             return "finished"
-        machine = node.session.machine if node.session else None
+        machine = self._machine
         if machine is None:
             return "starting"
         if machine.diverged:
             return "diverged"
         return "training" if machine.training is not None else "waiting"
 
-    def _before_session(self) -> str:
-        node = self._node
-        if node.view.slot_of(node.startup.account.address) is None:
-            return "the run's public blobs, or a slot"
-        return "the training process"
+    def _waiting_for(self) -> str | None:
+        """The first thing in the way: without the chain nobody can say what comes after it."""
+        if self.follower.silence is not None and (self._machine is None or self._machine.training is None):
+            return f"the chain, which does not answer: {self.follower.silence}"
+        if self.follower.seen.value is None:
+            return "the chain's first answer"
+        if self._machine is not None:
+            return self._machine.waiting_for(self.clock.now())
+        if self.seat.finished:
+            return "nothing: the run is finished"
+        return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
     def _last_seal(self) -> SealStatus | None:
-        sealed = self._node.last_seal
+        sealed = self.tally.last
         if sealed is None:
             return None
         return SealStatus(
@@ -100,19 +124,23 @@ class Overview:
 
     def _needs_peers(self) -> bool:
         """Not where one node is the whole run."""
-        view = self._node.view
-        return not view.created or view.config.stages * view.config.min_replicas > 1 or len(view.members()) > 1
+        seen = self.follower.seen.value
+        if seen is None or not seen.view.created:
+            return True
+        return seen.view.config.stages * seen.view.config.min_replicas > 1 or len(seen.view.members()) > 1
 
     def _not_ready(self) -> tuple[str, ...]:
-        node, reasons = self._node, []
-        if not node.ledger_reachable:
-            reasons.append("the chain does not answer")
-        if node.view.created and node.view.slot_of(node.startup.account.address) is None:
+        reasons = list(self.supervisor.reasons())
+        if self.follower.silence is not None:
+            reasons.append(f"the chain does not answer: {self.follower.silence}")
+        elif self.follower.seen.value is None:
+            reasons.append("the chain has not answered yet")
+        elif self.membership.slot is None:
             reasons.append("no slot is held")
-        if self._needs_peers() and not node.host.agreed():
+        if self._needs_peers() and not self.host.agreed():
             reasons.append("no peer is connected")
-        if node.session is None or node.session.machine is None:
-            reasons.append("the training process is not up")
-        elif node.session.machine.diverged:
-            reasons.append(f"stopped contributing: {node.session.machine.diverged}")
+        if self._machine is None:
+            reasons.append("no session is open")
+        elif self._machine.diverged:
+            reasons.append(f"stopped contributing: {self._machine.diverged}")
         return tuple(reasons)

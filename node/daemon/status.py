@@ -10,6 +10,7 @@ class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
     reachable: bool
     block: int | None  # newest block seen
     age_seconds: float | None  # since that block was made
+    clock_skew_seconds: float | None  # this machine's clock ahead of the chain's; nothing depends on it
 
 
 class SealStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     phase: str
     waiting_for: str | None
+    failing: tuple[str, ...]  # parts of the node that do not work now, why, and when they are tried again
     peers: int
     ledger: LedgerStatus
     last_counted_round: int | None

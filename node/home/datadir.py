@@ -56,6 +56,11 @@ class DataDir:
         return self.state / "signed.sqlite"
 
     @property
+    def last_run(self) -> Path:
+        """The id of the run that the folder's node trained last, in hex."""
+        return self.state / "run"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 import msgspec
 
+from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index import EventIndex
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
@@ -92,6 +96,31 @@ class Follower:
         for event in update.events:
             self._view.apply(event)
         return self._view
+
+
+def resolve_offline(kept: Path, given: str | None) -> bytes | None:
+    """`resolve` without a ledger: a whole id, or the one kept in a file where nothing given speaks against it."""
+    text = "" if given is None else given.lower().removeprefix("0x")
+    try:
+        if len(text) == 64:
+            return bytes.fromhex(text)
+        found = kept.read_text().strip()
+        return bytes.fromhex(found) if len(found) == 64 and found.startswith(text) else None
+    except (OSError, ValueError):
+        return None
+
+
+def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[str], None]) -> bytes:
+    """`resolve`, as soon as the chain answers."""
+    backoff, random, failures = Backoff(1.0, 15.0), Random(), 0
+    while True:
+        try:
+            return resolve(client, given)
+        except LedgerUnavailable as error:
+            failures += 1
+            if failures == 1:
+                say(f"waiting for the chain, to find the run: {error}")
+            time.sleep(backoff.delay(failures, random))
 
 
 def view_of(index: EventIndex, run: bytes) -> RunView:

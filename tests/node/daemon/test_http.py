@@ -30,8 +30,11 @@ STATUS = NodeStatus(
     steps=10,
     phase="training",
     waiting_for=None,
+    failing=(),
     peers=2,
-    ledger=LedgerStatus(rpc_url="http://127.0.0.1:8545", reachable=True, block=7, age_seconds=0.5),
+    ledger=LedgerStatus(
+        rpc_url="http://127.0.0.1:8545", reachable=True, block=7, age_seconds=0.5, clock_skew_seconds=0.0
+    ),
     last_counted_round=2,
     counted_in_last_round=True,
     loss=2.5,

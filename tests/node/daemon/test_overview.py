@@ -1,4 +1,4 @@
-"""When a node calls itself ready."""
+"""When a node calls itself ready, and what it says that it waits for."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,35 +6,51 @@ from typing import Any
 import pytest
 
 from dlx.ledger.events import EventPosition, Joined, RunCreated
+from dlx.ledger.feed import Head
+from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.follower import ChainSeen, Follower
+from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
+from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.supervisor import Supervisor, Trouble
+from dlx.node.daemon.tally import Tally
 
 RUN = b"\x01" * 32
 ACCOUNTS = [f"0x{index:040x}" for index in (1, 2)]
 
 
-def not_ready(stages: int, min_replicas: int, members: int, peers: int) -> tuple[str, ...]:
-    """What keeps the first member's node from being ready, though it holds a slot and trains."""
+def seen(stages: int = 1, min_replicas: int = 1, members: int = 1) -> ChainSeen:
     view, at = RunView(RUN), EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
     config = RunConfig(b"\x03" * 32, 10, stages, min_replicas, 4, 2, 3, 60, 60, 64)
     view.apply(RunCreated(RUN, ACCOUNTS[0], config, "a-run", (bytes(32),) * stages, at))
     for slot, account in enumerate(ACCOUNTS[:members]):
         view.apply(Joined(RUN, account, slot // stages, slot % stages, at))
-    machine = SimpleNamespace(waiting_for=lambda now: None, diverged=None, training=0)
-    progress = SimpleNamespace(round=0, step=1, steps=10, loss=None, tokens_per_second=None)
-    startup = SimpleNamespace(account=SimpleNamespace(address=ACCOUNTS[0]), run=RUN)
-    startup.settings = SimpleNamespace(rpc_url="http://127.0.0.1:8545")
-    host = SimpleNamespace(
+    return ChainSeen(view, NodeTable(), Head(1, bytes(32), 1_700_000_000))
+
+
+def overview(chain: ChainSeen | None, peers: int = 1, training: int | None = 0) -> Overview:
+    """Of the first member's node, whose session trains, or waits for a seal."""
+    nobody: Any = None
+    host: Any = SimpleNamespace(
         peer_id="16U", addresses=(), agreed=lambda: ("peer",) * peers, bytes_sent=0, bytes_received=0
     )
-    node: Any = SimpleNamespace(
-        startup=startup, view=view, host=host, session=SimpleNamespace(machine=machine, progress=progress),
-        ledger_reachable=True, head=None, counted=None, last_seal=None, metrics=Metrics(), stopping=False,
-        finished=False,
+    clock, metrics, supervisor = ChainClock(), Metrics(), Supervisor(now=lambda: 0.0)
+    follower = Follower(nobody, RUN, clock)
+    follower.seen.value = chain
+    membership = Membership(nobody, follower, host, RUN, ACCOUNTS[0], bytes(32))
+    seat = Seat(follower, membership, supervisor, None)
+    machine = SimpleNamespace(waiting_for=lambda now: "the seal of round 3", diverged=None, training=training)
+    progress = SimpleNamespace(round=0, step=1, steps=10, loss=None, tokens_per_second=None)
+    session: Any = SimpleNamespace(machine=machine, progress=progress)
+    seat.session = session if chain is not None else None
+    return Overview(
+        run=RUN, account=ACCOUNTS[0], rpc_url="http://key@127.0.0.1:8545/secret", host=host, follower=follower,
+        membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
     )  # fmt: skip
-    return Overview(node).status().not_ready
 
 
 @pytest.mark.parametrize(
@@ -44,5 +60,30 @@ def not_ready(stages: int, min_replicas: int, members: int, peers: int) -> tuple
 def test_only_a_node_that_is_the_whole_run_is_ready_without_a_peer(
     stages: int, min_replicas: int, members: int, needs_peers: bool
 ) -> None:
-    assert not_ready(stages, min_replicas, members, 0) == (("no peer is connected",) if needs_peers else ())
-    assert not_ready(stages, min_replicas, members, 1) == ()
+    chain = seen(stages, min_replicas, members)
+    assert overview(chain, peers=0).status().not_ready == (("no peer is connected",) if needs_peers else ())
+    assert overview(chain, peers=1).status().not_ready == ()
+
+
+def test_with_the_chain_down_that_is_the_reason_and_not_what_others_do() -> None:
+    waits = overview(seen(), training=None)
+    assert waits.status().waiting_for == "the seal of round 3"
+    waits.follower.silence = "connection refused"
+    status = waits.status()
+    assert status.waiting_for == "the chain, which does not answer: connection refused"
+    assert status.not_ready == ("the chain does not answer: connection refused",)
+    assert not status.ledger.reachable
+
+
+def test_before_the_chain_has_answered_a_node_says_so() -> None:
+    status = overview(None).status()
+    assert status.waiting_for == "the chain's first answer" and status.phase == "starting"
+    assert "the chain has not answered yet" in status.not_ready
+
+
+def test_a_part_that_fails_is_named_with_its_reason() -> None:
+    node = overview(seen())
+    node.supervisor.troubles["following the chain"] = Trouble("round 7 does not fit", 3, 0.0)
+    (reason,) = node.status().failing
+    assert reason.startswith("following the chain: round 7 does not fit (failed 3 times")
+    assert node.status().not_ready == (reason,)

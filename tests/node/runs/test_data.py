@@ -9,9 +9,8 @@ import pytest
 
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.archive.blobs import Blobs, Folder
-from dlx.node.daemon import node as network
+from dlx.node.daemon.public import private_folder
 from dlx.node.daemon.statements import _flags
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.runs import create, pull
@@ -169,10 +168,8 @@ def test_a_node_takes_private_data_only_where_the_run_allows_it_and_never_from_w
     prepared: Path, rows: Path, tmp_path: Path
 ) -> None:
     def found(private_data: Path | str, private: bool = True, public: Path = prepared) -> Path | None:
-        settings = Settings(private_data=str(private_data))
-        startup = SimpleNamespace(settings=settings, datadir=DataDir(tmp_path))
-        manifest = SimpleNamespace(data=SimpleNamespace(private=private))
-        return network._private_data(startup, manifest, read_prepared(public))  # type: ignore[arg-type]
+        manifest: Any = SimpleNamespace(data=SimpleNamespace(private=private))
+        return private_folder(str(private_data), tmp_path / "blobs", manifest, read_prepared(public))
 
     assert found("") is None
     assert found(prepared) == prepared

@@ -1,0 +1,37 @@
+"""What comes in from peers goes to the session of the moment, if there is one: gossip, and pipes from a neighbour."""
+
+from collections.abc import Callable
+
+import trio
+
+from dlx.node.daemon.session import Session
+from dlx.p2p import wire
+from dlx.p2p.gossip import Gossip
+from dlx.p2p.host import Host
+from dlx.p2p.pipe import PipeService
+
+
+class Door:
+    """Made before the host runs. `session()` is the one that holds our slot now, or None."""
+
+    def __init__(self, host: Host, gossip: Gossip, session: Callable[[], Session | None]) -> None:
+        self._gossip, self._session = gossip, session
+        self.pipes = PipeService(host, self._refusal)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_gossip)
+            async for pipe in self.pipes.incoming:
+                session = self._session()
+                if session is None or not session.take_pipe(pipe):
+                    nursery.start_soon(pipe.aclose)
+
+    async def _read_gossip(self) -> None:
+        async for item in self._gossip.messages:
+            session = self._session()
+            if session is not None:
+                session.on_gossip(item)
+
+    def _refusal(self, peer_id: str, hello: wire.PipeHello) -> str | None:
+        session = self._session()
+        return "no slot yet" if session is None else session.pipes.refusal(peer_id, hello)

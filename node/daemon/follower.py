@@ -1,0 +1,111 @@
+"""Follows the chain: the run and the registered nodes as its events say, rebuilt whenever they cannot be trusted."""
+
+from dataclasses import dataclass
+
+import trio
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable, WrongLedger
+from dlx.ledger.feed import Head
+from dlx.ledger.keys import peer_id_to_base58
+from dlx.ledger.nodes import NodeTable
+from dlx.ledger.view import RunView
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.watch import Watch
+from dlx.node.home import logs
+from dlx.node.home.errors import Failure
+
+POLL_SECONDS = 0.4
+SILENT_POLL_SECONDS = 2.0  # while the chain does not answer
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True)
+class ChainSeen:
+    """The chain at `head`: nobody changes what is in here any more."""
+
+    view: RunView
+    nodes: NodeTable
+    head: Head
+
+    def peer_of(self, account: str) -> str | None:
+        """The libp2p peer id that the account registered."""
+        record = self.nodes.nodes.get(account)
+        return None if record is None else peer_id_to_base58(record.peer_id)
+
+
+class Follower:
+    """`seen` is None until the chain has answered for the first time.
+
+    `run` raises LedgerError and ViewError for answers that do not fit what came before: run it again, and it reads all
+    events anew; what was seen last stays until then. It raises Failure for another chain, or other contracts.
+    """
+
+    def __init__(self, client: LedgerClient, run: bytes, clock: ChainClock) -> None:
+        self.seen: Watch[ChainSeen | None] = Watch(None)
+        self.silence: str | None = None  # why the chain does not answer
+        self._client, self._run, self._clock = client, run, clock
+        self._confirmations = 0
+        self._generation = trio.CancelScope()
+
+    def confirm(self, confirmations: int) -> None:
+        """From here on events count only below so many blocks; they are read again from the start."""
+        if confirmations != self._confirmations:
+            self._confirmations = confirmations
+            self.seen.set(None)  # what was seen may yet be taken back
+            self._generation.cancel()
+
+    async def first(self) -> ChainSeen:
+        """What is seen, as soon as there is anything."""
+        async for seen in self.seen.values():
+            if seen is not None:
+                return seen
+        raise AssertionError("values never end")
+
+    async def run(self, well: Well) -> None:
+        while True:
+            with trio.CancelScope() as self._generation:
+                await self._follow(well)
+
+    async def _follow(self, well: Well) -> None:
+        view, nodes, head = RunView(self._run), NodeTable(), None
+        feed = self._client.feed(self._run, self._confirmations)
+        while True:
+            try:
+                update = await trio.to_thread.run_sync(self._client.poll, feed, abandon_on_cancel=True)
+            except WrongLedger as error:
+                raise Failure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
+            except LedgerUnavailable as error:
+                self._fall_silent(str(error))
+                await trio.sleep(SILENT_POLL_SECONDS)
+                continue
+            if self.silence is not None:
+                self.silence = None
+                log.info("the chain answers again")
+            if update.reorg:
+                log.warning("the chain was reorganised: reading the run again")
+                view, nodes = RunView(self._run), NodeTable()
+            for event in update.events:
+                view.apply(event)
+                nodes.apply(event)
+            if head is None or update.head.hash != head.hash:
+                self._see_time(update.head)
+            if update.events or update.reorg or update.head != head:
+                head = update.head
+                self.seen.set(ChainSeen(view.copy(), nodes.copy(), head))
+            well()
+            await trio.sleep(POLL_SECONDS)
+
+    def _fall_silent(self, reason: str) -> None:
+        if self.silence is None:
+            log.warning("the chain does not answer; whatever needs no chain goes on", error=reason)
+        self.silence = reason
+
+    def _see_time(self, head: Head) -> None:
+        was_skewed = self._clock.is_skewed
+        self._clock.see(head.time)
+        if self._clock.is_skewed and not was_skewed:
+            log.warning(
+                "this machine's clock and the chain's differ; the chain's counts", seconds=round(self._clock.skew)
+            )

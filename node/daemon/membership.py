@@ -1,0 +1,81 @@
+"""The node's place on the ledger: its peer id and addresses registered, a slot taken, and given back."""
+
+import trio
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerError, Reverted
+from dlx.ledger.keys import peer_id_from_base58
+from dlx.ledger.typed import ANY_STAGE
+from dlx.node.daemon.follower import ChainSeen, Follower
+from dlx.node.home import logs
+from dlx.node.home.errors import Failure
+from dlx.p2p.host import Host
+
+SEEN_SECONDS = 30.0  # until what was mined has to show in the chain's events
+MAX_ADDRESSES = 16
+log = logs.get(__name__)
+
+
+class NoSlot(LedgerError):
+    """The ledger gives no slot now."""
+
+
+class Membership:
+    """Of `account` in `run`. `node_key`: the 32 bytes of libp2p's identity."""
+
+    def __init__(
+        self, client: LedgerClient, follower: Follower, host: Host, run: bytes, account: str, node_key: bytes
+    ) -> None:
+        self._client, self._follower, self._host = client, follower, host
+        self._run, self._account, self._node_key = run, account, node_key
+
+    async def register(self) -> None:
+        """Bind our peer id and addresses to the account, unless the registry has them already.
+
+        Raises Failure for a peer id of another account, LedgerError.
+        """
+        nodes, addresses = (await self._follower.first()).nodes, self._host.addresses[:MAX_ADDRESSES]
+        known, ours = nodes.nodes.get(self._account), peer_id_from_base58(self._host.peer_id)
+        holder = nodes.account_of(ours)
+        if holder not in (None, self._account):
+            raise Failure(
+                f"peer id {self._host.peer_id} is registered by account {holder}: a node key serves one account; "
+                "remove the folder's node.key and run `dlx-node init` for a new one"
+            )
+        if known is None or known.peer_id != ours:
+            log.info("registering the node", account=self._account)
+            await trio.to_thread.run_sync(self._client.register, self._node_key, addresses, abandon_on_cancel=True)
+        elif known.multiaddrs != tuple(addresses):
+            await trio.to_thread.run_sync(self._client.set_addresses, addresses, abandon_on_cancel=True)
+
+    async def join(self, stages: tuple[int, ...]) -> None:
+        """Take a slot of the first of these stages that has a free one (none: of whichever stage needs us most), and
+        wait until the chain shows it. Raises NoSlot, LedgerError."""
+        refused = "no stage was asked for"
+        for stage in stages or (ANY_STAGE,):
+            try:
+                slot = await trio.to_thread.run_sync(self._client.join_run, self._run, stage, abandon_on_cancel=True)
+            except Reverted as error:
+                refused = str(error)
+                continue
+            log.info("joined", replica=slot[0], stage=slot[1])
+            with trio.move_on_after(SEEN_SECONDS):
+                async for seen in self._follower.seen.values():
+                    if self.slot_in(seen) is not None:
+                        return
+            raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
+        raise NoSlot(f"the ledger gives no slot: {refused}")
+
+    async def leave(self) -> None:
+        """Give the slot back, so that nobody waits for us. Raises LedgerError."""
+        if self.slot is not None:
+            await trio.to_thread.run_sync(self._client.leave_run, self._run, abandon_on_cancel=True)
+            log.info("slot returned to the ledger")
+
+    @property
+    def slot(self) -> tuple[int, int] | None:
+        """(replica, stage) that the ledger says is ours."""
+        return self.slot_in(self._follower.seen.value)
+
+    def slot_in(self, seen: ChainSeen | None) -> tuple[int, int] | None:
+        return seen.view.slot_of(self._account) if seen is not None and seen.view.created else None

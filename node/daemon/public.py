@@ -1,0 +1,98 @@
+"""A run's public data, by hash, from whoever has it: manifest, data shards, first weights."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from dlx.ground.blobs import BlobStore, Kind
+from dlx.ledger.view import RunView
+from dlx.node.home import logs
+from dlx.node.home.errors import Failure
+from dlx.node.runs.fit import check_pipes, differences
+from dlx.p2p.exchange import BlobError, BlobExchange
+from dlx.training.data import shards
+from dlx.training.data.shards import DataManifest
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.recipe import BlobRef
+
+TRY_SECONDS = 30.0  # one try to fetch a blob; it is repeated until the node is stopped
+SAY_SECONDS = 10.0
+_AT_ONCE = 4
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """Fetches into `store`; each wait goes on until the node is stopped, and says what it waits for."""
+
+    store: BlobStore
+    exchange: BlobExchange
+
+    async def manifest(self, view: RunView) -> Manifest:
+        """The manifest that the ledger names. Raises Failure, ManifestError where no node can train it."""
+        manifest = parse((await self._fetch(view.config.manifest, MAX_BYTES)).read_bytes())
+        if wrong := differences(manifest, view):
+            raise Failure(f"the run's manifest and its registration disagree, do not train it: {'; '.join(wrong)}")
+        check_pipes(manifest)
+        return manifest
+
+    async def everything(self, manifest: Manifest) -> DataManifest:
+        """Have the data and the first weights, sound; what the data manifest says. Raises DataError."""
+        named = manifest.data.manifest
+        path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
+        listed = shards.parse_data_manifest(path.read_bytes())
+        await self._fetch_all([*listed.blobs(), *manifest.genesis])
+        while damaged := await trio.to_thread.run_sync(shards.verify_shards, path, self.store.folder):
+            for name in damaged:
+                self.store.remove(bytes.fromhex(name))
+            await self._fetch_all(listed.blobs())
+        return listed
+
+    async def _fetch_all(self, blobs: Sequence[BlobRef]) -> None:
+        missing = [blob for blob in blobs if not self.store.has(_hash(blob))]
+        if missing:
+            log.info("fetching public blobs", count=len(missing), bytes=sum(blob.size for blob in missing))
+        limit = trio.CapacityLimiter(_AT_ONCE)
+
+        async def one(blob: BlobRef) -> None:
+            async with limit:
+                await self._fetch(_hash(blob), blob.size)
+
+        async with trio.open_nursery() as nursery:
+            for blob in missing:
+                nursery.start_soon(one, blob)
+
+    async def _fetch(self, name: bytes, size: int) -> Path:
+        told = -math.inf
+        while True:
+            try:
+                path = await self.exchange.fetch(name, size, None, TRY_SECONDS)
+                if await trio.to_thread.run_sync(self.store.sound, name):
+                    self.store.note(name, Kind.PUBLIC)
+                    return path
+            except (BlobError, OSError) as error:
+                if trio.current_time() > told + SAY_SECONDS:
+                    told = trio.current_time()
+                    log.info("waiting for a public blob", blob=name.hex()[:12], error=str(error))
+                await trio.sleep(0.3)
+
+
+def private_folder(chosen: str, blobs: Path, manifest: Manifest, public: DataManifest) -> Path | None:
+    """The folder of private data that the user named (""; none), checked. Raises Failure and DataError."""
+    if not chosen:
+        return None
+    folder = Path(chosen).expanduser().resolve()
+    if not manifest.data.private:
+        raise Failure("this run allows no private data (data.private in its manifest): start without --private-data")
+    if folder.is_relative_to(blobs.resolve()):
+        raise Failure(f"{folder} is served to everybody: move the private data elsewhere")
+    shards.check_private(folder, public)
+    log.info("training on private data", folder=str(folder))
+    return folder
+
+
+def _hash(blob: BlobRef) -> bytes:
+    return bytes.fromhex(blob.sha256)

@@ -1,0 +1,100 @@
+"""A session for whichever slot the ledger gives us, and another one when it gives us another slot."""
+
+from functools import partial
+
+import trio
+
+from dlx.ledger.typed import ANY_STAGE
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.follower import Follower
+from dlx.node.daemon.kept import kept_stage
+from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.session import Session
+from dlx.node.daemon.supervisor import Supervisor, Well
+from dlx.node.home import logs
+from dlx.node.round import plans
+from dlx.node.round.plans import Terms
+from dlx.node.trainer.client import Trainer
+
+log = logs.get(__name__)
+
+
+class Seat:
+    """`run` loads the training process at once; `open` says, once, what there is to train.
+
+    `stage`: the one that the user wants, or None.
+    """
+
+    def __init__(self, follower: Follower, membership: Membership, supervisor: Supervisor, stage: int | None) -> None:
+        self.session: Session | None = None
+        self._follower, self._membership, self._supervisor, self._stage = follower, membership, supervisor, stage
+        self._context: RunContext | None = None
+        self._terms: Terms | None = None
+        self._opened = trio.Event()
+
+    def open(self, context: RunContext) -> None:
+        """The run's public data is here."""
+        self._context, self._terms = context, Terms.of(context.manifest)
+        self._opened.set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over; as long as its manifest is not here, by its number of rounds alone."""
+        seen = self._follower.seen.value
+        if seen is None:
+            return False
+        return seen.view.finished if self._terms is None else plans.finished(self._terms, seen.view)
+
+    async def run(self, well: Well) -> None:
+        """Train until the run is over, then return. Raises what a session raises."""
+        while True:
+            async with trio.open_nursery() as nursery:
+                trainer = Trainer()
+                await nursery.start(trainer.run)
+                await self._opened.wait()
+                context = self._context
+                assert context is not None
+                await trainer.loaded.wait()  # a round that opens with us must not wait for our imports
+                await self._follower.first()
+                while (slot := self._membership.slot) is None and not self.finished:
+                    await self._supervisor.keep("taking a slot", partial(self._join, context))
+                if slot is not None:
+                    well()
+                    await self._hold(context, trainer, slot)
+                nursery.cancel_scope.cancel()
+            if self.finished:
+                log.info("the run is finished: serving its blobs until stopped")
+                return
+
+    async def finish_step(self, deadline: float) -> None:
+        """Give up the round under way at its next step, within `deadline` seconds."""
+        if self.session is not None:
+            await self.session.finish_step(deadline)
+
+    async def _join(self, context: RunContext, well: Well) -> None:
+        if self.finished:
+            return
+        if self._stage is not None:
+            await self._membership.join((self._stage,))
+            return
+        kept = kept_stage(context.directory)
+        await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE))
+
+    async def _hold(self, context: RunContext, trainer: Trainer, slot: tuple[int, int]) -> None:
+        """One session, from the slot's opening until it is no longer ours."""
+        seen = await self._follower.first()
+        session = Session(context, trainer, slot, seen.view, seen.head.block)
+        self.session = session
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, session)
+                await session.run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.session = None
+        log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
+
+    async def _tell(self, session: Session) -> None:
+        async for seen in self._follower.seen.values():
+            if seen is not None:
+                session.on_ledger(seen.view, seen.head.block)

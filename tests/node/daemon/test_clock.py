@@ -1,0 +1,70 @@
+"""The chain's time between its blocks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.node.daemon.clock import ChainClock
+
+
+class Times:
+    def __init__(self, wall_ahead: float = 0.0) -> None:
+        self.real, self._ahead = 1_800_000_000.0, wall_ahead
+
+    def monotonic(self) -> float:
+        return self.real - 1_799_999_000.0
+
+    def wall(self) -> float:
+        return self.real + self._ahead
+
+    def clock(self) -> ChainClock:
+        return ChainClock(self.monotonic, self.wall)
+
+
+def test_a_wrong_wall_clock_changes_nothing_and_is_said() -> None:
+    times = Times(wall_ahead=300.0)
+    clock = times.clock()
+    clock.see(int(times.real))
+    times.real += 7.5
+    assert clock.now() == times.real
+    assert round(clock.skew) == 300 and clock.is_skewed
+
+
+def test_it_goes_on_while_the_chain_is_silent() -> None:
+    times = Times()
+    clock = times.clock()
+    clock.see(int(times.real))
+    times.real += 3600
+    assert clock.now() == times.real and not clock.is_skewed
+
+
+def test_a_block_that_came_late_does_not_set_it_back() -> None:
+    times = Times()
+    clock = times.clock()
+    clock.see(int(times.real))
+    times.real += 10
+    clock.see(int(times.real) - 8)
+    assert clock.now() == times.real
+
+
+def test_a_chain_that_went_back_in_time_is_believed_after_some_blocks() -> None:
+    times = Times()
+    clock = times.clock()
+    clock.see(int(times.real) + 60)
+    ahead = clock.now()
+    for _ in range(16):
+        times.real += 5
+        clock.see(int(times.real))
+    assert ahead <= clock.now() <= times.real + 1
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(-40, 40)), max_size=40))
+def test_it_never_goes_back(steps: list[tuple[float, int]]) -> None:
+    times = Times()
+    clock = times.clock()
+    clock.see(int(times.real))
+    latest = clock.now()
+    for seconds, error in steps:
+        times.real += seconds
+        clock.see(int(times.real) + error)
+        assert clock.now() >= latest
+        latest = clock.now()

@@ -1,0 +1,135 @@
+"""The view of the chain: never dead in silence."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dlx.ledger.errors import LedgerUnavailable, WrongLedger
+from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
+from dlx.ledger.feed import ChainUpdate, Head
+from dlx.ledger.typed import RunConfig
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.follower import ChainSeen, Follower
+from dlx.node.daemon.supervisor import Supervisor
+from dlx.node.home.errors import Failure
+
+RUN, CREATOR = b"\x01" * 32, f"0x{1:040x}"
+AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
+CREATED = RunCreated(RUN, CREATOR, RunConfig(b"\x03" * 32, 10, 1, 1, 4, 2, 3, 60, 60, 64), "a-run", (bytes(32),), AT)
+JOINED = Joined(RUN, CREATOR, 0, 0, AT)
+LATER = Left(RUN, CREATOR, 0, 0, AT)
+
+
+def update(block: int, *events: Event, reorg: bool = False) -> ChainUpdate:
+    return ChainUpdate(Head(block, bytes([block]) * 32, 1_700_000_000 + block), events, reorg)
+
+
+class Client:
+    """Answers each poll with the next of `answers`, the last one for ever; a fresh feed is told `history` first."""
+
+    def __init__(self, *answers: ChainUpdate | Exception, history: ChainUpdate | None = None) -> None:
+        self.answers, self.history = list(answers), history
+        self.feeds: list[int] = []
+
+    def feed(self, run: bytes, confirmations: int) -> list[int]:
+        self.feeds.append(confirmations)
+        return [len(self.feeds)]
+
+    def poll(self, feed: list[int]) -> ChainUpdate:
+        if feed[0] > 1 and self.history is not None and len(feed) == 1:
+            feed.append(0)
+            return self.history
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def follow(client: Client, program: Callable[[Follower, Supervisor], Awaitable[None]]) -> None:
+    async def main() -> None:
+        ledger: Any = client
+        follower, supervisor = Follower(ledger, RUN, ChainClock()), Supervisor()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.keep, "following the chain", follower.run)
+            await program(follower, supervisor)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(rate=1000))
+
+
+async def until(follower: Follower, wanted: Callable[[ChainSeen], bool]) -> ChainSeen:
+    with trio.fail_after(600):
+        async for seen in follower.seen.values():
+            if seen is not None and wanted(seen):
+                return seen
+    raise AssertionError
+
+
+def test_an_event_that_does_not_fit_has_everything_read_anew_and_what_was_seen_stays_until_then() -> None:
+    missed = update(3, LATER)  # of an endpoint that left out the block in which the account joined
+    client = Client(update(1, CREATED), missed, update(4), history=update(4, CREATED, JOINED, LATER, JOINED))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        first = await until(follower, lambda seen: True)
+        assert first.view.created and not first.view.members()
+        seen = await until(follower, lambda seen: bool(seen.view.members()))
+        assert seen.head.block == 4
+        assert len(client.feeds) == 2
+        assert not first.view.members(), "nobody changes what somebody holds"
+
+    follow(client, program)
+
+
+def test_a_silent_chain_is_waited_for_with_its_reason() -> None:
+    client = Client(LedgerUnavailable("connection refused"), update(1, CREATED, JOINED))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        seen = await follower.first()
+        assert seen.view.slot_of(CREATOR) == (0, 0)
+        assert follower.silence is None and len(client.feeds) == 1
+
+    follow(client, program)
+    silent = Client(LedgerUnavailable("connection refused"))
+
+    async def stays(follower: Follower, supervisor: Supervisor) -> None:
+        with trio.move_on_after(20):
+            await follower.first()
+        assert follower.silence == "connection refused" and follower.seen.value is None
+        assert supervisor.reasons() == (), "silence is not a failure of ours"
+
+    follow(silent, stays)
+
+
+def test_a_reorganised_chain_is_read_from_the_start() -> None:
+    client = Client(update(1, CREATED, JOINED), update(2, CREATED, reorg=True))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        await until(follower, lambda seen: bool(seen.view.members()))
+        await until(follower, lambda seen: not seen.view.members())
+
+    follow(client, program)
+
+
+def test_confirmations_that_become_known_forget_what_may_yet_be_taken_back() -> None:
+    client = Client(update(2, CREATED, JOINED), update(2), history=update(2, CREATED))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        await until(follower, lambda seen: bool(seen.view.members()))
+        follower.confirm(1)
+        assert follower.seen.value is None
+        seen = await follower.first()
+        assert not seen.view.members() and client.feeds == [0, 1]
+
+    follow(client, program)
+
+
+def test_another_chain_takes_a_person() -> None:
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        follow(Client(WrongLedger("the chain node is on chain 1, not 7")), program)
+    assert raised.group_contains(Failure, match="check --rpc-url")
