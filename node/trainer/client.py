@@ -1,25 +1,29 @@
-"""The network process's handle on its training process."""
+"""The network process's handle on its training process, which it starts again whenever it ends by itself."""
 
 import math
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
+from random import Random
 
 import trio
 
+from dlx.ground.backoff import Backoff
 from dlx.ground.errors import DlxError
+from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
+from dlx.node.trainer.spawn import Spawned, spawn
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Plan
 
-OPEN_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
+OPEN_SECONDS = 120.0  # a large slot's state is read from disk
 REQUEST_SECONDS = 120.0  # for each payload of a request
-STOP_SECONDS = 5.0
+RESTART = Backoff(first=0.5, cap=60.0)
+STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
 MAX_WAITING_FRAMES = 256
+log = logs.get(__name__)
+
+OnMessage = Callable[[m.FromTrainer], None]
 
 
 class TrainerError(DlxError):
@@ -58,69 +62,68 @@ def error_of(trouble: m.Trouble) -> TrainerError:
 
 
 class Trainer:
-    """`await nursery.start(trainer.run)` spawns the process, which loads torch at once; `open` gives it a slot."""
+    """`await nursery.start(trainer.run)` makes the process; `open` gives it a slot, which a later process of this
+    trainer gets again."""
 
     def __init__(self) -> None:
-        self._on_message: Callable[[m.FromTrainer], None] = lambda message: None
+        self.restarts = 0
+        self.pid: int | None = None  # None while there is no process
+        self.loaded = trio.Event()  # a slot would open quickly now
+        self._on_message: OnMessage = lambda message: None
+        self._opening: m.Open | None = None
+        self._asked = trio.Event()  # for that
+        self._first_opened: m.Opened | None = None
+        self._was_opened, self._is_open = trio.Event(), trio.Event()  # ever; by the process that runs now
+        self._outgoing: trio.MemorySendChannel[m.ToTrainer] | None = None
         self._requests = count(1)
         self._answers: dict[int, trio.MemorySendChannel[m.Answer]] = {}
         self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
-        self._outgoing, self._to_send = trio.open_memory_channel[m.ToTrainer](math.inf)
-        self._opened, self._on_opened = trio.open_memory_channel[m.Opened](1)
         self._scope = trio.CancelScope()
-        self.loaded = trio.Event()  # a slot would open quickly now
+        self._random = Random()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until `close`; raises Failure if the process ends by itself."""
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dlx.node.trainer.process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
-                    task_status.started()
-                    while (message := await self._read()) is not None:
-                        self._dispatch(message)
-                    raise Failure("the training process ended unexpectedly; see the lines above")
-        finally:
-            ours.close()
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._reap)
+        """Runs until `close`. A process that ends, whatever ended it, is started again with back-off; `on_message`
+        hears of it. Raises Failure for what no other process would mend."""
+        task_status.started()
+        failures = 0
+        with self._scope:
+            while True:
+                began = trio.current_time()
+                trouble = await self._live()
+                if trouble.kind is m.Kind.WRONG:
+                    raise Failure(f"the training process failed: {trouble.reason}")
+                failures = 1 if trio.current_time() - began > STEADY_SECONDS else failures + 1
+                delay = RESTART.delay(failures, self._random)
+                log.warning("the training process ended", error=trouble.reason, again_in_seconds=round(delay, 1))
+                self._void(trouble)
+                await trio.sleep(delay)
+                self.restarts += 1
 
-    async def open(self, opening: m.Open, on_message: Callable[[m.FromTrainer], None]) -> m.Opened:
-        """Gives the process its slot, once; from then on `on_message` hears of everything else, in order."""
-        self._on_message = on_message
+    async def open(self, opening: m.Open, on_message: OnMessage) -> m.Opened:
+        """Gives the process its slot, once; from then on `on_message` hears of everything else, in order.
+
+        Waits as long as it takes: a process that cannot open the slot is started again, and `on_message` hears why.
+        """
+        self._on_message, self._opening = on_message, opening
         self.post(opening)
-        try:
-            with trio.fail_after(OPEN_SECONDS):
-                return await self._on_opened.receive()
-        except trio.TooSlowError:
-            raise Failure(f"the training process did not start within {OPEN_SECONDS:.0f} s") from None
+        self._asked.set()
+        await self._was_opened.wait()
+        assert self._first_opened is not None
+        return self._first_opened
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process for good."""
         self._scope.cancel()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def post(self, message: m.ToTrainer) -> None:
-        """Hand over a message; all arrive in the order of posting. A dead process shows in `run`, not here."""
-        self._outgoing.send_nowait(message)
+        """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says."""
+        if self._outgoing is not None:
+            self._outgoing.send_nowait(message)
 
     async def post_frame(self, message: m.Tensor) -> None:
         """`post` that waits while the process is far behind, so that a fast neighbour cannot fill our memory."""
         self.post(message)
-        while self._outgoing.statistics().current_buffer_used > MAX_WAITING_FRAMES:
+        while self._outgoing is not None and self._outgoing.statistics().current_buffer_used > MAX_WAITING_FRAMES:
             await trio.sleep(0.01)
 
     async def outer(
@@ -144,66 +147,120 @@ class Trainer:
 
     async def _ask(self, make: Callable[[int], m.ToTrainer], payloads: int) -> m.Answer:
         """`payloads`: how many it has to decode, about."""
+        if not self._is_open.is_set():
+            raise LocalTrouble("the training process is being started")
         request, seconds = next(self._requests), REQUEST_SECONDS * max(1, payloads)
         send, receive = trio.open_memory_channel[m.Answer](1)
         self._answers[request] = send
         try:
             async with self._turn:
-                self.post(make(request))
+                if request in self._answers:  # else the process ended meanwhile
+                    self.post(make(request))
                 with trio.fail_after(seconds):
                     answer = await receive.receive()
         except trio.TooSlowError:
             raise TrainerSilent(f"no answer from the training process within {seconds:.0f} s") from None
         finally:
-            del self._answers[request]
+            self._answers.pop(request, None)
         if answer.trouble is not None:
             raise error_of(answer.trouble)
         return answer
+
+    # ---- one process ----
+
+    async def _live(self) -> m.Trouble:
+        """One process from its start to its end; why it ended."""
+        try:
+            spawned = await trio.to_thread.run_sync(spawn, abandon_on_cancel=True)
+        except OSError as error:
+            return m.Trouble(m.Kind.LOCAL, f"it could not be started: {error}")
+        log.info("training process started", pid=spawned.pid)
+        self.pid, self._is_open = spawned.pid, trio.Event()
+        try:
+            failed = await self._talk(spawned)
+        finally:
+            self.pid, self._outgoing, self._is_open = None, None, trio.Event()
+            with trio.CancelScope(shield=True):
+                ended = await trio.to_thread.run_sync(spawned.end)
+        return failed or m.Trouble(m.Kind.LOCAL, ended)
+
+    async def _talk(self, spawned: Spawned) -> m.Trouble | None:
+        """Until the process hangs up, or says why it cannot go on."""
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(spawned.channel))
+        self._outgoing, to_send = trio.open_memory_channel[m.ToTrainer](math.inf)
+        if self._opening is not None:
+            self.post(self._opening)
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(_write, stream, to_send)
+            nursery.start_soon(self._await_opening, nursery.cancel_scope)
+            while (message := await _read(stream)) is not None:
+                if isinstance(message, m.Failed):
+                    nursery.cancel_scope.cancel()
+                    return message.trouble
+                self._dispatch(message)
+            nursery.cancel_scope.cancel()
+            return None
+        return m.Trouble(m.Kind.LOCAL, f"it did not open its slot within {OPEN_SECONDS:.0f} s")
+
+    async def _await_opening(self, life: trio.CancelScope) -> None:
+        """A process that does not open its slot in time is given up."""
+        await self._asked.wait()
+        with trio.move_on_after(OPEN_SECONDS):
+            await self._is_open.wait()
+            return
+        life.cancel()
 
     def _dispatch(self, message: m.FromTrainer) -> None:
         match message:
             case m.Loaded():
                 self.loaded.set()
             case m.Opened():
-                self._opened.send_nowait(message)
+                self._is_open.set()
+                if self._first_opened is None:
+                    self._first_opened = message
+                    self._was_opened.set()
+                else:
+                    self._on_message(message)
             case m.Answer(request=request):
                 if request in self._answers:
-                    self._answers[request].send_nowait(message)
-            case m.Failed(trouble=trouble):
-                raise Failure(f"the training process failed: {trouble.reason}")
+                    self._answers.pop(request).send_nowait(message)
             case _:
                 self._on_message(message)
 
-    async def _write(self) -> None:
-        async for message in self._to_send:
-            try:
-                await self._stream.send_all(m.pack(message))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+    def _void(self, trouble: m.Trouble) -> None:
+        """Nobody waits for what a process that has ended was asked."""
+        gone = m.Trouble(m.Kind.LOCAL, f"the training process ended: {trouble.reason}")
+        while self._answers:
+            request, send = self._answers.popitem()
+            send.send_nowait(m.Answer(request, gone))
+        self._on_message(m.Gone(trouble.reason, trouble.blobs))
 
-    async def _read(self) -> m.FromTrainer | None:
-        header = await self._exactly(m.LENGTH.size)
-        if header is None:
-            return None
-        body = await self._exactly(m.LENGTH.unpack(header)[0])
-        return None if body is None else m.from_trainer.decode(body)
 
-    async def _exactly(self, size: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < size:
-            try:
-                part = await self._stream.receive_some(min(size - len(parts), 1 << 20))
-            except trio.BrokenResourceError:
-                return None
-            if not part:
-                return None
-            parts += part
-        return bytes(parts)
-
-    def _reap(self) -> None:
-        """The closed socket ends the process; whatever hangs is killed."""
+async def _write(stream: trio.SocketStream, messages: trio.MemoryReceiveChannel[m.ToTrainer]) -> None:
+    async for message in messages:
         try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            await stream.send_all(m.pack(message))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+
+async def _read(stream: trio.SocketStream) -> m.FromTrainer | None:
+    """The next message, None at the end of the stream."""
+    header = await _exactly(stream, m.LENGTH.size)
+    if header is None:
+        return None
+    body = await _exactly(stream, m.LENGTH.unpack(header)[0])
+    return None if body is None else m.from_trainer.decode(body)
+
+
+async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = await stream.receive_some(min(size - len(parts), 1 << 20))
+        except trio.BrokenResourceError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

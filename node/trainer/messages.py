@@ -100,7 +100,7 @@ class Fresh(Struct, frozen=True, tag="fresh"):
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """torch and the rest are imported: a slot would open quickly now."""
+    """The process is there, with torch and the rest imported: a slot would open quickly now."""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -147,8 +147,16 @@ class Failed(Struct, frozen=True, tag="failed"):
     trouble: Trouble
 
 
+class Gone(Struct, frozen=True, tag="gone"):
+    """The process has ended, and is started again: whatever was asked of it is void. `Opened` follows when the slot is
+    open again. Made by the client; it never travels."""
+
+    reason: str
+    blobs: tuple[Hash, ...] = ()  # public blobs without which the slot cannot be opened: fetch them again
+
+
 ToTrainer = Open | Train | Stop | Outer | Measure | Check | Tensor | Fresh
-FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Tensor
+FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
 
 LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()

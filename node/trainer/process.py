@@ -1,6 +1,6 @@
 """The training process: reads requests from the socket, trains in one thread, does outer steps and checks in another.
 
-Run as `python -m node.trainer.process FD`. It ends when the network process closes the socket.
+The fork server makes it, with everything imported. It ends when the network process closes the socket.
 """
 
 import contextlib
@@ -8,14 +8,29 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.node.trainer import messages as m
 from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
-from dlx.training.recipe.manifest import MAX_BYTES, Manifest
+from dlx.training import selftest
+from dlx.training.codecs import CodecError, payload_sizes
+from dlx.training.data.shards import DataError, Dataset
+from dlx.training.inner.loop import TrainingError
+from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.models.stages import stage_shapes
+from dlx.training.models.weights import WeightsError
+from dlx.training.outer.spectrum import kept_energy
+from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, read_payload
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
+from dlx.training.slot.files import SlotError
+from dlx.training.slot.slot import Slot
 
 RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
 MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
@@ -42,9 +57,9 @@ class Server:
 
     def run(self) -> None:
         """Reads until the other side closes."""
-        threading.Thread(target=self._guard, args=(self._load,), daemon=True).start()
         reader = self._channel.makefile("rb", buffering=1 << 18)
         with contextlib.suppress(ConnectionError):  # a reset, where it went away with messages of ours unread
+            self.send(m.Loaded())
             while len(header := reader.read(m.LENGTH.size)) == m.LENGTH.size:
                 (size,) = m.LENGTH.unpack(header)
                 body = reader.read(size)
@@ -84,24 +99,8 @@ class Server:
             self.send(m.Failed(trouble_of(error)))
             raise
 
-    def _load(self) -> None:
-        """Seconds of imports, while the node looks for peers."""
-        import dlx.training.slot.slot  # noqa: F401
-        from dlx.training.models.stages import preload
-
-        preload()
-        self.send(m.Loaded())
-
     def _open(self, message: m.Open) -> None:
-        import torch
-
         torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
-        from dlx.training import selftest
-        from dlx.training.data.shards import Dataset
-        from dlx.training.models.stages import stage_shapes
-        from dlx.training.recipe.manifest import parse
-        from dlx.training.slot.slot import Slot
-
         selftest.run()
         blobs = Path(message.blobs)
         manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
@@ -117,10 +116,7 @@ class Server:
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot)
 
-    def _train_rounds(self, slot) -> None:  # type: ignore[no-untyped-def]
-        from dlx.training.inner.pipeline import PipeBroken
-        from dlx.training.slot.files import SlotError
-
+    def _train_rounds(self, slot: Slot) -> None:
         last = len(self._manifest.stages) - 1
         while True:
             order = self._rounds.get()
@@ -135,7 +131,7 @@ class Server:
                     self._links["previous"] if self._stage > 0 else None,
                     self._links["next"] if self._stage < last else None,
                     self._stop.is_set,
-                    lambda step, loss, round=order.inputs.round: self.send(m.Step(round, step, loss or 0.0)),
+                    partial(self._tell_step, order.inputs.round),
                 )
             except PipeBroken as error:
                 self.send(m.Abandoned(order.inputs.round, str(error)))
@@ -148,6 +144,9 @@ class Server:
                 self.send(m.Abandoned(order.inputs.round, trouble.reason, trouble))
             else:
                 self.send(m.Finished(trained))
+
+    def _tell_step(self, round: int, step: int, loss: float | None) -> None:
+        self.send(m.Step(round, step, loss or 0.0))
 
     def _answer_requests(self) -> None:
         while True:
@@ -167,9 +166,6 @@ class Server:
                 return self._check(request)
 
     def _outer(self, request: m.Outer) -> m.Answer:
-        from dlx.training.outer.spectrum import kept_energy
-        from dlx.training.outer.step import apply_round
-
         energy: dict[int, float] = {}
         version = apply_round(
             self._manifest,
@@ -183,42 +179,27 @@ class Server:
         return m.Answer(request.request, None, version.weights, version.momentum, energy)
 
     def _measure(self, request: m.Measure) -> m.Answer:
-        from dlx.training.outer.step import measure_round
-
         measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads))
         return m.Answer(request.request, measured=measured)
 
-    def _sealed(self, payloads):  # type: ignore[no-untyped-def]
-        from dlx.training.outer.step import SealedPayload
-
+    def _sealed(self, payloads: tuple[m.SealedPayload, ...]) -> list[SealedPayload]:
         return [
             SealedPayload(self._blobs / one.payload.hex(), one.tokens, one.multiplier, one.plan) for one in payloads
         ]
 
     def _check(self, request: m.Check) -> m.Answer:
-        from dlx.training.outer.step import read_payload
-
         read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
         return m.Answer(request.request)
 
 
 def trouble_of(error: Exception) -> m.Trouble:
     """What an error of the training code says about what was asked."""
-    from dlx.training.codecs import CodecError
-    from dlx.training.data.shards import DataError
-    from dlx.training.inner.loop import TrainingError
-    from dlx.training.models.weights import WeightsError
-    from dlx.training.outer.step import OuterError
-    from dlx.training.recipe.strict import ManifestError
-    from dlx.training.selftest import SelfTestError
-    from dlx.training.slot.files import SlotError
-
     match error:
         case Damaged():
             return m.Trouble(m.Kind.BLOBS, str(error), (error.blob,))
         case BlobError() | CodecError() | DataError() | ManifestError() | OuterError() | WeightsError():
             return m.Trouble(m.Kind.WRONG, str(error))
-        case SelfTestError() | SlotError() | TrainingError():
+        case selftest.SelfTestError() | SlotError() | TrainingError():
             return m.Trouble(m.Kind.WRONG, str(error))
         case _:  # a full disk, no memory, a bug
             return m.Trouble(m.Kind.LOCAL, f"{type(error).__name__}: {error}")
@@ -227,7 +208,7 @@ def trouble_of(error: Exception) -> m.Trouble:
 class SocketLink:
     """A `Link` over the socket: frames of the current round, matched by kind, step and micro-batch."""
 
-    def __init__(self, name: str, send) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, name: str, send: Callable[[m.Tensor], None]) -> None:
         self._name = name
         self._send = send
         self._round = 0
@@ -272,26 +253,13 @@ class SocketLink:
             if key in self._frames:
                 return self._frames.pop(key)
             self._check()
-        raise _broken(f"the {self._name} stage sent no {kind} of step {step} for {RECV_SECONDS:.0f} s")
+        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {RECV_SECONDS:.0f} s")
 
     def _check(self) -> None:
         if self._broken is not None:
-            raise _broken(self._broken)
+            raise PipeBroken(self._broken)
 
 
 def _max_payload_sizes(manifest: Manifest) -> tuple[dict[int, int], ...]:
     """Of each stage: rank -> the largest payload in bytes."""
-    from dlx.training.codecs import payload_sizes
-    from dlx.training.models.stages import stage_shapes
-
     return tuple(payload_sizes(manifest, stage_shapes(manifest, stage)) for stage in range(len(manifest.stages)))
-
-
-def _broken(reason: str) -> Exception:
-    from dlx.training.inner.pipeline import PipeBroken
-
-    return PipeBroken(reason)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""How a training process comes to be: forked by a server that has torch loaded, this process's own or a shared one."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED = "DLX_TRAINER_SERVER"  # names the socket of a fork server that somebody else runs for us
+LOAD_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
+STOP_SECONDS = 10.0
+NUMBER = struct.Struct(">i")
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A training process and its channel. All methods block."""
+
+    pid: int
+    channel: socket.socket
+    _control: socket.socket
+
+    def end(self) -> str:
+        """Kill it, unless it has ended by itself; how it ended, in words."""
+        self.channel.close()
+        with self._control as control:
+            status = b""
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_WR)
+                control.settimeout(STOP_SECONDS)
+                status = control.recv(NUMBER.size)
+        return _in_words(NUMBER.unpack(status)[0]) if len(status) == NUMBER.size else "no exit status"
+
+
+class ForkServer:
+    """A fork server of ours: it ends with us, however we end."""
+
+    def __init__(self) -> None:
+        """Raises OSError. Whoever connects before it has loaded waits."""
+        self._folder = Path(tempfile.mkdtemp(prefix="dlx-"))  # only we may enter it
+        self.path = self._folder / "trainer"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",  # a server with threads must not fork
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.path))
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dlx.node.trainer.server", str(listener.fileno())],
+                pass_fds=[listener.fileno()],
+                env=environment,
+                stdin=subprocess.PIPE,
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it; training processes end with their channels."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_own: ForkServer | None = None
+_starting = threading.Lock()
+
+
+def spawn() -> Spawned:
+    """A new training process, of the shared server that the environment names, else of our own. Raises OSError."""
+    global _own
+    if shared := os.environ.get(SHARED):
+        with contextlib.suppress(OSError):  # its owner is gone
+            return _ask(Path(shared))
+    with _starting:
+        if _own is None or not _own.alive:
+            _own = ForkServer()
+    return _ask(_own.path)
+
+
+def _ask(path: Path) -> Spawned:
+    ours, theirs = socket.socketpair()
+    control = socket.socket(socket.AF_UNIX)
+    try:
+        with theirs:
+            control.settimeout(LOAD_SECONDS)
+            control.connect(str(path))
+            socket.send_fds(control, [b"\0"], [theirs.fileno(), 1, 2])
+        if len(answer := control.recv(NUMBER.size)) < NUMBER.size:
+            raise OSError("the fork server ended, or the machine has no room for another process")
+    except BaseException:
+        ours.close()
+        control.close()
+        raise
+    return Spawned(NUMBER.unpack(answer)[0], ours, control)
+
+
+def _in_words(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    return f"killed by {signal.Signals(-status).name}" + (", perhaps for want of memory" if status == -9 else "")

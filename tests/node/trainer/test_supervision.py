@@ -1,0 +1,266 @@
+"""Training processes that are killed, whose inputs are damaged, or whose owner dies."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+import pytest
+import trio
+import trio.testing
+
+from dlx.ground.blobs import write_blob
+from dlx.node.home.errors import Failure
+from dlx.node.trainer import messages as m
+from dlx.node.trainer import spawn
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer
+from dlx.training.data.shards import Dataset
+from dlx.training.outer.step import SealedPayload, apply_round
+from dlx.training.recipe.manifest import Manifest, canonical_bytes
+from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.slot import Slot
+
+PATIENCE = 90.0  # s, for what takes a few on an idle machine
+NO_HASH = bytes(32)
+T = TypeVar("T")
+
+
+class Run:
+    """A run of one stage in folders of its own, and what its training process says."""
+
+    def __init__(self, manifest: Manifest, blobs: Path, folder: Path) -> None:
+        self.manifest, self.blobs, self.folder = manifest, blobs, folder
+        self.name = write_blob(blobs, [canonical_bytes(manifest)])
+        self.genesis = bytes.fromhex(manifest.genesis[0].sha256)
+        self._say, self.heard = trio.open_memory_channel[m.FromTrainer](1000)
+
+    @property
+    def opening(self) -> m.Open:
+        return m.Open(self.name, 0, 0, str(self.folder / "slot"), str(self.blobs))
+
+    @property
+    def inputs(self) -> RoundInputs:
+        plan = self.manifest.plan
+        return RoundInputs(0, plan, 0, self.manifest.rounds * plan.inner_steps, 0, self.genesis)
+
+    def hear(self, message: m.FromTrainer) -> None:
+        self._say.send_nowait(message)
+
+    async def next(self, kind: type[T]) -> T:
+        async for message in self.heard:
+            if isinstance(message, kind):
+                return message
+        raise AssertionError
+
+    def trained_here(self, dataset: Dataset) -> Trained:
+        """The same round in this process, with a state of its own."""
+        slot = Slot.open(self.manifest, 0, 0, self.folder / "here", self.blobs, dataset)
+        return _bits(slot.train(self.inputs, None, None))
+
+
+@pytest.fixture
+def run(tiny_run: Callable[..., Manifest], blobs: Path, tmp_path: Path) -> Run:
+    return Run(tiny_run([(0, 3)], rounds=4), blobs, tmp_path)
+
+
+@asynccontextmanager
+async def trainer(run: Run) -> AsyncIterator[Trainer]:
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            made = Trainer()
+            await nursery.start(made.run)
+            yield made
+            made.close()
+
+
+def in_trio(test: Callable[[], Awaitable[None]]) -> None:
+    trio.run(test)
+
+
+async def kill(one: Trainer) -> None:
+    assert one.pid is not None
+    os.kill(one.pid, signal.SIGKILL)
+
+
+def test_a_process_killed_while_idle_comes_back_with_its_slot(run: Run) -> None:
+    async def test() -> None:
+        async with trainer(run) as one:
+            opened = await one.open(run.opening, run.hear)
+            first = one.pid
+            await kill(one)
+            assert "SIGKILL" in (await run.next(m.Gone)).reason
+            assert await run.next(m.Opened) == opened
+            assert one.restarts == 1 and one.pid not in (None, first)
+
+    in_trio(test)
+
+
+def test_a_process_killed_in_a_round_leaves_the_state_before_it_and_the_next_trains_the_same_bits(
+    run: Run, dataset: Dataset
+) -> None:
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            one.post(m.Train(run.inputs))
+            await run.next(m.Step)
+            await kill(one)
+            await run.next(m.Gone)
+            assert (await run.next(m.Opened)).trained is None
+            one.post(m.Train(run.inputs))
+            trained = (await run.next(m.Finished)).trained
+            assert _bits(trained) == run.trained_here(dataset), "a fork computes what any process computes"
+            await kill(one)
+            assert (await run.next(m.Opened)).trained == trained
+
+    in_trio(test)
+
+
+def test_a_process_killed_in_an_outer_step_fails_the_question_as_local_and_the_next_answers(
+    run: Run, dataset: Dataset
+) -> None:
+    payload = run.trained_here(dataset).payload
+    sealed = (m.SealedPayload(payload, 64, 32768, run.manifest.plan),)
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            assert one.pid is not None
+            os.kill(one.pid, signal.SIGSTOP)  # so that it does not answer before it is killed
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_refused, one, run, sealed)
+                await trio.testing.wait_all_tasks_blocked()
+                await kill(one)
+            with pytest.raises(LocalTrouble, match="being started"):
+                await one.outer(run.genesis, NO_HASH, sealed)
+            await run.next(m.Opened)
+            answer = await one.outer(run.genesis, NO_HASH, sealed)
+            counted = [SealedPayload(run.blobs / payload.hex(), 64, 32768, run.manifest.plan)]
+            expected = apply_round(run.manifest, 0, run.blobs / run.genesis.hex(), None, counted, run.folder)
+            assert answer.weights == expected.weights
+
+    in_trio(test)
+
+
+async def _refused(one: Trainer, run: Run, sealed: tuple[m.SealedPayload, ...]) -> None:
+    with pytest.raises(LocalTrouble, match="ended"):
+        await one.outer(run.genesis, NO_HASH, sealed)
+
+
+def test_damaged_inputs_are_named_and_good_copies_mend_all(run: Run, dataset: Dataset) -> None:
+    payload = run.trained_here(dataset).payload
+    sealed = (m.SealedPayload(payload, 64, 32768, run.manifest.plan),)
+    whole = {name: (run.blobs / name.hex()).read_bytes() for name in (run.genesis, payload)}
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            for damage in (b"rotten", None):
+                _put(run.blobs / run.genesis.hex(), damage)
+                one.post(m.Train(run.inputs))
+                abandoned = await run.next(m.Abandoned)
+                assert abandoned.trouble is not None
+                assert (abandoned.trouble.kind, abandoned.trouble.blobs) == (m.Kind.BLOBS, (run.genesis,))
+                with pytest.raises(BlobTrouble) as base:
+                    await one.outer(run.genesis, NO_HASH, sealed)
+                assert base.value.blobs == (run.genesis,)
+                _put(run.blobs / run.genesis.hex(), whole[run.genesis])
+                _put(run.blobs / payload.hex(), damage)
+                for ask in (one.outer(run.genesis, NO_HASH, sealed), one.check(payload, run.manifest.plan)):
+                    with pytest.raises(BlobTrouble) as caught:
+                        await ask
+                    assert caught.value.blobs == (payload,)
+                _put(run.blobs / payload.hex(), whole[payload])
+            await one.outer(run.genesis, NO_HASH, sealed)
+            one.post(m.Train(run.inputs))
+            assert (await run.next(m.Finished)).trained.payload == payload
+
+    in_trio(test)
+
+
+def test_a_slot_whose_manifest_is_lost_opens_when_it_is_back(run: Run) -> None:
+    path = run.blobs / run.name.hex()
+    whole = path.read_bytes()
+    path.unlink()
+
+    async def bring_back() -> None:
+        assert (await run.next(m.Gone)).blobs == (run.name,)
+        path.write_bytes(whole)
+
+    async def test() -> None:
+        async with trainer(run) as one, trio.open_nursery() as nursery:
+            nursery.start_soon(bring_back)
+            assert (await one.open(run.opening, run.hear)).trained is None
+
+    in_trio(test)
+
+
+def test_a_manifest_that_is_none_ends_the_node(run: Run) -> None:
+    run.name = write_blob(run.blobs, [b"{}"])
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        in_trio(test)
+    assert caught.value.subgroup(Failure) is not None
+
+
+_OWNER = """\
+import sys, trio
+from dlx.node.trainer.client import Trainer
+async def main():
+    async with trio.open_nursery() as nursery:
+        trainer = Trainer()
+        await nursery.start(trainer.run)
+        await trainer.loaded.wait()
+        print(trainer.pid, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_whose_owner_dies_dies_too_and_a_shared_server_serves_the_next(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spawn.ForkServer() if shared else None
+    if server:
+        monkeypatch.setenv(spawn.SHARED, str(server.path))
+    else:
+        monkeypatch.delenv(spawn.SHARED, raising=False)
+    parents = set()
+    try:
+        for _ in range(2 if shared else 1):
+            owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE)
+            assert owner.stdout is not None
+            process = psutil.Process(int(owner.stdout.readline()))
+            parent = psutil.Process(process.ppid())
+            parents.add(parent)
+            assert parent.num_threads() == 1, "only then is a fork safe"
+            owner.kill()
+            owner.wait()
+            owner.stdout.close()
+            process.wait(PATIENCE)
+            if not shared:
+                parent.wait(PATIENCE)
+    finally:
+        if server:
+            server.stop()
+    assert len(parents) == 1 and not any(parent.is_running() for parent in parents)
+
+
+def _put(path: Path, data: bytes | None) -> None:
+    path.unlink(missing_ok=True)
+    if data is not None:
+        path.write_bytes(data)
+
+
+def _bits(trained: Trained) -> Any:
+    return msgspec.structs.replace(trained, training_ms=0)
