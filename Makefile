@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
 test: $(VENV)/.dev contracts/node_modules/.installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff check .

@@ -34,8 +34,10 @@ from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
 from dlx.p2p.streams import StreamBroken, write_all
 from tests.e2e.devnets import Watched
+from tests.patience import PATIENCE
 
 DELAY = 1  # of the runs in devnets.py
+ATTEMPTS = 40
 AGAIN = 3.0  # seconds until a message is repeated: its round may have been sealed under way
 
 
@@ -102,7 +104,7 @@ class Attacker:
         everybody = set(self.victims.values())
         async with self.host.run(), trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
-            with trio.fail_after(30):
+            with trio.fail_after(PATIENCE):
                 while not all(
                     everybody <= set(peers)
                     for peers in (self.host.agreed(), *map(self.gossip.neighbours, (self.contributions, self.seals)))
@@ -137,7 +139,7 @@ class Attacker:
     async def overhear(self, stage: int, votes: int) -> Overheard:
         """A proposal of the stage that is made from now on, once that many members have signed it."""
         known = set(self._proposals)
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             while True:
                 for digest, message in self._proposals.items():
                     here = all(name in self._records for name in message.contributions)
@@ -149,7 +151,7 @@ class Attacker:
                 await trio.sleep(0.01)
 
     async def until_refused(
-        self, by: Iterable[str], reasons: Sequence[str], attack: Callable[[], Awaitable[None]], seconds: float = 60.0
+        self, by: Iterable[str], reasons: Sequence[str], attack: Callable[[], Awaitable[None]]
     ) -> None:
         """Attacks, repeatedly if need be, until all of `by` have counted one more refusal for each reason."""
         before = {name: refusals(self.watched, name) for name in by}
@@ -158,8 +160,7 @@ class Attacker:
             now = {name: refusals(self.watched, name) for name in before}
             return [(n, r) for n in before for r in reasons if now[n].get(r, 0) <= before[n].get(r, 0)]
 
-        deadline = trio.current_time() + seconds
-        while trio.current_time() < deadline:
+        for _ in range(ATTEMPTS):
             try:
                 await attack()
             except StreamBroken:
@@ -168,7 +169,7 @@ class Attacker:
                 while await trio.to_thread.run_sync(missing):
                     await trio.sleep(0.1)
                 return
-        raise AssertionError(f"not refused and counted within {seconds:.0f} s: {missing()}")
+        raise AssertionError(f"not refused and counted in {ATTEMPTS} attempts: {missing()}")
 
     async def _listen(self) -> None:
         async for item in self.gossip.messages:

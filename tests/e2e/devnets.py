@@ -1,10 +1,9 @@
-"""Small devnets of real processes: a tiny run, what its ledger and its nodes say, and waiting with a deadline."""
+"""Small devnets of real processes: a tiny run, what its ledger and its nodes say, and waiting while they get on."""
 
 from __future__ import annotations
 
 import contextlib
 import sysconfig
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,11 @@ from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
+from tests.patience import PATIENCE, until
 
 REPLICAS, STAGES = 2, 2
-PATIENCE = 180.0  # seconds for anything that takes a few on an idle machine
+BLOCK_TIME = 0.2  # seconds
+MANY = 200  # rounds: what has not happened by then, while rounds were sealed, does not happen
 
 _DRAFT = """\
 name = "e2e"
@@ -70,8 +71,8 @@ T = TypeVar("T")
 class Timing:
     """Seconds, as in the manifest."""
 
-    grace: int
-    proposal: int
+    grace: float
+    proposal: float
     timeout: int
     eviction: int
 
@@ -80,7 +81,7 @@ def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = 
     """A devnet of two stages with its chain running and its nodes not yet started."""
     source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     text = _DRAFT.format(rounds=rounds, replicas=replicas, steps=steps, source=source, **timing.__dict__)
-    return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text)
+    return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
 
 
 @dataclass
@@ -99,13 +100,24 @@ class Watched:
         self.view = RunView(run)
 
     def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
-        """See the function `until`; fails at once when a process of the devnet has ended by itself."""
+        """See `patience.until`: progress is whatever the ledger or a node says that is new.
+
+        Fails at once when a process of the devnet has ended by itself, and after `MANY` rounds.
+        """
+        last = self.sealed_rounds() + MANY
 
         def checked() -> T:
             self.devnet.check()
             return condition()
 
-        return until(what, checked, seconds, self._logs)
+        def progress() -> object:
+            rounds = self.sealed_rounds()
+            if rounds > last:
+                pytest.fail(f"{what}: not within {MANY} rounds\n{self._logs()}")
+            works = [(name, one.phase, one.round, one.step, one.peers) for name, one in self.statuses().items()]
+            return len(self.events), works
+
+        return until(what, checked, progress, seconds, self._logs)
 
     def read(self) -> RunView:
         """The run as its ledger has it now, or as it was last seen while the chain does not answer."""
@@ -115,7 +127,7 @@ class Watched:
                 self.events.append(event)
         return self.view
 
-    def until_all_count(self, after: int = 0, seconds: float = PATIENCE) -> int:
+    def until_all_count(self, after: int = 0) -> int:
         """Waits for a round from `after` on whose seals, of every stage, count all replicas; returns it."""
 
         def full() -> int | None:
@@ -127,7 +139,7 @@ class Watched:
             }
             return next((round + 1 for round, count in counts.items() if count == self.devnet.record.replicas), None)
 
-        return self.until(f"a round from {after} on that counts everybody", full, seconds) - 1
+        return self.until(f"a round from {after} on that counts everybody", full) - 1
 
     def sealed_rounds(self) -> int:
         """Rounds that every stage has sealed."""
@@ -190,18 +202,6 @@ class Watched:
             lines = path.read_text(errors="replace").splitlines()[-25:] if path.exists() else ["(none)"]
             parts.append(f"--- {name}, {self.devnet.status(name)}\n" + "\n".join(lines))
         return "\n".join(parts)
-
-
-def until(
-    what: str, condition: Callable[[], T], seconds: float = PATIENCE, explain: Callable[[], str] = lambda: ""
-) -> T:
-    """Looks again and again until `condition` gives something true, and returns that."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {seconds:.0f} s\n{explain()}")
-        time.sleep(0.05)
-    return found
 
 
 def alive(process: psutil.Process) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from dlx.ground.constants import UNIT
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import Watched
+from tests.e2e.devnets import BLOCK_TIME, Watched
 from tests.node.command import dlx
 
 REPLICAS, STAGES = 2, 1
@@ -75,7 +75,8 @@ pytestmark = pytest.mark.timeout(300)
 def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_the_audit(tmp_path: Path) -> None:
     source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     root = tmp_path / "devnet"
-    devnet = Devnet.create(root, ROUNDS, REPLICAS, STAGES, lambda line: None, DRAFT.format(source=source))
+    text = DRAFT.format(source=source)
+    devnet = Devnet.create(root, ROUNDS, REPLICAS, STAGES, lambda line: None, text, BLOCK_TIME)
     try:
         devnet.start()
         watched = Watched(devnet)

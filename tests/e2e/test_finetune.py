@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import Watched
+from tests.e2e.devnets import BLOCK_TIME, Watched
 from tests.node.command import dlx
 
 ROUNDS, STAGES = 2, 2
@@ -54,7 +54,7 @@ def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> 
     base.save_pretrained(tmp_path / "base")
     text = DRAFT.format(rounds=ROUNDS, source=source).replace('"base"', f'"{tmp_path / "base"}"')
 
-    devnet = Devnet.create(root, ROUNDS, 1, STAGES, lambda line: None, text)
+    devnet = Devnet.create(root, ROUNDS, 1, STAGES, lambda line: None, text, BLOCK_TIME)
     try:
         devnet.start()
         watched = Watched(devnet)

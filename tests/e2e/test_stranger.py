@@ -19,7 +19,7 @@ from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 from tests.node.command import dlx
 
-TIMING = Timing(grace=3, proposal=2, timeout=20, eviction=20)
+TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 LEAVING = 15.0  # seconds that a clean end may take
 
 pytestmark = pytest.mark.timeout(600)

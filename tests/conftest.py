@@ -1,0 +1,13 @@
+"""The order of the tests: what starts whole devnets first, so that no worker is left with one at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+_E2E = Path(__file__).parent / "e2e"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.is_relative_to(_E2E))
