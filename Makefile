@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench convergence fuzz clean
+.PHONY: demo test check format contracts contracts-check contracts-test bench endurance convergence fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -37,6 +37,10 @@ contracts-test: contracts/node_modules/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.codecs
+
+# A node through 1,000 tiny rounds: what it holds, and by how much that grows.
+endurance: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.endurance
 
 # Hours: every method's loss beside its traffic, and which outer optimisers stay stable.
 convergence: $(VENV)/.installed

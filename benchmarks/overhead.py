@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from benchmarks.processes import trainer
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
 
@@ -75,8 +76,7 @@ def _measure(devnet: Devnet, memory: dict[str, float]) -> None:
     """Resident memory of each node with its training process, MB; the highest seen."""
     for name in devnet.names:
         try:
-            process = psutil.Process(devnet.pid(name))
-            both = [process, *process.children(recursive=True)]
+            both = filter(None, (psutil.Process(devnet.pid(name)), trainer(devnet, name)))
             memory[name] = max(memory.get(name, 0.0), sum(p.memory_info().rss for p in both) / 1e6)
         except psutil.NoSuchProcess:
             continue
