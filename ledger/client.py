@@ -2,16 +2,17 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
+from dlx.ledger.birth import birth
 from dlx.ledger.errors import LedgerError, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
-from dlx.ledger.feed import ChainUpdate, EventFeed, Head
+from dlx.ledger.feed import ChainUpdate, Contracts, EventFeed, Head
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.logs import fetch_logs
 from dlx.ledger.nodes import NodeTable
@@ -90,6 +91,7 @@ class LedgerClient:
         self._registry_abi = Interface("NodeRegistry", self.rpc)
         self._connecting = threading.Lock()
         self._connected: tuple[Domain, str, Sender | None] | None = None
+        self._contracts: Contracts | None = None
 
     def connect(self) -> None:
         """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.
@@ -143,26 +145,34 @@ class LedgerClient:
         """The answer of one of the registry's views."""
         return self._registry_abi.call(self.registry, function, *args)
 
-    def runs(self, start: int = 0) -> tuple[RunCreated, ...]:
-        """The runs created from block `start` on."""
+    def contracts(self) -> Contracts:
+        """Where the contracts are, and since which block."""
+        if self._contracts is None:
+            registry = self.registry
+            since = birth(self._polling, [self.ledger, registry])
+            self._contracts = Contracts(self.ledger, registry, since)
+        return self._contracts
+
+    def runs(self) -> tuple[RunCreated, ...]:
+        """Every run."""
         topics = ["0x" + event_topic(RunCreated).hex()]
-        events = self._events({"address": self.ledger, "topics": topics}, start)
+        events = self._events({"address": self.ledger, "topics": topics})
         return tuple(event for event in events if isinstance(event, RunCreated))
 
-    def nodes(self, start: int = 0) -> NodeTable:
-        """The nodes registered from block `start` on."""
+    def nodes(self) -> NodeTable:
+        """Every registered node."""
         table = NodeTable()
-        for event in self._events({"address": self.registry}, start):
+        for event in self._events({"address": self.registry}):
             table.apply(event)
         return table
 
-    def feed(self, run: bytes | None = None, confirmations: int = 0, start: int = 0) -> EventFeed:
-        """A new feed of the registry's and one run's (or all runs') events, for `poll`."""
-        return EventFeed(run, confirmations, start)
+    def feed(self, run: bytes | None = None, confirmations: int = 0) -> EventFeed:
+        """A new feed of the registry's and one run's (or all runs') events, for `poll`. Asks the chain nothing."""
+        return EventFeed(run, confirmations)
 
     def poll(self, feed: EventFeed) -> ChainUpdate:
         """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated."""
-        return feed.poll(self._polling, self.ledger, self.registry)
+        return feed.poll(self._polling, self.contracts())
 
     # Writes.
 
@@ -244,8 +254,8 @@ class LedgerClient:
             raise LedgerError("no account key: this client only reads")
         return sender
 
-    def _events(self, one: dict[str, Any], start: int) -> list[Event]:
-        pages = fetch_logs(self.rpc, [one], start, self.rpc.head().number)
+    def _events(self, one: dict[str, Any]) -> list[Event]:
+        pages = fetch_logs(self.rpc, [one], self.contracts().since, self.rpc.head())
         found = (decode_log(log, time) for _, logs in pages for log, time in logs)
         return [event for event in found if event is not None]
 
@@ -259,8 +269,7 @@ class LedgerClient:
         data = abi.call_data(function, *args)
         by = {"from": self.account, "gas": gas}
         if not self._sender.waiting(to, data):
-            # Raises Reverted before gas is spent; with the next block's time.
-            abi.call(to, function, *args, block="pending", **by)
+            self._try_first(lambda block: abi.call(to, function, *args, block=block, **by))
         receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
@@ -269,6 +278,15 @@ class LedgerClient:
             abi.call(to, function, *args, block=result.block, **by)  # mostly still reverts in the state the block left
             raise Reverted("in its block, but neither before nor after it")
         return result
+
+    def _try_first(self, call: Callable[[str], Any]) -> None:
+        """Raises Reverted before gas is spent, if the next block would refuse: as of "pending", for its time."""
+        try:
+            call("pending")
+        except Reverted:
+            if not self.rpc.is_pending_old():
+                raise
+            call("latest")
 
 
 def deploy(rpc_url: str, key: bytes, timeout: float = 60.0) -> tuple[str, str]:

@@ -1,15 +1,17 @@
 """The contracts' events as they happen: incremental, behind the head by the confirmations, rebuilt after a reorg."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event, decode_log
-from dlx.ledger.logs import LogFilter, Reorganised, fetch_logs
+from dlx.ledger.logs import LAG, LogFilter, Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
 
 _SHORT_RANGE = 64  # blocks of which all logs of the contracts are read, whatever their run
-_LAG = 8  # blocks by which a chain node behind a load balancer may fall back without a reorg
+_PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
 
 
 @dataclass(frozen=True)
@@ -30,61 +32,96 @@ class ChainUpdate:
     reorg: bool
 
 
+@dataclass(frozen=True)
+class Contracts:
+    """Where both contracts are, and a block before which nothing happened to them."""
+
+    ledger: str
+    registry: str
+    since: int = 0
+
+
 class EventFeed:
-    """The events of the registry and of one run (or of all runs) from block `start` on. Not thread-safe."""
+    """The events of the registry and of one run (or of all runs). Not thread-safe."""
 
-    def __init__(self, run: bytes | None = None, confirmations: int = 0, start: int = 0) -> None:
+    def __init__(self, run: bytes | None = None, confirmations: int = 0) -> None:
         self.run = run
-        self._confirmations, self._start = confirmations, start
-        self._head: bytes | None = None
-        self._tip: tuple[int, bytes] | None = None  # the last block read
+        self._confirmations = confirmations
+        self._newest: Header | None = None  # the highest head seen
+        self._complete = False  # whether all up to it is read
+        self._tip: Header | None = None  # the last block read
+        self._unsettled = 0  # polls in a row
 
-    def poll(self, rpc: Rpc, ledger: str, registry: str) -> ChainUpdate:
-        """Reads what is new: one request where there is no new block, two or three where there is one."""
-        newest = rpc.head()
-        head = Head(newest.number, newest.hash, newest.time)
+    def poll(self, rpc: Rpc, contracts: Contracts) -> ChainUpdate:
+        """Reads what is new: one request where there is no new block, two or three where there is one.
+
+        What the chain node cannot give yet is left to the next poll. Raises LedgerError, LedgerUnavailable (Unsettled
+        where poll after poll finds the chain node without what it says it has); nothing is lost by that.
+        """
+        newest, seen = rpc.head(), self._newest
+        if seen is not None and 0 < seen.number - newest.number <= LAG:
+            return ChainUpdate(_head(seen), (), False)  # from a chain node that is late
+        self._complete = self._complete and seen is not None and newest.hash == seen.hash
+        self._newest = newest
         target = newest.number - self._confirmations
-        if newest.hash == self._head or target < self._start:
-            return ChainUpdate(head, (), False)
-        block = newest if target == newest.number else rpc.header(target)
-        if block is None or (self._tip and 0 < self._tip[0] - target <= _LAG):
-            return ChainUpdate(head, (), False)
-        reorg = not self._continues(block, rpc)
-        start = self._start if reorg or not self._tip else self._tip[0] + 1
+        if self._complete or target < contracts.since:
+            return ChainUpdate(_head(newest), (), False)
         try:
-            events = self._read(rpc, self._filters(ledger, registry, block.number - start), start, block)
-        except Reorganised:
-            return ChainUpdate(head, (), False)  # nothing was taken over: the next poll sees the new chain
-        self._head, self._tip = newest.hash, (block.number, block.hash)
-        return ChainUpdate(head, events, reorg)
+            update = self._advance(rpc, contracts, target)
+        except Unsettled:
+            self._unsettled += 1
+            if self._unsettled >= _PATIENCE:
+                raise
+            return ChainUpdate(_head(newest), (), False)
+        self._unsettled = 0
+        return update
 
-    def _continues(self, block: Header, rpc: Rpc) -> bool:
-        """Whether `block` stands on the last block read."""
-        if not self._tip:
-            return True
-        number, known = self._tip
-        if block.number == number:
-            return block.hash == known
-        if block.number == number + 1:
-            return block.parent == known
-        earlier = rpc.header(number) if block.number > number else None
-        return earlier is not None and earlier.hash == known
-
-    def _read(self, rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> tuple[Event, ...]:
+    def _advance(self, rpc: Rpc, contracts: Contracts, target: int) -> ChainUpdate:
+        """Reads up to block `target`, or as far as the chain node surely has everything."""
+        assert self._newest is not None
+        newest, tip = self._newest, self._tip
+        block = newest if target == newest.number else insist(partial(rpc.header, target), f"block {target}")
+        reorg = tip is not None and not _continues(tip, block, rpc)
+        start, previous = (contracts.since, None) if tip is None or reorg else (tip.number + 1, tip.hash)
         events: list[Event] = []
-        for _, logs in fetch_logs(rpc, filters, start, end.number):
-            for log, time in logs:
-                if log.block == end.number and log.block_hash != end.hash:
-                    raise Reorganised("the newest block changed while it was read")
-                try:
-                    event = decode_log(log, time)
-                except TypedError as error:
-                    raise LedgerError(f"block {log.block}, log {log.log_index}: {error}") from None
-                if event is not None and (self.run is None or getattr(event, "run", self.run) == self.run):
-                    events.append(event)
-        return tuple(events)
+        read: Header | None = None
+        try:
+            for last, logs in fetch_logs(rpc, self._filters(contracts, target - start), start, block, previous):
+                events += self._decoded(logs)
+                read = last
+        except Unsettled:
+            if read is None:
+                raise
+        self._tip = read or tip
+        self._complete = self._tip is not None and self._tip.number == target
+        return ChainUpdate(_head(newest), tuple(events), reorg)
 
-    def _filters(self, ledger: str, registry: str, blocks: int) -> list[LogFilter]:
+    def _decoded(self, logs: Iterable[Timed]) -> Iterator[Event]:
+        for log, time in logs:
+            try:
+                event = decode_log(log, time)
+            except TypedError as error:
+                raise LedgerError(f"block {log.block}, log {log.log_index}: {error}") from None
+            if event is not None and (self.run is None or getattr(event, "run", self.run) == self.run):
+                yield event
+
+    def _filters(self, contracts: Contracts, blocks: int) -> list[LogFilter]:
         if self.run is None or blocks < _SHORT_RANGE:
-            return [{"address": [ledger, registry]}]
-        return [{"address": ledger, "topics": [None, "0x" + self.run.hex()]}, {"address": registry}]
+            return [{"address": [contracts.ledger, contracts.registry]}]
+        return [
+            {"address": contracts.ledger, "topics": [None, "0x" + self.run.hex()]},
+            {"address": contracts.registry},
+        ]
+
+
+def _head(header: Header) -> Head:
+    return Head(header.number, header.hash, header.time)
+
+
+def _continues(tip: Header, block: Header, rpc: Rpc) -> bool:
+    """Whether `block` is `tip` or stands on it. Raises Unsettled."""
+    if block.number <= tip.number:
+        return block.hash == tip.hash
+    if block.number == tip.number + 1:
+        return block.parent == tip.hash
+    return insist(partial(rpc.header, tip.number), f"block {tip.number}").hash == tip.hash

@@ -1,57 +1,132 @@
-"""Reading logs over long block ranges: pages that shrink when the chain node finds them too large."""
+"""Reading logs so that none is missed: old blocks by ranges, the newest ones by their hashes.
 
+A chain node behind a load balancer may not have a block yet whose header another one gave, and answers a range over it
+with nothing. Asked by the block's hash it refuses. So only blocks that every chain node has by now are read by ranges,
+and whoever reads never advances past a block whose logs were not surely complete.
+"""
+
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc import Header, Rpc
 
+LAG = 8  # blocks by which a chain node behind a load balancer may be late
 LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time
+T = TypeVar("T")
 
-_FIRST_PAGE, _LARGEST_PAGE = 5_000, 100_000
+_PAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)  # blocks
+_FIRST_PAGE = _PAGES.index(5_000)
+_CAUTIOUS_PAGES = 8  # read after a refusal before a larger page is tried again
+_TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds between them
 
 
-class Reorganised(LedgerError):
-    """The chain changed while it was read."""
+class Unsettled(LedgerUnavailable):
+    """The chain changed while it was read, or the chain node does not have yet what it told of: read again."""
 
 
-def fetch_logs(rpc: Rpc, filters: list[LogFilter], start: int, end: int) -> Iterator[tuple[int, list[Timed]]]:
-    """Pages (last block, logs in chain order) that together cover blocks start..end.
+def fetch_logs(
+    rpc: Rpc, filters: list[LogFilter], start: int, end: Header, previous: bytes | None = None
+) -> Iterator[tuple[Header, list[Timed]]]:
+    """Pages (last block, logs in chain order) that together cover blocks `start` to `end`, all of the chain of `end`.
 
-    Raises Reorganised when a block with logs is gone by the time its header is read.
+    `previous`: the hash of block `start` - 1, where it is known. Raises Unsettled.
     """
-    time_of = _block_times(rpc)
-    size = _FIRST_PAGE
-    while start <= end:
-        last = min(end, start + size - 1)
+    if start > end.number:
+        return
+    recent = [end]
+    while recent[0].number > max(start, end.number - LAG + 1):
+        recent.insert(0, _parent(rpc, recent[0]))
+    if recent[0].number > start:
+        yield from _by_ranges(rpc, filters, start, _parent(rpc, recent[0]))
+    elif previous is not None and recent[0].parent != previous:
+        raise Unsettled(f"block {start} stands on another block than the one read before")
+    for block in recent:
+        yield block, _of_block(rpc, filters, block)
+
+
+def insist(ask: Callable[[], T | None], what: str) -> T:
+    """An answer that exists, though the chain node that is asked first may be late. Raises Unsettled."""
+    reason = "no such block"
+    for left in reversed(range(_TRIES)):
         try:
-            found = [_get_logs(rpc, one, start, last) for one in filters]
+            found = ask()
+        except RpcError as error:
+            found, reason = None, str(error)
+        if found is not None:
+            return found
+        if left:
+            time.sleep(_PAUSE)
+    raise Unsettled(f"the chain node does not give {what}: {reason}")
+
+
+def _parent(rpc: Rpc, block: Header) -> Header:
+    """The block before. Raises Unsettled."""
+    return insist(partial(rpc.header, block.parent), f"block {block.number - 1}")
+
+
+def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
+    queries = [{**one, "blockHash": "0x" + block.hash.hex()} for one in filters]
+    found = [insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}") for query in queries]
+    logs = [log for part in found for log, _ in part]
+    if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
+        raise LedgerError(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
+    return [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)]
+
+
+def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
+    """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
+    time_of = _block_times(rpc)
+    rung, cautious = _FIRST_PAGE, 0
+    while start <= end.number:
+        last = min(end.number, start + _PAGES[rung] - 1)
+        try:
+            found = [_in_range(rpc, one, start, last) for one in filters]
         except RpcError:
             if last == start:
                 raise
-            size = (last - start + 1) // 2
+            rung, cautious = bisect_left(_PAGES, last - start + 1) - 1, _CAUTIOUS_PAGES
             continue
         logs = sorted((log for part in found for log in part), key=lambda timed: (timed[0].block, timed[0].log_index))
-        yield last, [(log, time_of(log) if time is None else time) for log, time in logs]
-        start, size = last + 1, min(2 * size, _LARGEST_PAGE)
+        block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
+        if logs:
+            _check_canonical(rpc, logs[-1][0], block)
+        yield block, [(log, time_of(log) if time is None else time) for log, time in logs]
+        start, cautious = last + 1, max(0, cautious - 1)
+        if not cautious:
+            rung = min(rung + 1, len(_PAGES) - 1)
 
 
-def _get_logs(rpc: Rpc, one: LogFilter, start: int, end: int) -> list[tuple[RawLog, int | None]]:
-    answer = rpc.call("eth_getLogs", {**one, "fromBlock": hex(start), "toBlock": hex(end)})
-    try:
-        logs = [(parse_log(log), _time(log)) for log in answer]
-    except (TypedError, TypeError, ValueError) as error:
-        raise LedgerError(f"the chain node at {rpc.name} gave something else than logs: {error}") from None
+def _in_range(rpc: Rpc, one: LogFilter, start: int, end: int) -> list[tuple[RawLog, int | None]]:
+    logs = _get_logs(rpc, {**one, "fromBlock": hex(start), "toBlock": hex(end)})
     if any(not start <= log.block <= end for log, _ in logs):
         raise LedgerError(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return logs
 
 
+def _check_canonical(rpc: Rpc, newest: RawLog, end: Header) -> None:
+    """A page comes from one chain: where its newest log is on ours, all are. Raises Unsettled."""
+    block = end if newest.block == end.number else rpc.header(newest.block)
+    if block is None or block.hash != newest.block_hash:
+        raise Unsettled(f"block {newest.block} changed while it was read")
+
+
+def _get_logs(rpc: Rpc, query: dict[str, Any]) -> list[tuple[RawLog, int | None]]:
+    """The logs with their blocks' times, which newer chain nodes give."""
+    answer = rpc.call("eth_getLogs", query)
+    try:
+        return [(parse_log(log), _time(log)) for log in answer]
+    except (TypedError, TypeError, ValueError) as error:
+        raise LedgerError(f"the chain node at {rpc.name} gave something else than logs: {error}") from None
+
+
 def _time(log: dict[str, Any]) -> int | None:
-    """The block's time, which newer chain nodes give with the log."""
     return int(log["blockTimestamp"], 16) if log.get("blockTimestamp") else None
 
 
@@ -60,10 +135,7 @@ def _block_times(rpc: Rpc) -> Callable[[RawLog], int]:
 
     def time_of(log: RawLog) -> int:
         if log.block_hash not in known:
-            header = rpc.header(log.block_hash)
-            if header is None:
-                raise Reorganised(f"block {log.block} is gone")
-            known[log.block_hash] = header.time
+            known[log.block_hash] = insist(partial(rpc.header, log.block_hash), f"block {log.block}").time
         return known[log.block_hash]
 
     return time_of

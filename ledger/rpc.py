@@ -1,9 +1,11 @@
 """A chain node's JSON-RPC through web3: bounded answers, asked for again while the node cannot be reached."""
 
 import logging
+import re
 import sys
 import time
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,10 +13,18 @@ import requests
 from web3 import HTTPProvider, Web3
 from web3.types import RPCEndpoint, RPCResponse
 
+from dlx.ground.backoff import Backoff
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_REVERTED = 3  # the error code whose message is a contract's word
+_CHANCE = Random()
+_RETRY = Backoff(0.1, 3.0)
+_RATE_LIMITED = Backoff(1.0, 8.0)
+# Providers name a rate limit in an HTTP 200 with code 429, or -32005, which stands for too many results as well.
+_RATE_LIMIT = re.compile(r"rate.?limit|request rate|rate exceeded|too many requests|requests? (count|limit)|"
+                         r"compute units|throughput|throttl", re.IGNORECASE)  # fmt: skip
 
 # web3 imports py_ecc, which raises it to 100,000: deeply nested JSON would overflow the C stack and end the process
 # instead of raising RecursionError. The embedded chain needs this much.
@@ -92,6 +102,12 @@ class Rpc:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
         return header
 
+    def is_pending_old(self) -> bool:
+        """Whether the chain node answers for "pending" as of some blocks ago, as some do."""
+        pending = self.call("eth_getBlockByNumber", "pending", False)
+        number = pending.get("number") if isinstance(pending, dict) else None
+        return number is not None and _quantity(number) <= self.head().number
+
 
 class _Provider(HTTPProvider):
     """web3's provider, with what it lacks: a deadline (its retries are counted), a limit on what is read, our errors.
@@ -109,16 +125,17 @@ class _Provider(HTTPProvider):
     def make_request(self, method: RPCEndpoint, params: Any, patience: float | None = None) -> RPCResponse:
         request = self.encode_rpc_request(method, params)
         deadline = time.monotonic() + (self._patience if patience is None else patience)
-        pause = 0.1
+        failures = 0
         while True:
             try:
                 return self._once(method, request, max(0.5, min(self._timeout, deadline - time.monotonic())))
             except (requests.RequestException, _Garbled) as error:
+                failures += 1
+                pause = (_RATE_LIMITED if isinstance(error, _Busy) else _RETRY).delay(failures, _CHANCE)
                 if time.monotonic() + pause >= deadline:
                     reason = str(error) if isinstance(error, _Garbled) else type(error).__name__
                     raise LedgerUnavailable(f"no answer from the chain node at {self._name}: {reason}") from None
             time.sleep(pause)
-            pause = min(2 * pause, 3.0)
 
     def _once(self, method: str, request: bytes, timeout: float) -> RPCResponse:
         assert self.endpoint_uri is not None
@@ -126,6 +143,8 @@ class _Provider(HTTPProvider):
         session.trust_env = not self._direct  # a proxy cannot know our own machine
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False}
         with session.post(self.endpoint_uri, request, headers=self.get_request_headers(), **options) as response:
+            if response.status_code == 429:
+                raise _Busy("it limits the rate of requests")
             if response.status_code in _RETRIED_STATUS:
                 raise _Garbled(f"HTTP status {response.status_code}")
             body = bytearray()
@@ -140,8 +159,10 @@ class _Provider(HTTPProvider):
         error = answer.get("error") if isinstance(answer, dict) else None
         if error is not None:
             known = error if isinstance(error, dict) else {"message": str(error)}
-            code = known.get("code")
-            raise RpcError(code if isinstance(code, int) else 0, str(known.get("message", ""))[:500], known.get("data"))
+            code, message = known.get("code"), str(known.get("message", ""))[:500]
+            if code == 429 or (code != _REVERTED and _RATE_LIMIT.search(message)):
+                raise _Busy(f"it limits the rate of requests: {message}")
+            raise RpcError(code if isinstance(code, int) else 0, message, known.get("data"))
         if not isinstance(answer, dict) or "result" not in answer:
             raise _Garbled("an answer that is no JSON-RPC")
         return {"jsonrpc": "2.0", "id": 0, "result": answer["result"]}
@@ -149,6 +170,10 @@ class _Provider(HTTPProvider):
 
 class _Garbled(Exception):
     """An answer that another try may improve."""
+
+
+class _Busy(_Garbled):
+    """A refusal because we asked too often."""
 
 
 def _quantity(text: Any) -> int:

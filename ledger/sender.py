@@ -136,7 +136,7 @@ class Sender:
             if stuck:
                 self._offer_more(pending)
             self._resubmit()
-            if stuck and self._count("pending") < min(self._pending, default=0):
+            if stuck and self._sent() < min(self._pending, default=0):
                 self._pending, lost = {}, list(self._pending)
                 for nonce in lost:
                     self._drop(nonce)
@@ -165,7 +165,7 @@ class Sender:
                 self._drop(nonce)
 
     def _free_nonce(self) -> int:
-        nonce = self._count("pending")
+        nonce = self._sent()
         while nonce in self._pending:
             nonce += 1
         for unreachable in [n for n in self._pending if n > nonce]:
@@ -199,6 +199,10 @@ class Sender:
             if receipt is not None:
                 return receipt
         return None
+
+    def _sent(self) -> int:
+        """How many transactions of the account the chain node knows; on some, "pending" is blocks behind "latest"."""
+        return max(self._count("pending"), self._count("latest"))
 
     def _count(self, tag: str) -> int:
         return self._rpc.number("eth_getTransactionCount", self.account, tag)

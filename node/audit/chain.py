@@ -11,6 +11,7 @@ from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Event, Evicted, RoundOpened, RunCreated, Sealed, decode_log
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.logs import fetch_logs
+from dlx.ledger.rpc import Header
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_seal
 from dlx.ledger.view import RunView, ViewError
@@ -39,9 +40,9 @@ def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], 
     report.facts["registry"] = registry
     # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
     due = _due(client, run)
-    head = client.head()
-    report.facts["head"] = f"block {head.block}, {head.hash.hex()}"
-    view = _Recount(report, client, domain, progress).run(head.block)
+    head = client.rpc.head()
+    report.facts["head"] = f"block {head.number}, {head.hash.hex()}"
+    view = _Recount(report, client, domain, progress).run(head)
     if not view.created:
         report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
         return None
@@ -87,7 +88,7 @@ class _Recount:
         self._progress = progress
         self._view = RunView(report.run)
 
-    def run(self, head: int) -> RunView:
+    def run(self, head: Header) -> RunView:
         count = 0
         try:
             for event in self._events(head):
@@ -101,10 +102,10 @@ class _Recount:
             self._report.add(LEVEL, "events", "PASS", f"{count} events, each possible where it stands")
         return self._view
 
-    def _events(self, head: int) -> Iterator[Event]:
+    def _events(self, head: Header) -> Iterator[Event]:
         only = {"address": self._client.ledger, "topics": [None, "0x" + self._report.run.hex()]}
-        for last, logs in fetch_logs(self._client.rpc, [only], 0, head):
-            self._progress(f"events: block {last} of {head}")
+        for last, logs in fetch_logs(self._client.rpc, [only], self._client.contracts().since, head):
+            self._progress(f"events: block {last.number} of {head.number}")
             for log, time in logs:
                 if log.address != self._client.ledger:
                     raise TypedError(f"block {log.block} has a log of {log.address}, which is not the ledger")

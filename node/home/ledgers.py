@@ -95,7 +95,7 @@ def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
     with ExitStack() as stack:
         kept = datadir.state.is_dir() and stack.enter_context(_sole_writer(datadir.state / f"{name}.lock"))
         path = datadir.state / f"{name}.sqlite" if kept else Path(":memory:")
-        index = EventIndex(path, client.chain_id, client.ledger, client.registry)
+        index = EventIndex(path, client.chain_id, client.ledger, client.registry, client.contracts().since)
         stack.callback(index.close)
         index.sync(client.rpc, progress=_show_progress)
         yield index

@@ -98,7 +98,13 @@ class FakeChain:
         return None if number is None else self.eth_getBlockByNumber(hex(number), full)
 
     def eth_getLogs(self, query: dict[str, Any]) -> Any:
-        first, last = int(query["fromBlock"], 16), min(int(query["toBlock"], 16), self.length - 1)
+        if "blockHash" in query:
+            block = self.eth_getBlockByHash(query["blockHash"], False)
+            if block is None:
+                return {"error": {"code": -32000, "message": "unknown block"}}
+            first = last = int(block["number"], 16)
+        else:
+            first, last = int(query["fromBlock"], 16), min(int(query["toBlock"], 16), self.length - 1)
         addresses = query["address"] if isinstance(query["address"], list) else [query["address"]]
         found = []
         for number in range(first, last + 1):

@@ -263,6 +263,23 @@ def test_a_client_is_made_before_its_chain_answers(embedded, fake_chain, monkeyp
     assert client.poll(feed).head.block > 0 and client.registry == embedded.registry
 
 
+def test_a_pending_block_that_is_blocks_behind_refuses_nothing(embedded, fake_chain):
+    """Base answers for "pending" with a state of some blocks ago, where what we rest on has not happened yet."""
+    client = embedded.client(42)
+
+    def answer(method, params):
+        if method == "eth_getBlockByNumber" and params[0] == "pending":
+            return known.call(method, "0x1", False)
+        if method == "eth_call" and params[1] == "pending":
+            return {"error": {"code": 3, "message": "execution reverted", "data": "0x"}}
+        return known.call(method, *params)
+
+    known, fake_chain.answer = client.rpc, answer
+    behind = LedgerClient(fake_chain.url, embedded.ledger, key_of(42))
+    run = behind.create_run(config(), "old", [b"\1" * 32] * 2)
+    assert client.read("nextRound", run, 0) == (0,)
+
+
 def test_code_is_compared_apart_from_immutables(embedded):
     client = embedded.client(30)
     code, interface = client.code(embedded.ledger), Interface("TrainingLedger")

@@ -3,10 +3,12 @@
 import pytest
 from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.birth import birth
+from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
-from dlx.ledger.feed import EventFeed
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.feed import Contracts, EventFeed
+from dlx.ledger.logs import Unsettled
+from dlx.ledger.rpc import Header, Rpc
 
 
 @pytest.fixture
@@ -19,8 +21,13 @@ def feed():
     return EventFeed(RUN)
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+
+
 def poll(feed, rpc):
-    return feed.poll(rpc, LEDGER, REGISTRY)
+    return feed.poll(rpc, Contracts(LEDGER, REGISTRY))
 
 
 def test_only_what_is_new_is_read(fake_chain, rpc, feed):
@@ -127,10 +134,78 @@ def test_pages_shrink_until_the_node_answers(fake_chain, rpc, feed):
         fake_chain.mine(joined(replica=replica))
     fake_chain.page_limit = 3
     assert replicas(poll(feed, rpc).events) == list(range(40))
+
+
+def test_a_chain_node_that_never_gives_a_block_is_named(fake_chain, rpc, feed, quick):
+    poll(feed, rpc)
     fake_chain.page_limit = 0
-    fake_chain.mine(joined())
-    with pytest.raises(LedgerError, match="too many results"):
+    fake_chain.mine(joined(replica=4))
+    for _ in range(4):
+        assert poll(feed, rpc).events == ()
+    with pytest.raises(Unsettled, match=r"does not give the logs of block 1: too many results"):
         poll(feed, rpc)
+    fake_chain.page_limit = None
+    assert replicas(poll(feed, rpc).events) == [4]
+
+
+def behind(fake_chain, blocks):
+    """A chain node that lacks the newest blocks and yet answers for the whole chain, as one behind a balancer does."""
+
+    def answer(method, params):
+        if method != "eth_getLogs":
+            return None
+        newest, fake_chain.length = fake_chain.length, fake_chain.length - blocks
+        try:
+            return fake_chain.eth_getLogs(*params)
+        finally:
+            fake_chain.length = newest
+
+    return answer
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 5, 100])
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_late_chain_node_loses_no_event(fake_chain, rpc, feed, quick, waiting, late):
+    poll(feed, rpc)
+    for replica in range(waiting):
+        fake_chain.mine(joined(replica=replica))
+    fake_chain.faults += [behind(fake_chain, late)] * 3
+    found = []
+    for _ in range(3):
+        found += replicas(poll(feed, rpc).events)
+    assert found == list(range(waiting))
+    fake_chain.mine(joined(replica=500))
+    fake_chain.faults += [behind(fake_chain, late)] * 9  # longer than one poll insists
+    for _ in range(4):
+        found += replicas(poll(feed, rpc).events)
+    assert found == [*range(waiting), 500]
+
+
+def test_a_late_chain_node_is_no_reorg(fake_chain, rpc, feed, quick):
+    fake_chain.mine(joined(replica=1))
+    poll(feed, rpc)
+    fake_chain.mine()
+    fake_chain.mine(joined(replica=2))
+
+    def lacks(method, params):  # the header of the block read last, asked of a chain node that restarts
+        return (
+            b'{"jsonrpc": "2.0", "id": 1, "result": null}'
+            if method == "eth_getBlockByNumber" and params[0] == "0x1"
+            else None
+        )
+
+    fake_chain.faults += [lacks] * 2
+    updates = [poll(feed, rpc) for _ in range(3)]
+    assert not any(update.reorg for update in updates)
+    assert [replicas(update.events) for update in updates if update.events] == [[2]]
+
+
+def test_the_head_never_goes_back(fake_chain, rpc, feed):
+    for _ in range(5):
+        fake_chain.mine()
+    newest = poll(feed, rpc).head
+    fake_chain.length -= 3
+    assert poll(feed, rpc).head == newest
 
 
 @pytest.mark.parametrize(
@@ -154,3 +229,48 @@ def test_logs_of_other_blocks_are_refused(fake_chain, rpc, feed):
     fake_chain.faults.append(lambda method, params: stale if method == "eth_getLogs" else None)
     with pytest.raises(LedgerError, match="other blocks"):
         poll(feed, rpc)
+
+
+class CappedNode:
+    """A provider that answers for at most so many blocks at once, on a long chain with one contract."""
+
+    name = "capped"
+
+    def __init__(self, head, cap, born):
+        self.end, self.cap, self.born = head, cap, born
+        self.requests = 0
+
+    def head(self):
+        return self.header(self.end)
+
+    def header(self, block):
+        number = int.from_bytes(block, "big") if isinstance(block, bytes) else block
+        return Header(number, number.to_bytes(32, "big"), (number - 1).to_bytes(32, "big"), number, 7)
+
+    def data(self, method, address, block):
+        self.requests += 1
+        return b"code" if int(block, 16) >= self.born else b""
+
+    def call(self, method, query):
+        self.requests += 1
+        if "blockHash" not in query:
+            assert int(query["toBlock"], 16) <= self.end
+            if int(query["toBlock"], 16) - int(query["fromBlock"], 16) + 1 > self.cap:
+                raise RpcError(-32600, "range too large")
+        return []
+
+
+@pytest.mark.parametrize("cap", [500, 2_000, 10_000])
+def test_a_young_ledger_on_an_old_chain_is_read_with_few_requests(cap):
+    node = CappedNode(20_000_000, cap, born=19_900_000)
+    contracts = Contracts(LEDGER, REGISTRY, birth(node, [LEDGER, REGISTRY]))
+    assert contracts.since == 19_900_000 and node.requests <= 2 * 25
+    node.requests = 0
+    assert EventFeed(RUN).poll(node, contracts).head.block == 20_000_000
+    assert node.requests < 2 * (1.35 * 100_000 / cap + 20)
+
+
+def test_a_chain_node_without_old_states_is_read_from_the_first_block(fake_chain, rpc):
+    fake_chain.length = 10_000
+    fake_chain.eth_getCode = lambda address, block: {"error": {"code": -32000, "message": "missing trie node"}}
+    assert birth(rpc, [LEDGER]) == 0

@@ -1,10 +1,12 @@
 """The event index on disk: grows with the chain, survives reopening, takes reorgs back."""
 
+import sqlite3
+
 import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, joined, replicas
 
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.feed import EventFeed
+from dlx.ledger.feed import Contracts, EventFeed
 from dlx.ledger.index import EventIndex
 from dlx.ledger.rpc import Rpc
 
@@ -41,7 +43,7 @@ def test_the_index_equals_the_feed(fake_chain, rpc, index):
     for replica in range(5):
         fake_chain.mine(joined(replica=replica), deregistered())
     index.sync(rpc)
-    assert tuple(index.events()) == EventFeed().poll(rpc, LEDGER, REGISTRY).events
+    assert tuple(index.events()) == EventFeed().poll(rpc, Contracts(LEDGER, REGISTRY)).events
 
 
 def test_the_index_takes_back_what_a_reorg_undid(fake_chain, rpc, index):
@@ -58,6 +60,60 @@ def test_the_index_of_another_ledger_is_refused(index, tmp_path):
     index.close()
     with pytest.raises(LedgerError, match="belongs to another ledger"):
         EventIndex(tmp_path / "index.db", 1, LEDGER, REGISTRY)
-    (tmp_path / "text").write_text("no database, but long enough to look like one " * 50)
-    with pytest.raises(LedgerError, match="no event index"):
-        EventIndex(tmp_path / "text", 1, LEDGER, REGISTRY)
+
+
+def test_a_damaged_index_or_an_older_one_is_read_again(fake_chain, rpc, index, tmp_path):
+    fake_chain.mine(joined(replica=1))
+    index.sync(rpc)
+    index.close()
+    path = tmp_path / "index.db"
+    older = sqlite3.connect(path)
+    older.execute("PRAGMA user_version = 1")
+    older.execute("DELETE FROM logs")
+    older.commit()
+    older.close()
+    again = EventIndex(path, 31337, LEDGER, REGISTRY)
+    again.sync(rpc)
+    assert replicas(again.events()) == [1]
+    again.close()
+    path.write_text("no database, but long enough to look like one " * 500)
+    again = EventIndex(path, 31337, LEDGER, REGISTRY)
+    again.sync(rpc)
+    assert replicas(again.events()) == [1]
+    again.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))  # found out while it is used
+    again = EventIndex(path, 31337, LEDGER, REGISTRY)
+    again.sync(rpc)
+    assert replicas(again.events()) == [1]
+
+
+def test_an_index_of_a_newer_release_is_left_alone(index, tmp_path):
+    index.close()
+    path = tmp_path / "index.db"
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="written by a newer dlx-node"):
+        EventIndex(path, 31337, LEDGER, REGISTRY)
+    assert path.read_bytes() == before
+
+
+def test_a_late_chain_node_leaves_no_hole_in_the_index(fake_chain, rpc, index, monkeypatch):
+    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    fake_chain.mine(joined(replica=1))
+    fake_chain.mine(joined(replica=2))
+
+    def late(method, params):  # a chain node behind a balancer: it lacks the newest block
+        if method != "eth_getLogs":
+            return None
+        fake_chain.length -= 1
+        try:
+            return fake_chain.eth_getLogs(*params)
+        finally:
+            fake_chain.length += 1
+
+    fake_chain.faults += [late] * 2
+    index.sync(rpc)
+    assert replicas(index.events()) == [1, 2]

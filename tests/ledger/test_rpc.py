@@ -7,8 +7,9 @@ import eth_abi
 import pytest
 from ledger_logs import LEDGER
 
+from dlx.ground.backoff import Backoff
 from dlx.ledger.bindings import Interface
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError
 from dlx.ledger.rpc import Rpc
 
 RUN = bytes(32)
@@ -108,3 +109,37 @@ def test_threads_share_a_client(fake_chain, asked):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(look, list(blocks) * 10))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"code": -32005, "message": "project ID request rate exceeded", "data": {"see": "https://a-provider"}},
+        {"code": -32005, "message": "daily request count exceeded, request rate limited"},
+        {"code": 429, "message": "Your app has exceeded its compute units per second capacity."},
+        {"code": -32007, "message": "50/second request limit reached - reduce calls per second"},
+        {"code": -32029, "message": "Too Many Requests"},
+    ],
+)
+def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
+    monkeypatch.setattr("dlx.ledger.rpc._RATE_LIMITED", Backoff(0.01, 0.01))
+    fake_chain.faults += [lambda *asked: {"error": refusal}] * 3
+    assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
+    fake_chain.faults += [lambda *asked: {"error": refusal}] * 99
+    with pytest.raises(LedgerUnavailable, match="limits the rate of requests: "):
+        Rpc(fake_chain.url, patience=0.05).number("eth_chainId")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"code": -32005, "message": "query returned more than 10000 results"},
+        {"code": -32600, "message": "You can make eth_getLogs requests with up to a 10 block range."},
+        {"code": 3, "message": "execution reverted: rate limited"},
+    ],
+)
+def test_a_refusal_that_is_no_rate_limit_comes_at_once(fake_chain, refusal):
+    fake_chain.faults.append(lambda *asked: {"error": refusal})
+    with pytest.raises(RpcError):
+        Rpc(fake_chain.url).number("eth_chainId")
+    assert len(fake_chain.requests) == 1
