@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dlx.ground.errors import DlxError, cause
-from dlx.node.cli import audit, chain, data, demo, deploy, history, init, options, peers, pull, run, start, status
+from dlx.node.cli import audit, chain, data, demo, deploy, history, init, keys, options, peers, pull, run, start, status
 from dlx.node.home import extras
 
 app = options.Verbs(
@@ -28,6 +28,7 @@ app.command("chain")(chain.command)
 app.command("deploy")(deploy.command)
 app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
+app.add_typer(keys.app, name="keys")
 app.command("start")(start.command)
 app.command("status")(status.command)
 app.command("peers")(peers.command)

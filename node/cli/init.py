@@ -66,7 +66,7 @@ def command(
     created = identity.create(folder, password, insecure_devnet=insecure_devnet)
     wrote_config = config.write(folder.config, given)
     made = {"node key": created.node_key, "account": created.account, "config.toml": wrote_config}
-    account, peer_id = identity.account_address(folder), identity.load_node_key(folder).peer_id
+    account, peer_id = identity.account_address(folder), identity.node_peer_id(folder)
     insecure = identity.is_insecure(folder)
     if not wrote_config and any(value is not None for value in given.values()):
         options.note(f"{folder.config} was there before and is unchanged: edit it to change settings")

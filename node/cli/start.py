@@ -54,12 +54,13 @@ def command(
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
-    node_key = identity.load_node_key(folder)
+    identity.node_peer_id(folder)  # a folder without keys is told before anything is made in it
     folder.create()
     folder.check_secrets()
     with folder.lock():
         logs.setup(settings.log_format, folder.logs)
         account = identity.load_account(folder, settings)
+        node_key = identity.load_node_key(folder, settings)
         with reachable_chain(settings, folder) as reached:
             client = ledger_client(reached, folder, account.secret)
             chosen = find.resolve_offline(folder.last_run, run) or find.resolve_patiently(client, run, options.note)

@@ -1,4 +1,7 @@
-"""The node's two keys: the libp2p node key and the Ethereum account. Secrets live in 0600 files and are never shown."""
+"""The node's two keys: the libp2p node key and the Ethereum account.
+
+Both lie encrypted under one password in 0600 files, and are never shown.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,19 @@ from coincurve import PrivateKey
 from dlx.ground import durable
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
+from dlx.node.home import logs, sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
+from dlx.node.home.sealed import SealError
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"
 _SCRYPT_N = 262_144
 _LIGHT_SCRYPT_N = 4_096
 _INSECURE_MARK = "INSECURE-DEVNET"
+_LABEL = "node key of "  # and the peer id
+log = logs.get(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,49 +61,65 @@ class Created:
 def create(datadir: DataDir, password: Callable[[], str], *, insecure_devnet: bool = False) -> Created:
     """Make the keys that the folder lacks; an existing key is never replaced.
 
-    `password` is asked only for a new keystore. With `insecure_devnet` it is the one that everybody knows, and cheap.
+    `password` is asked only where a key is made: the account's, which locks the node key too. With `insecure_devnet` a
+    new account's is the one that everybody knows, and cheap.
     """
     made_node_key, made_account = not datadir.node_key.exists(), not _keystores(datadir)
+    if not made_node_key and not made_account:
+        return Created(False, False)
     if made_account and insecure_devnet:
         _mark_insecure(datadir)
-        _write_keystore(datadir, INSECURE_PASSWORD, _LIGHT_SCRYPT_N)
-    elif made_account:
-        _write_keystore(datadir, password(), _SCRYPT_N)
+    secret = INSECURE_PASSWORD if is_insecure(datadir) else password()
+    if made_account:
+        _write_keystore(datadir, secret, _LIGHT_SCRYPT_N if is_insecure(datadir) else _SCRYPT_N)
     if made_node_key:
-        durable.create(datadir.node_key, PrivateKey().secret.hex().encode() + b"\n")
+        if not made_account:
+            _open_keystore(_keystore(datadir), secret)  # or the two keys would have two passwords
+        key = NodeKey(PrivateKey().secret)
+        durable.create(datadir.node_key, _sealed(datadir, key, secret))
     return Created(made_node_key, made_account)
 
 
-def load_node_key(datadir: DataDir) -> NodeKey:
-    """The folder's node key. Raises Failure when it is readable by others, damaged or absent."""
-    if not datadir.node_key.exists():
-        raise NotReady(f"{datadir.root} holds no node key: run `dlx-node init --datadir {datadir.root}`")
-    check_private(datadir.node_key)
+def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
+    """The folder's node key. Raises Failure when it is readable by others, damaged or absent, or the password is wrong.
+
+    A key that an earlier version wrote in plain is encrypted in place: call it once `load_account` has shown that the
+    password is the account's.
+    """
+    data = _node_key_file(datadir)
+    password = read_password(datadir, settings)
+    if not sealed.is_sealed(data):
+        key = _plain_node_key(datadir, data)
+        durable.write_bytes(datadir.node_key, _sealed(datadir, key, password), durable.SECRET)
+        log.info(
+            "the node key lay here in plain: it is encrypted now, with the account's password", file=datadir.node_key
+        )
+        return key
     try:
-        secret = bytes.fromhex(datadir.node_key.read_text().strip())
-        if len(secret) != 32:
-            raise ValueError("a key has 32 bytes")
-        PrivateKey(secret)
-    except ValueError:
-        raise Failure(
-            f"{datadir.node_key} is damaged: expected a secp256k1 key as 64 hex digits; restore it from a backup"
-        ) from None
-    return NodeKey(secret)
+        key = NodeKey(sealed.unseal(data, password))
+        if sealed.label(data) != _LABEL + key.peer_id:
+            raise ValueError("it is another peer's")
+    except (SealError, ValueError) as error:
+        raise Failure(f"{datadir.node_key}: {error}; check --password-file, or restore it from a backup") from None
+    return key
+
+
+def node_peer_id(datadir: DataDir) -> str:
+    """The peer id as the node key's file states it; needs no password."""
+    data = _node_key_file(datadir)
+    if not sealed.is_sealed(data):
+        return _plain_node_key(datadir, data).peer_id
+    try:
+        return sealed.label(data).removeprefix(_LABEL)
+    except SealError as error:
+        raise Failure(f"{datadir.node_key}: {error}; restore it from a backup") from None
 
 
 def load_account(datadir: DataDir, settings: Settings) -> Account:
     """The folder's account, opened with the configured password. Raises Failure with the file and the reason."""
-    from eth_account import Account as EthAccount  # over a second, so only where a key is opened
-
     path = _keystore(datadir)
     check_private(path)
-    password = read_password(datadir, settings)
-    try:
-        secret = bytes(EthAccount.decrypt(path.read_text(), password))
-    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
-        if "MAC mismatch" in str(error):
-            raise Failure(f"the password does not open {path}: check --password-file") from None
-        raise _damaged(path) from None
+    secret = _open_keystore(path, read_password(datadir, settings))
     if account_of(secret) != account_address(datadir):
         raise _damaged(path)
     return Account(account_of(secret), secret)
@@ -112,13 +135,13 @@ def account_address(datadir: DataDir) -> str:
 
 
 def read_password(datadir: DataDir, settings: Settings) -> str:
-    """The password of the folder's keystore: what everybody knows where init made it so, else the password file's."""
+    """The password of the folder's keys: what everybody knows where init made it so, else the password file's."""
     if is_insecure(datadir):
         return INSECURE_PASSWORD
     if settings.password_file:
         return password_in(Path(settings.password_file))
     raise UsageFailure(
-        "the account's keystore needs a password: name a file that holds it by --password-file or DLX_PASSWORD_FILE"
+        "the folder's keys need a password: name a file that holds it by --password-file or DLX_PASSWORD_FILE"
     )
 
 
@@ -140,6 +163,11 @@ def is_insecure(datadir: DataDir) -> bool:
     return (datadir.keystore / _INSECURE_MARK).exists()
 
 
+def seal_cost(datadir: DataDir) -> int:
+    """What sealing under the folder's password is worth."""
+    return sealed.LIGHT if is_insecure(datadir) else sealed.STRONG
+
+
 def _mark_insecure(datadir: DataDir) -> None:
     if not is_insecure(datadir):
         text = (
@@ -157,6 +185,39 @@ def _write_keystore(datadir: DataDir, password: str, scrypt_n: int) -> None:
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     name = f"UTC--{stamp}--{account_of(secret)[2:].lower()}"  # the name that geth gives
     durable.create(datadir.keystore / name, json.dumps(keystore).encode() + b"\n")
+
+
+def _open_keystore(path: Path, password: str) -> bytes:
+    from eth_account import Account as EthAccount  # over a second, so only where a key is opened
+
+    try:
+        return bytes(EthAccount.decrypt(path.read_text(), password))
+    except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
+        if "MAC mismatch" in str(error):
+            raise Failure(f"the password does not open {path}: check --password-file") from None
+        raise _damaged(path) from None
+
+
+def _node_key_file(datadir: DataDir) -> bytes:
+    if not datadir.node_key.exists():
+        raise NotReady(f"{datadir.root} holds no node key: run `dlx-node init --datadir {datadir.root}`")
+    check_private(datadir.node_key)
+    return datadir.node_key.read_bytes()
+
+
+def _plain_node_key(datadir: DataDir, data: bytes) -> NodeKey:
+    try:
+        key = NodeKey(bytes.fromhex(data.decode().strip()))
+        PrivateKey(key.secret)
+        if len(key.secret) != 32:
+            raise ValueError("a key has 32 bytes")
+    except ValueError:
+        raise Failure(f"{datadir.node_key} is damaged: restore it from a backup") from None
+    return key
+
+
+def _sealed(datadir: DataDir, key: NodeKey, password: str) -> bytes:
+    return sealed.seal(key.secret, password, _LABEL + key.peer_id, seal_cost(datadir))
 
 
 def _keystores(datadir: DataDir) -> list[Path]:

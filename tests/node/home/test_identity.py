@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.node.home import identity
+from dlx.node.home import identity, sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
@@ -50,6 +50,7 @@ def test_the_password_file_locks_and_opens_the_keystore(folder: DataDir, tmp_pat
     assert created == identity.Created(node_key=True, account=True) and not identity.is_insecure(folder)
     (keystore,) = folder.keystore.iterdir()
     assert json.loads(keystore.read_text())["crypto"]["kdfparams"]["n"] == 262_144
+    assert folder.node_key.read_bytes()[:12] == b"dlx-sealed\x01\x12", "2**18 is the same"
     account = identity.load_account(folder, Settings(password_file=str(password_file)))
     assert account.secret.hex() not in repr(account)
     with pytest.raises(UsageFailure, match="--password-file"):
@@ -59,11 +60,74 @@ def test_the_password_file_locks_and_opens_the_keystore(folder: DataDir, tmp_pat
         identity.load_account(folder, Settings(password_file=str(password_file)))
 
 
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a password of one's own at a devnet's cost: the real one is seconds for each key."""
+    monkeypatch.setattr(identity, "_SCRYPT_N", 4096)
+    monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
+
+
+def _password(folder: DataDir, text: str) -> Settings:
+    path = folder.root.parent / f"password-{text}"
+    path.write_text(text)
+    return Settings(password_file=str(path))
+
+
+def test_the_accounts_password_locks_the_node_key_too(folder: DataDir, light: None) -> None:
+    right, wrong = _password(folder, "correct"), _password(folder, "wrong")
+    identity.create(folder, lambda: "correct")
+    key = identity.load_node_key(folder, right)
+    written = folder.node_key.read_bytes()
+    assert key.secret not in written and key.secret.hex().encode() not in written
+    assert identity.node_peer_id(folder) == key.peer_id, "without a password"
+    with pytest.raises(Failure, match=r"node\.key: the password does not open it.*--password-file"):
+        identity.load_node_key(folder, wrong)
+    with pytest.raises(UsageFailure, match="--password-file"):
+        identity.load_node_key(folder, Settings())
+    folder.node_key.unlink()
+    with pytest.raises(Failure, match="the password does not open"):  # a new one never gets a password of its own
+        identity.create(folder, lambda: "wrong")
+    assert not folder.node_key.exists()
+    assert identity.create(folder, lambda: "correct") == identity.Created(node_key=True, account=False)
+    assert identity.load_node_key(folder, right).peer_id != key.peer_id
+
+
+def test_a_plain_node_key_of_an_earlier_version_is_encrypted_in_place(
+    folder: DataDir, light: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = _password(folder, "correct")
+    identity.create(folder, lambda: "correct")
+    secret = hashlib.sha256(b"an earlier key").digest()
+    folder.node_key.write_text(secret.hex() + "\n")
+    peer_id = identity.NodeKey(secret).peer_id
+    assert identity.node_peer_id(folder) == peer_id
+    with pytest.raises(UsageFailure):
+        identity.load_node_key(folder, Settings())
+    assert folder.node_key.read_text() == secret.hex() + "\n", "nothing changes where it cannot be encrypted"
+    with caplog.at_level("INFO", "dlx"):
+        assert identity.load_node_key(folder, settings).secret == secret
+    assert [record.message for record in caplog.records if "encrypted" in record.message]
+    assert secret.hex() not in caplog.text
+    assert secret.hex().encode() not in folder.node_key.read_bytes()
+    assert stat.S_IMODE(folder.node_key.stat().st_mode) == 0o600
+    assert identity.load_node_key(folder, settings).secret == secret and identity.node_peer_id(folder) == peer_id
+
+
+def test_every_flipped_byte_of_the_node_key_is_refused(devnet: DataDir) -> None:
+    written = devnet.node_key.read_bytes()
+    for at in range(len(written)):
+        devnet.node_key.write_bytes(written[:at] + bytes((written[at] ^ 1,)) + written[at + 1 :])
+        with pytest.raises(Failure, match=r"node\.key"):
+            identity.load_node_key(devnet, Settings())
+    devnet.node_key.write_bytes(written)
+    identity.load_node_key(devnet, Settings())
+
+
 def test_the_peer_id_is_the_one_that_libp2p_derives(devnet: DataDir) -> None:
     from libp2p.crypto.secp256k1 import create_new_key_pair
     from libp2p.peer.id import ID
 
-    key = identity.load_node_key(devnet)
+    key = identity.load_node_key(devnet, Settings())
     assert key.peer_id == ID.from_pubkey(create_new_key_pair(key.secret).public_key).to_string()
     assert key.secret.hex() not in repr(key)
 
@@ -71,7 +135,7 @@ def test_the_peer_id_is_the_one_that_libp2p_derives(devnet: DataDir) -> None:
 def test_keys_that_others_can_read_are_refused(devnet: DataDir) -> None:
     os.chmod(devnet.node_key, 0o644)
     with pytest.raises(Failure, match="chmod 600"):
-        identity.load_node_key(devnet)
+        identity.load_node_key(devnet, Settings())
     keystore = next(path for path in devnet.keystore.iterdir() if path.name.startswith("UTC"))
     os.chmod(keystore, 0o640)
     with pytest.raises(Failure, match="chmod 600"):
@@ -80,14 +144,15 @@ def test_keys_that_others_can_read_are_refused(devnet: DataDir) -> None:
 
 def test_missing_and_damaged_keys_say_what_to_do(folder: DataDir) -> None:
     with pytest.raises(NotReady, match="dlx-node init"):
-        identity.load_node_key(folder)
+        identity.load_node_key(folder, Settings())
     with pytest.raises(NotReady, match="dlx-node init"):
         identity.load_account(folder, Settings())
-    for text in ("", "zz" * 32, "00" * 32, "ff" * 32, "ab" * 31):
+    identity.create(folder, _never, insecure_devnet=True)
+    for text in ("", "zz" * 32, "00" * 32, "ff" * 32, "ab" * 31, "dlx-sealed"):
         folder.node_key.write_text(text)
-        folder.node_key.chmod(0o600)
-        with pytest.raises(Failure, match="damaged"):
-            identity.load_node_key(folder)
+        for read in (identity.node_peer_id, lambda folder: identity.load_node_key(folder, Settings())):
+            with pytest.raises(Failure, match=r"node\.key.*damaged"):
+                read(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 5}', '{"address": "00", "version": 3}', "\x00"])

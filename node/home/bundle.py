@@ -1,0 +1,66 @@
+"""What an account has signed, as one sealed file that moves with the account to another machine.
+
+Inside the seal (see node.home.sealed) is a msgpack map: `format` and `version`; `account` (EIP-55 text);
+`contributions`, a list of 929-byte records; `seals`, a list of [seal as the ledger takes it (abi.encode), 65-byte
+signature].
+"""
+
+from typing import Any, Literal
+
+import msgpack
+import msgspec
+from msgspec import Struct
+
+from dlx.ledger.typed import Seal, SignedContribution, TypedError
+from dlx.node.home import sealed
+from dlx.node.home.errors import Failure
+from dlx.node.home.signed import Entries, SignedSeal
+
+VERSION = 1
+MAX_BYTES = 1 << 30
+_FORMAT = "dlx-node signed statements"
+
+
+class _Bundle(Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["dlx-node signed statements"]
+    version: int
+    account: str
+    contributions: list[bytes]
+    seals: list[tuple[bytes, bytes]]
+
+
+def pack(account: str, entries: Entries, password: str, cost: int) -> bytes:
+    """The bundle's bytes; `cost` as sealed.seal takes it."""
+    plain = msgpack.packb(
+        {
+            "format": _FORMAT,
+            "version": VERSION,
+            "account": account,
+            "contributions": [signed.encode() for signed in entries.contributions],
+            "seals": [[signed.seal.encode(), signed.signature] for signed in entries.seals],
+        }
+    )
+    return sealed.seal(plain, password, f"{_FORMAT} of {account}", cost)
+
+
+def unpack(data: bytes, account: str, password: str) -> Entries:
+    """What `account` had signed. Raises Failure for another account's bundle, and for bytes that are none."""
+    label = sealed.label(data)
+    if label != f"{_FORMAT} of {account}":
+        raise Failure(f"it holds {label!r}, not what {account} signed")
+    try:
+        bundle = _bundle(msgpack.unpackb(sealed.unseal(data, password)))
+        contributions = tuple(SignedContribution.decode(record) for record in bundle.contributions)
+        seals = tuple(SignedSeal(Seal.decode(seal), signature) for seal, signature in bundle.seals)
+    except (ValueError, msgpack.UnpackException, msgspec.ValidationError, TypedError) as error:
+        raise Failure(f"it is no bundle of signed statements ({error})") from None
+    if any(signed.contribution.account != account for signed in contributions):
+        raise Failure(f"it holds a contribution that is not {account}'s")
+    return Entries(contributions, seals)
+
+
+def _bundle(value: Any) -> _Bundle:
+    version = value.get("version") if isinstance(value, dict) else None
+    if version != VERSION:
+        raise Failure(f"it has format {version}, this release reads {VERSION}")
+    return msgspec.convert(value, _Bundle)

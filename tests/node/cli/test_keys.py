@@ -1,0 +1,136 @@
+"""`dlx-node keys`: an account moves to another machine and cannot contradict itself there."""
+
+import json
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlx.ledger.typed import Contribution
+from dlx.node.home import identity, sealed
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.signed import Contradiction, SignedBook
+from tests.node.command import dlx
+from tests.node.home.test_signed import DOMAIN, contribution, seal
+
+
+@contextmanager
+def book_of(folder: Path) -> Iterator[tuple[SignedBook, bytes]]:
+    account = identity.load_account(DataDir(folder), Settings())
+    with closing(SignedBook(DataDir(folder).signed, account.address)) as book:
+        yield book, account.secret
+
+
+def ours(folder: Path, round: int, payload: int = 1) -> Contribution:
+    return replace(contribution(round, payload=payload), account=identity.account_address(DataDir(folder)))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder whose account has contributed to rounds 0 to 2 and sealed two of them."""
+    folder = tmp_path / "old"
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    with book_of(folder) as (book, key):
+        for round in range(3):
+            book.sign_contribution(ours(folder, round), DOMAIN, key)
+        for round in range(2):
+            book.sign_seal(seal(round), DOMAIN, key)
+    return folder
+
+
+@pytest.fixture
+def new(old: Path, tmp_path: Path) -> Path:
+    """The account's keystore in a new folder."""
+    folder = tmp_path / "new"
+    DataDir(folder).create()
+    shutil.copytree(old / "keystore", folder / "keystore", dirs_exist_ok=True)
+    dlx("init", "--datadir", folder)
+    return folder
+
+
+def export(folder: Path, file: Path) -> dict:
+    done = dlx("keys", "export-signed", "--out", file, "--datadir", folder, "--json")
+    assert f"do not start {folder} again" in done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_moved_account_cannot_contradict_itself(old: Path, new: Path, tmp_path: Path) -> None:
+    file = tmp_path / "signed.bundle"
+    account = identity.account_address(DataDir(old))
+    assert export(old, file) == {"account": account, "contributions": 3, "seals": 2, "file": str(file)}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    made = json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)
+    assert made == {"account": account, "contributions": 3, "seals": 2, "new": 5}
+    assert json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)["new"] == 0
+    with book_of(new) as (book, key):
+        assert set(book.contributions(contribution().run, 0)) == {0, 1, 2}
+        assert book.sign_contribution(ours(new, 1), DOMAIN, key).contribution == ours(old, 1)
+        with pytest.raises(Contradiction):
+            book.sign_contribution(ours(new, 1, payload=2), DOMAIN, key)
+        with pytest.raises(Contradiction):
+            book.sign_seal(seal(1, next=77), DOMAIN, key)
+
+
+def test_what_contradicts_this_folder_changes_nothing(old: Path, new: Path, tmp_path: Path) -> None:
+    export(old, tmp_path / "signed.bundle")
+    with book_of(new) as (book, key):
+        book.sign_contribution(ours(new, 2, payload=2), DOMAIN, key)
+        before = book.entries()
+    said = dlx("keys", "import-signed", tmp_path / "signed.bundle", "--datadir", new, code=1).stderr
+    assert "another contribution in round 2 of stage 0" in said and "nothing was imported" in said
+    with book_of(new) as (book, _):
+        assert book.entries() == before
+
+
+def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Path) -> None:
+    file, stranger = tmp_path / "signed.bundle", tmp_path / "stranger"
+    export(old, file)
+    dlx("init", "--datadir", stranger, "--insecure-devnet")
+    address = identity.account_address(DataDir(stranger))
+    assert f"not what {address} signed" in dlx("keys", "import-signed", file, "--datadir", stranger, code=1).stderr
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "is damaged" in dlx("keys", "import-signed", file, "--datadir", old, code=1).stderr
+    (tmp_path / "text").write_text("hello")
+    assert "no sealed file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
+    assert "no file that" in dlx("keys", "import-signed", tmp_path, "--datadir", old, code=1).stderr
+    assert not DataDir(stranger).signed.exists()
+
+
+def test_neither_runs_beside_a_running_node(old: Path, tmp_path: Path) -> None:
+    export(old, tmp_path / "signed.bundle")
+    with DataDir(old).lock():
+        for arguments in (
+            ("export-signed", "--out", tmp_path / "again"),
+            ("import-signed", tmp_path / "signed.bundle"),
+        ):
+            assert "another dlx-node" in dlx("keys", *arguments, "--datadir", old, code=1).stderr
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_export_never_overwrites_a_file(old: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.write_text("mine")
+    assert "name a new file" in dlx("keys", "export-signed", "--out", file, "--datadir", old, code=1).stderr
+    assert file.read_text() == "mine"
+    gone = tmp_path / "nowhere" / "file"
+    assert "name a new file" in dlx("keys", "export-signed", "--out", gone, "--datadir", old, code=1).stderr
+
+
+def test_the_accounts_password_locks_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_SCRYPT_N", 4096)
+    monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
+    folder, right, wrong = tmp_path / "node", tmp_path / "right", tmp_path / "wrong"
+    right.write_text("correct\n")
+    wrong.write_text("other\n")
+    dlx("init", "--datadir", folder, "--password-file", right)
+    export_to = ("keys", "export-signed", "--datadir", folder, "--out", tmp_path / "bundle")
+    assert "does not open" in dlx(*export_to, "--password-file", wrong, code=1).stderr
+    dlx(*export_to)
+    import_from = ("keys", "import-signed", tmp_path / "bundle", "--datadir", folder)
+    assert "does not open" in dlx(*import_from, "--password-file", wrong, code=1).stderr
+    dlx(*import_from)
