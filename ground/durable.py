@@ -1,5 +1,6 @@
 """Durable files: a reader sees the old bytes or the new ones, also after a power cut."""
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -51,6 +52,12 @@ def move(source: Path, target: Path) -> None:
 def sync_directory(folder: Path) -> None:
     """Make the names in `folder` durable."""
     _sync(folder)
+
+
+def file_hash(path: Path) -> bytes:
+    """The sha256 of a file's bytes, in constant memory. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_draft(name: str) -> bool:

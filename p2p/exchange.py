@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import random
 from collections import defaultdict
@@ -13,7 +14,7 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
-from dlx.ground.blobs import CHUNK, BlobStore, Kind, Partial
+from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, Partial
 from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
@@ -28,6 +29,7 @@ ASK_DEADLINE = 10.0
 PATIENCE = 0.5  # s for the other answers once there is one
 PROVIDERS = 4  # at once
 EMPTY = hashlib.sha256().digest()
+RECHECK = 60.0  # s that a look at a blob that is served counts: as long as a ban for a damaged one
 STREAMS = 2  # per provider: one waits for the network while the other's chunk goes to disk
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,14 @@ class _Download:
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # chunk, peer, hash of what it sent
 
 
+@dataclass
+class _Look:
+    """At the bytes of a blob that is served."""
+
+    until: float = -math.inf  # it counts
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+
 class BlobExchange:
     """Make it before the host runs. Serves what the store holds, fetches what it lacks.
 
@@ -78,6 +88,7 @@ class BlobExchange:
         self._on_bad_peer = on_bad_peer
         self._downloads: dict[bytes, _Download] = {}
         self._serving: dict[str, int] = defaultdict(int)
+        self._looks: dict[bytes, _Look] = {}
         host.serve(BLOB, self._serve)
         host.add_service(self._run)
 
@@ -145,7 +156,10 @@ class BlobExchange:
                 if request.length > CHUNK:
                     self._host.reject("blob_request", peer)
                     return
-                kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
+                if request.length and not await self._is_sound(request.hash):
+                    kind, size, data = Kind.PUBLIC, None, b""
+                else:
+                    kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
                 self._host.count_as(_traffic(kind), stream)
                 with trio.fail_after(CHUNK_DEADLINE):
                     await write_short(stream, wire.encode(wire.BlobReply(size, len(data))), data)
@@ -157,6 +171,19 @@ class BlobExchange:
             self._serving[peer] -= 1
             if not self._serving[peer]:
                 del self._serving[peer]
+
+    async def _is_sound(self, hash_: bytes) -> bool:
+        """Whether a blob may be served: a damaged one, which would get us banned, is removed. Looks once in RECHECK."""
+        now = trio.current_time()
+        if hash_ not in self._looks:
+            self._looks = {key: look for key, look in self._looks.items() if look.until > now or look.lock.locked()}
+        look = self._looks.setdefault(hash_, _Look())
+        async with look.lock:
+            if look.until <= trio.current_time():
+                if not await trio.to_thread.run_sync(_sound, self._store, hash_):
+                    return False
+                look.until = trio.current_time() + RECHECK
+        return True
 
     # -- fetching
 
@@ -178,13 +205,18 @@ class BlobExchange:
 
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         pause = 0.5
-        await trio.to_thread.run_sync(self._store.note, hash_, download.kind)  # first: a crash must not lose it
         while True:
             callers = download.callers
             sizes, unsure = await self._ask(hash_, download)
+            no_room: NoRoom | None = None
             for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
-                if await self._fetch_from(hash_, size, peers, download):
-                    return
+                try:
+                    if await self._fetch_from(hash_, size, peers, download):
+                        return
+                except NoRoom as error:  # the size may be a lie
+                    no_room = error
+            if no_room is not None:
+                raise no_room
             if not sizes and not unsure and callers == download.callers:  # a new one may allow more, or name others
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(pause)
@@ -226,7 +258,7 @@ class BlobExchange:
 
     async def _fetch_from(self, hash_: bytes, size: int, peers: list[str], download: _Download) -> bool:
         """True when the blob is here. After wrong bytes of unknown origin, one peer at a time."""
-        partial = await trio.to_thread.run_sync(self._store.partial, hash_, size)
+        partial = await trio.to_thread.run_sync(self._store.partial, hash_, size, download.kind)
         try:
             # those that failed least, in no fixed order
             peers.sort(key=lambda peer: (download.failures[peer], random.random()))
@@ -244,9 +276,7 @@ class BlobExchange:
                 if len(set(sources.values())) == 1 and len(sources) == partial.count:
                     self._bad(next(iter(sources.values())), hash_, download)
                 else:
-                    for index, peer in sources.items():
-                        chunk = await trio.to_thread.run_sync(partial.chunk_hash, index)
-                        download.suspects.append((index, peer, chunk))
+                    download.suspects += [(index, peer, partial.received[index]) for index, peer in sources.items()]
                 await trio.to_thread.run_sync(partial.discard)
             return False
         finally:
@@ -344,18 +374,29 @@ async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -
     return reply, await read_exact(stream, reply.length)
 
 
+def _sound(store: BlobStore, hash_: bytes) -> bool:
+    try:
+        return store.sound(hash_)
+    except OSError as error:
+        log.warning("blob %s cannot be read: %s", hash_.hex()[:16], error)
+        return False
+
+
 def _read_range(store: BlobStore, request: wire.BlobRequest) -> tuple[Kind, int | None, bytes]:
     """What is served: nothing of what is private, or cannot be read."""
     try:
         kind = store.kind(request.hash)
-        if kind is Kind.PRIVATE:
-            return kind, None, b""
+    except OSError:  # private ones are known without the index
+        kind = Kind.PUBLIC
+    if kind is Kind.PRIVATE:
+        return kind, None, b""
+    try:
         with open(store.path(request.hash), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             length = min(request.length, max(0, size - request.offset))
             return kind, size, os.pread(file.fileno(), length, request.offset)
     except OSError:
-        return Kind.PUBLIC, None, b""
+        return kind, None, b""
 
 
 def _traffic(kind: Kind) -> str:

@@ -6,54 +6,13 @@ import threading
 import pytest
 import trio
 
-from dlx.ground.blobs import CHUNK, BlobStore, Kind
+from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom
 from dlx.p2p import exchange, wire
 from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import PIPE, Node, network, other_process, until
 
 GIB = 1 << 30
-
-
-def test_the_store_keeps_files_by_their_hash(tmp_path):
-    store = BlobStore(tmp_path / "blobs")
-    data = os.urandom(3_000_000)
-    (tmp_path / "source").write_bytes(data)
-    name = store.put(data)
-    assert name == hashlib.sha256(data).digest() == store.put_file(tmp_path / "source")
-    assert store.has(name) and store.path(name) == tmp_path / "blobs" / name.hex()
-    assert store.path(name).read_bytes() == data
-    assert store.hashes() == {name} == BlobStore(tmp_path / "blobs").hashes()
-    assert not store.has(bytes(32)) and not list((tmp_path / "blobs" / ".partial").iterdir())
-    with pytest.raises(ValueError):
-        store.path(b"../../etc/passwd")
-
-
-def test_a_partial_download_goes_on_where_the_process_died(tmp_path):
-    data = os.urandom(3 * CHUNK + 5)
-    name = hashlib.sha256(data).digest()
-    first = BlobStore(tmp_path).partial(name, len(data))
-    for index in (3, 1):
-        offset, length = first.range(index)
-        first.write(index, data[offset : offset + length])
-    # no close: the process was killed
-    second = BlobStore(tmp_path).partial(name, len(data))
-    assert second.done == {1, 3} and not second.finish()
-    for index in (0, 2):
-        offset, length = second.range(index)
-        second.write(index, data[offset : offset + length])
-    assert second.finish()
-    store = BlobStore(tmp_path)
-    assert store.path(name).read_bytes() == data
-    assert not list((tmp_path / ".partial").iterdir())
-
-
-def test_downloads_that_were_given_up_do_not_stay_for_ever(tmp_path):
-    old, new = (BlobStore(tmp_path).partial(bytes([index]) * 32, 10) for index in range(2))
-    for file in (tmp_path / ".partial").glob(f"{old._path.name}*"):
-        os.utime(file, (0, 0))
-    BlobStore(tmp_path)
-    assert {file.name[:64] for file in (tmp_path / ".partial").iterdir()} == {new._path.name}
 
 
 async def test_a_blob_comes_from_whoever_has_it(tmp_path):
@@ -317,6 +276,81 @@ async def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
         monkeypatch.setattr(exchange.Partial, "write", full)
         with pytest.raises(OSError, match="No space left"):
             await one.blobs.fetch(name, GIB, None, 20)
+        assert one.host.agreed() == (two.id,) and not one.bad and not one.rejected
+
+
+@pytest.mark.parametrize("fault", ["lost", "finish"])
+async def test_a_disk_that_fails_here_is_nobody_elses_fault(tmp_path, monkeypatch, fault):
+    """It loses what it took, or cannot put the finished file into its place."""
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(os.urandom(2 * CHUNK))
+        write = exchange.Partial.write
+
+        def loses(partial: exchange.Partial, index: int, data: bytes) -> None:
+            write(partial, index, data)
+            os.pwrite(partial._file, b"\0" * 100, partial.range(index)[0])
+
+        def fails(*args) -> None:
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as broken:
+            if fault == "lost":
+                broken.setattr(exchange.Partial, "write", loses)
+            else:
+                broken.setattr("dlx.ground.durable.os.replace", fails)
+            with pytest.raises(OSError, match=r"Input/output error|gives back other bytes"):
+                await one.blobs.fetch(name, GIB, None, 20)
+        assert one.host.agreed() == (two.id,) and not one.bad and not one.rejected
+        assert await one.blobs.fetch(name, GIB, None, 20)  # the disk is well again
+
+
+async def test_a_blob_for_which_there_is_no_room_is_nobodys_fault(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(os.urandom(2 * CHUNK))
+        one.store._room.quota = CHUNK
+        with pytest.raises(NoRoom):
+            await one.blobs.fetch(name, GIB, None, 20)
+        assert one.host.agreed() == (two.id,) and not one.bad and not one.rejected
+        one.store._room.quota = None
+        assert await one.blobs.fetch(name, GIB, None, 20)
+
+
+async def test_a_size_that_is_a_lie_and_does_not_fit_does_not_stop_the_right_one(tmp_path):
+    node, data = Node(1, tmp_path), os.urandom(CHUNK)
+    node.store._room.quota = 2 * CHUNK
+    async with node.host.run():
+        honest = Node(2, tmp_path, node.host.addresses)
+        liars = [Liar(3 + index, tmp_path, node.host.addresses, size=4 * CHUNK) for index in range(2)]
+        async with honest.host.run(), liars[0].host.run(), liars[1].host.run():
+            await until(lambda: len(node.host.agreed()) == 3)
+            name = honest.store.put(data)
+            for liar in liars:
+                liar.store.put(data)
+            assert (await node.blobs.fetch(name, GIB, None, 30)).read_bytes() == data
+
+
+async def test_a_blob_that_our_disk_damaged_is_removed_instead_of_served(tmp_path):
+    async with network(tmp_path, 3) as (one, two, three):
+        name = two.store.put(data := os.urandom(2 * CHUNK))
+        three.store.put(data)
+        two.store.path(name).write_bytes(bytes(2 * CHUNK))
+        assert (await one.blobs.fetch(name, GIB, None, 20)).read_bytes() == data
+        assert not one.bad and not two.store.has(name) and set(one.host.agreed()) == {two.id, three.id}
+
+
+async def test_a_blob_that_is_served_is_looked_at_again_after_a_while(tmp_path, monkeypatch):
+    async with network(tmp_path, 2) as (one, two):
+        looked, sound = [], two.store.sound
+        monkeypatch.setattr(two.store, "sound", lambda name: looked.append(name) or sound(name))
+        name = two.store.put(os.urandom(100))
+        looked.clear()
+        for _ in range(3):
+            await ask(one, two, name, 0, 100)
+        assert looked == [name]
+        monkeypatch.setattr(exchange, "RECHECK", -1.0)
+        two.blobs._looks.clear()
+        two.store.path(name).write_bytes(b"damaged")
+        assert await ask(one, two, name, 0, 100) == (wire.BlobReply(None, 0), b"")
 
 
 async def test_streams_that_one_peer_may_hold_are_bounded(tmp_path):
