@@ -3,10 +3,9 @@
 import os
 
 from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover, sign
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
-
-Statement = e.GossipContribution | e.GossipProposal | e.GossipAttestation | e.GossipReport
 
 
 def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domain) -> e.Event | None:
@@ -36,19 +35,20 @@ def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domai
             return e.ReportSeen(message.round, message.stage, holding, missing, recover(digest, message.signature))
 
 
-def message_of(action: Statement, run: bytes, stage: int, domain: Domain, key: bytes) -> wire.GossipMessage:
+def message_of(action: a.Statement, run: bytes, stage: int, domain: Domain, key: bytes) -> wire.GossipMessage:
     """The action as a message; a fresh nonce lets it be repeated. Reports are signed here with the account's key."""
     nonce = os.urandom(8)
     match action:
-        case e.GossipContribution(signed=signed):
+        case a.GossipContribution(signed=signed):
             return wire.ContributionMessage(nonce, signed.encode())
-        case e.GossipProposal(seal=seal):
+        case a.GossipProposal(seal=seal):
             return wire.ProposalMessage(
                 nonce, run, stage, seal.round, action.attempt, seal.encode(), list(action.listed),
                 list(action.record_signatures), action.signature,
             )  # fmt: skip
-        case e.GossipAttestation(round=round, digest=digest, signature=signature):
+        case a.GossipAttestation(round=round, digest=digest, signature=signature):
             return wire.AttestationMessage(nonce, run, stage, round, digest, signature)
-        case e.GossipReport(round=round, holding=holding, missing=missing):
+        case a.GossipReport(round=round, holding=holding, missing=missing):
             signature = sign(Report(run, round, stage, holding, missing).digest(domain), key)
             return wire.ReportMessage(nonce, run, stage, round, list(holding), list(missing), signature)
+    raise AssertionError(action)

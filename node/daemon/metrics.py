@@ -14,6 +14,12 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         # prometheus_client adds "_total" to the names of counters.
         self._rejected = Counter("dlx_rejected", "Messages and blobs refused", ["reason"], registry=registry)
+        self._action_failures = Counter(
+            "dlx_action_failures",
+            "What the round needed and could not be done",
+            ["action"],
+            registry=registry,
+        )
         self.round = Gauge("dlx_round", "Round this node works on", registry=registry)
         self.loss = Gauge("dlx_loss", "Training loss of the last round, nats per token", registry=registry)
         self.tokens = Counter("dlx_tokens", "Tokens this node's replica trained on", registry=registry)
@@ -40,6 +46,10 @@ class Metrics:
     def failed(self, part: str) -> None:
         """Count one failure of a part of the node, which is tried again."""
         self._failures.labels(part=part).inc()
+
+    def action_failed(self, action: str) -> None:
+        """Count one failure of an action of the round machine, named by its class."""
+        self._action_failures.labels(action=action).inc()
 
     @property
     def rejections(self) -> dict[str, int]:

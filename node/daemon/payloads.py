@@ -1,86 +1,97 @@
 """What a session does with others' payloads: fetch and check them, measure them, take the outer step over them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import trio
 
 from dlx.ground.blobs import Kind
 from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.troubles import fetch, told
+from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
-from dlx.node.round import events as e
+from dlx.node.round.faults import ActionFailed, BadPayload
 from dlx.node.round.plans import manifest_plan, plan_of
-from dlx.node.round.rules import Rules, unit_multipliers
-from dlx.node.trainer.client import Trainer, TrainerError, TrainerSilent
+from dlx.node.round.rules import OuterResult, Rules, unit_multipliers
+from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.node.trainer.messages import SealedPayload
-from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
+from dlx.p2p.exchange import BlobNotFound, BlobTimeout, BlobTooLarge
+from dlx.training.outer.policy import Measured
 
 PAYLOAD_SECONDS = 30.0
+T = TypeVar("T")
 log = logs.get(__name__)
 
 
 @dataclass(frozen=True)
 class Payloads:
-    """Of one stage. Each method ends with the event that tells the machine how it went."""
+    """Of one stage. The methods raise ActionFailed (LocalFault where this machine is at fault)."""
 
     context: RunContext
     rules: Rules
     stage: int
     trainer: Trainer
+    versions: Versions
     made: dict[int, set[bytes]] = field(default_factory=dict)  # round -> blobs that outer steps wrote, sealed or not
 
-    async def fetch(self, view: RunView, signed: SignedContribution) -> e.Event:
-        """Have the payload in the blob store, and know that it decodes."""
+    async def fetch(self, view: RunView, signed: SignedContribution) -> int:
+        """Have the payload in the blob store, and know that it decodes; its size in bytes. Raises BadPayload too."""
         statement = signed.contribution
-        round, payload, plan = statement.round, statement.payload, self._plan(view, statement.round)
+        payload, plan = statement.payload, self._plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
-        exchange, peer = self.context.exchange, self.context.peer_of(statement.account)
-        try:
+        exchange, store, peer = self.context.exchange, self.context.store, self.context.peer_of(statement.account)
+        peers = [peer] if peer else None
+        with told():
             try:
-                path = await exchange.fetch(payload, limit, [peer] if peer else None, 5.0, Kind.PAYLOAD)
-            except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
-                path = await exchange.fetch(payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
-            await self.trainer.check(payload, manifest_plan(plan))
-        except BlobTooLarge as error:
-            log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-            return e.PayloadRefused(round, payload, "payload_size")
-        except (BlobError, TrainerSilent, OSError) as error:
-            log.info("payload not here yet", payload=payload.hex()[:12], error=str(error))
-            return e.PayloadMissing(round, payload)
-        except TrainerError as error:
-            log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-            return e.PayloadRefused(round, payload, "bad_payload")
-        return e.PayloadReady(round, payload, path.stat().st_size)
+                try:
+                    path = await fetch(exchange, store, payload, limit, peers, 5.0, Kind.PAYLOAD)
+                except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
+                    path = await fetch(exchange, store, payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
+                await self._mending(partial(self.trainer.check, payload, manifest_plan(plan)), view, statement.round)
+                return (await trio.to_thread.run_sync(path.stat)).st_size
+            except (BlobTooLarge, Wrong) as error:
+                log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
+                raise BadPayload("payload_size" if isinstance(error, BlobTooLarge) else "bad_payload") from None
 
-    async def outer(self, view: RunView, action: e.ComputeOuter) -> e.Event:
+    async def outer(
+        self,
+        view: RunView,
+        round: int,
+        listed: Sequence[SignedContribution],
+        multipliers: Sequence[int],
+        ranks: Sequence[int],
+    ) -> tuple[OuterResult, dict[int, float]]:
         """V[round + 1], and what the ranks keep of the mean."""
-        round, names = action.round, tuple(signed.contribution.hash() for signed in action.listed)
+        payloads = self._sealed(view, round, listed, multipliers)
+        if round > view.next_round(self.stage):
+            raise ActionFailed(f"the seal of round {round - 1} was taken back")
+        weights, momentum = view.weights(self.stage, round), view.momentum(self.stage, round)
         started = time.monotonic()
-        try:
-            answer = await self.trainer.outer(
-                view.weights(self.stage, round),
-                view.momentum(self.stage, round),
-                self._sealed(view, round, action.listed, action.multipliers),
-                action.ranks,
-            )
-        except TrainerError as error:
-            log.warning("outer step failed", round=round, error=str(error))
-            return e.OuterFailed(round, names, action.multipliers, str(error))
+        with told():
+            ask = partial(self.trainer.outer, weights, momentum, payloads, tuple(ranks))
+            answer = await self._mending(ask, view, round)
         self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
         self.context.metrics.outer_seconds.observe(time.monotonic() - started)
-        return e.OuterComputed(round, names, action.multipliers, answer.weights, answer.momentum, answer.energy)
+        return OuterResult(answer.weights, answer.momentum), answer.energy
 
-    async def measure(self, view: RunView, action: e.MeasurePolicy) -> e.Event:
+    async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""
-        round, names = action.round, tuple(signed.contribution.hash() for signed in action.listed)
-        units = unit_multipliers(len(action.listed))
+        payloads = self._sealed(view, round, listed, unit_multipliers(len(listed)))
+        with told():
+            return await self._mending(partial(self.trainer.measure, payloads), view, round)
+
+    async def _mending(self, ask: Callable[[], Awaitable[T]], view: RunView, round: int) -> T:
+        """Asks the training process; once more where our disk had lost or damaged something that could be had again."""
         try:
-            measured = await self.trainer.measure(self._sealed(view, round, action.listed, units))
-        except TrainerError as error:
-            log.warning("the payloads could not be measured", round=round, error=str(error))
-            return e.PolicyFailed(round, names, str(error))
-        return e.PolicyMeasured(round, names, measured)
+            return await ask()
+        except BlobTrouble as error:
+            await self.versions.mend(view, round, error.blobs)
+            return await ask()
 
     def _sealed(
         self, view: RunView, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]
@@ -93,5 +104,6 @@ class Payloads:
 
     def _plan(self, view: RunView, round: int) -> Plan:
         plan = plan_of(self.rules, view, self.stage, round)
-        assert plan is not None, "contributions are taken only to rounds whose plan is known"
+        if plan is None:
+            raise ActionFailed(f"the seals that plan round {round} were taken back")
         return plan

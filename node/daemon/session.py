@@ -3,31 +3,25 @@
 Everything runs in the trio task group of `Session.run`; the machine decides, this file only carries out.
 """
 
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+import contextlib
 
 import trio
 
-from dlx.ground.blobs import Kind
 from dlx.ground.constants import MICRO
-from dlx.ledger.errors import LedgerError
-from dlx.ledger.typed import Plan, Seal, SignatureError, SignedContribution, TypedError
+from dlx.ledger.typed import SignatureError, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.kept import drop_other_stages
-from dlx.node.daemon.messages import Statement, event_of, message_of
-from dlx.node.daemon.payloads import Payloads
+from dlx.node.daemon.messages import event_of
 from dlx.node.daemon.pipes import Pipes
-from dlx.node.daemon.statements import keep_evidence, make_contribution
-from dlx.node.daemon.versions import Differs, Unavailable, Versions
+from dlx.node.daemon.progress import Progress
+from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
-from dlx.node.home.signed import Contradiction
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.faults import ActionFailed, LocalFault
 from dlx.node.round.machine import RoundMachine
-from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
@@ -35,24 +29,9 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
-from dlx.training.slot.records import RoundInputs, Trained
 
 TICK_SECONDS = 0.2
 log = logs.get(__name__)
-
-
-@dataclass
-class Progress:
-    """What the status shows of the training under way."""
-
-    round: int | None = None
-    step: int = 0
-    steps: int = 0
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    started: float = 0.0
-    tokens: int = 0
-    losses: dict[int, float] = field(default_factory=dict)
 
 
 class Session:
@@ -109,28 +88,29 @@ class Session:
     def _begin(self, opened: m.Opened) -> None:
         context = self.context
         self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
-        self._payloads = Payloads(context, self.rules, self.stage, self.trainer)
         self.versions = Versions(
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
         )
-        own = context.signed.contributions(context.run, self.stage)
-        view = self._first_view
-        if opened.trained is not None and opened.trained.round not in own:  # trained, but killed before it was signed
-            plan = plan_of(self.rules, view, self.stage, opened.trained.round)
-            if plan is not None:  # None: its seals were taken back meanwhile
-                own[opened.trained.round] = self._sign_contribution(opened.trained, plan, own, None)
+        own, view = context.signed.contributions(context.run, self.stage), self._first_view
         drop_other_stages(context.directory, self.stage)
         # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
         last_trained = max([-1 if opened.trained is None else opened.trained.round, *own])
         newest, oldest = self.versions.newest(view)
-        self.machine = RoundMachine(
+        machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
             last_trained=last_trained, own=own,
         )  # fmt: skip
+        self._hands = SlotHands(
+            context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
+            self._directory, self.progress, own, lambda: machine.view,
+        )  # fmt: skip
+        self.machine = machine
         log.info(
             "slot opened", replica=self.replica, stage=self.stage, version=newest, trained=self.machine.last_trained
         )
         self.emit(e.LedgerSeen(view, self._first_block))
+        if opened.trained is not None and opened.trained.round not in own:  # killed before it was signed
+            self.emit(e.RoundFinished(opened.trained))
 
     async def _tick(self) -> None:
         while True:
@@ -143,8 +123,11 @@ class Session:
         """Feeds the machine and starts what it asks for."""
         if self.machine is None:
             return
-        for action in self.machine.handle(event, time.time()):
-            self._act(action)
+        for action in self.machine.handle(event, self.context.now()):
+            if isinstance(action, a.Prompt):
+                action.act(self._hands)
+            else:
+                self._nursery.start_soon(self._carry_out, action)
 
     def on_ledger(self, view: RunView, block: int) -> None:
         """A newer view of the run; it ends the session when the slot is no longer ours."""
@@ -185,30 +168,18 @@ class Session:
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:
             case m.Step(round=round, step=step, loss=loss):
-                self.progress.round, self.progress.step, self.progress.loss = round, step, loss
+                self.progress.at_step(round, step, loss, self.rules.tokens_per_step)
                 self.context.metrics.tokens.inc(self.rules.tokens_per_step)
-                self.progress.tokens += self.rules.tokens_per_step
             case m.Finished(trained=trained):
-                self._on_trained(trained)
+                self.progress.end(trained)
+                self.context.metrics.loss.set(trained.loss / MICRO)
+                self.emit(e.RoundFinished(trained))
             case m.Abandoned(round=round, reason=reason):
                 log.info("round abandoned", round=round, reason=reason)
                 self.pipes.close()
-                self.emit(e.RoundAbandoned(round, reason))
+                self._nursery.start_soon(self._abandoned, message)
             case m.Tensor(link=link, frame=frame):
                 self.pipes.post(link, frame)
-
-    def _on_trained(self, trained: Trained) -> None:
-        assert self.machine is not None
-        seconds = time.monotonic() - self.progress.started
-        self.progress.tokens_per_second = trained.tokens / seconds if seconds > 0 else None
-        self.progress.losses[trained.round] = trained.loss / MICRO
-        self.context.metrics.loss.set(trained.loss / MICRO)
-        exchange_seconds = self.machine.exchange_seconds(trained.round, time.time())
-        signed = self.machine.own.get(trained.round) or self._sign_contribution(
-            trained, self._plan, self.machine.own, exchange_seconds
-        )
-        drop_other_stages(self.context.directory, self.stage)
-        self.emit(e.RoundTrained(signed))
 
     def _on_pipe_open(self, link: str) -> None:
         self.trainer.post(m.Fresh(link))
@@ -223,136 +194,35 @@ class Session:
 
     # ---- actions out ----
 
-    def _act(self, action: e.Action) -> None:
-        match action:
-            case e.StartRound():
-                self._start_round(action)
-            case e.AbandonRound(reason=reason):
-                self.pipes.close()
-                self.trainer.post(m.Stop(reason))
-            case e.WantRound(round=round, ready=ready):
-                self.pipes.send_want(round, ready)
-            case e.ResetPipes(reason=reason):
-                log.info("pipes reset", reason=reason)
-                self.pipes.close()
-            case e.SignSeal(seal=seal):
-                self._sign_seal(seal)
-            case e.FetchPayload(signed=signed):
-                self._nursery.start_soon(self._with_view, self._payloads.fetch, signed)
-            case e.ComputeOuter():
-                self._nursery.start_soon(self._with_view, self._payloads.outer, action)
-            case e.MeasurePolicy():
-                self._nursery.start_soon(self._with_view, self._payloads.measure, action)
-            case e.AdoptVersion(version=version):
-                self._nursery.start_soon(self._adopt, version)
-            case e.KeepEvidence(first=first, second=second):
-                log.warning("two contributions to one round", account=first.contribution.account)
-                try:
-                    keep_evidence(self._directory / "evidence", first, second)
-                except OSError as error:
-                    log.warning("the evidence could not be kept", error=str(error))
-            case e.Reject(reason=reason, source=source):
-                self.context.reject(reason, source)
-            case e.GossipContribution() | e.GossipProposal() | e.GossipAttestation() | e.GossipReport():
-                self._nursery.start_soon(self._gossip, action)
-            case _:
-                self._nursery.start_soon(self._transact, action)
-
-    def _start_round(self, action: e.StartRound) -> None:
-        assert self.machine is not None
-        log.info("training", round=action.round, base=action.base, steps=action.plan.inner_steps)
-        self.progress.round, self.progress.step, self.progress.steps = action.round, 0, action.plan.inner_steps
-        self.progress.started = time.monotonic()
-        self.context.metrics.round.set(action.round)
-        inputs = RoundInputs(
-            round=action.round,
-            plan=manifest_plan(action.plan),
-            steps_before=action.steps_before,
-            total_steps=self.rules.total_steps,
-            base_version=action.base,
-            base_weights=self.machine.view.weights(self.stage, action.base),
-            left_out=action.left_out,
-        )
-        self._plan = action.plan
-        self.trainer.post(m.Train(inputs))
-
-    async def _with_view(self, work: Callable[[RunView, Any], Awaitable[e.Event]], subject: Any) -> None:
-        """Work on payloads, under the view that it was asked for; its event goes to the machine."""
-        assert self.machine is not None
-        self.emit(await work(self.machine.view, subject))
-
-    async def _adopt(self, version: int) -> None:
-        assert self.machine is not None
-        view = self.machine.view
+    async def _carry_out(self, task: a.Task) -> None:
+        action = type(task).__name__
         try:
-            await self.versions.adopt(view, version)
-            await trio.to_thread.run_sync(self.versions.drop_old, view, version, self._payloads.made)
-        except Differs as error:
-            log.error("THIS NODE STOPS CONTRIBUTING: a sealed version is not what its payloads give", error=str(error))
-            self.emit(e.VersionDiffers(version, str(error)))
-        except (Unavailable, OSError) as error:
-            log.info("version not available yet", version=version, error=str(error))
-            self.emit(e.VersionUnavailable(version))
-        else:
-            self.emit(e.VersionAdopted(version))
+            outcome = await task.run(self._hands)
+        except ActionFailed as error:
+            log.info("not done yet", action=action, reason=str(error))
+            self.context.metrics.action_failed(action)
+            self.emit(e.Failed(task, str(error), isinstance(error, LocalFault)))
+            return
+        if isinstance(outcome, e.Mined):
+            log.info("transaction mined", action=action, block=outcome.block)
+        if isinstance(outcome, e.VersionDiffers):
+            log.error(
+                "THIS NODE STOPS CONTRIBUTING: a sealed version is not what its payloads give", error=outcome.detail
+            )
+        if outcome is not None:
+            self.emit(e.Done(task, outcome))
 
-    async def _gossip(self, action: Statement) -> None:
-        context = self.context
-        message = message_of(action, context.run, self.stage, self.rules.domain, context.account_key)
-        contributes = isinstance(action, e.GossipContribution)
-        topic = context.contributions_topic if contributes else context.seals_topic
-        await context.gossip.publish(topic, wire.encode(message))
-
-    async def _transact(self, action: e.Action) -> None:
-        client, run = self.context.client, self.context.run
-        match action:
-            case e.SendSeal(seal=seal, listed=listed, signatures=signatures):
-                send = partial(client.seal, seal, listed, dict(signatures))
-            case e.SendAccuse(account=account):
-                send = partial(client.accuse, run, account)
-            case e.SendEvict(account=account):
-                send = partial(client.evict, run, account)
-            case e.SendAnswer():
-                send = partial(client.answer, run)
-            case e.SendMoveDown():
-                send = partial(client.move_down, run)
-            case _:
-                raise AssertionError(action)
-        try:
-            await trio.to_thread.run_sync(send, abandon_on_cancel=True)
-        except LedgerError as error:
-            log.info("transaction refused or not mined", action=type(action).__name__, error=str(error))
-            self.emit(e.TransactionEnded(action, False, str(error)))
-        else:
-            log.info("transaction mined", action=type(action).__name__)
-            self.emit(e.TransactionEnded(action, True, ""))
+    async def _abandoned(self, message: m.Abandoned) -> None:
+        """The round machine hears of it when what was missing or damaged on our disk is here again, or cannot be."""
+        trouble = message.trouble
+        if trouble is not None and trouble.kind is m.Kind.BLOBS:
+            with contextlib.suppress(ActionFailed):
+                await self._hands.mend(message.round, trouble.blobs)
+        self.context.metrics.action_failed(a.START)
+        local = trouble is not None and trouble.kind is m.Kind.LOCAL
+        self.emit(e.RoundAbandoned(message.round, message.reason, local))
 
     # ---- helpers ----
-
-    def _sign_contribution(
-        self, trained: Trained, plan: Plan, own: dict[int, SignedContribution], exchange_seconds: float | None
-    ) -> SignedContribution:
-        contribution = make_contribution(
-            trained,
-            run=self.context.run,
-            account=self.context.account,
-            replica=self.replica,
-            stage=self.stage,
-            plan=plan,
-            exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
-            own=own,
-        )
-        signed = self.context.signed.sign_contribution(contribution, self.rules.domain, self.context.account_key)
-        self.context.store.note(trained.payload, Kind.PAYLOAD)  # the trainer wrote it
-        return signed
-
-    def _sign_seal(self, seal: Seal) -> None:
-        try:
-            signature = self.context.signed.sign_seal(seal, self.rules.domain, self.context.account_key)
-        except Contradiction as error:  # two results of one function: a fault of this machine, never to be signed
-            log.error("a seal was not signed", error=str(error))
-        else:
-            self.emit(e.SealSigned(seal.digest(self.rules.domain), signature))
 
     def _holder(self, stage: int) -> tuple[str, str] | None:
         """(account, peer id) of our replica's holder of a stage."""

@@ -1,31 +1,26 @@
-"""The versions of one stage on disk: adopting the next one against its seal, and dropping old ones."""
+"""The versions of one stage on disk: adopting the next one against its seal, mending, and dropping old ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.events import Sealed
 from dlx.ledger.view import RunView
+from dlx.node.daemon.troubles import fetch, told
 from dlx.node.home import logs
+from dlx.node.round.faults import ActionFailed, Differs
 from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import Rules
-from dlx.node.trainer.client import Trainer, TrainerError, TrainerSilent
+from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.node.trainer.messages import SealedPayload
 from dlx.p2p.exchange import BlobError, BlobExchange
 from dlx.training.recipe.manifest import Manifest
 
+MENDINGS = 3  # of inputs that our disk has lost, before the version is fetched instead
 FETCH_SECONDS = 60.0  # for one blob; a node that is offered it slowly asks again
 log = logs.get(__name__)
-
-
-class Differs(Exception):
-    """Computed twice from the sealed payloads, a version is not what its seal says."""
-
-
-class Unavailable(Exception):
-    """Neither the payloads nor the weights could be had in time."""
 
 
 @dataclass
@@ -52,20 +47,36 @@ class Versions:
         return newest, oldest
 
     async def adopt(self, view: RunView, version: int) -> None:
-        """Have V[version], or raise Differs or Unavailable."""
+        """Have V[version]. Raises Differs; ActionFailed where it cannot be had now (LocalFault: by our own fault)."""
+        if version > view.next_round(self.stage):
+            raise ActionFailed(f"the seal of round {version - 1} was taken back")
         if await trio.to_thread.run_sync(self._here, view, version):
             return
-        if version > 0 and self._here(view, version - 1):
-            try:
-                await self._recompute(view, version)
-                return
-            except (BlobError, TrainerError) as error:
-                log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
-        try:
+        with told():
+            if version > 0 and self._here(view, version - 1):
+                try:
+                    await self._recompute(view, version)
+                    return
+                except (BlobError, BlobTrouble) as error:
+                    log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
             for name in self._hashes(view, version):
-                await self.exchange.fetch(name, self._size_limit, None, FETCH_SECONDS)
-        except BlobError as error:
-            raise Unavailable(str(error)) from None
+                await fetch(self.exchange, self.store, name, self._size_limit, None, FETCH_SECONDS, Kind.VERSION)
+
+    async def mend(self, view: RunView, round: int, blobs: Sequence[bytes]) -> None:
+        """Have again what of a round's inputs (its base version, payloads) is missing or damaged on our disk."""
+        base = self._hashes(view, round) if round <= view.next_round(self.stage) else []
+        plan = plan_of(self.rules, view, self.stage, round)
+        limit = self._size_limit if plan is None else self.rules.max_payload_size(self.stage, plan)
+        lost = [name for name in blobs if not await trio.to_thread.run_sync(self.store.sound, name)]  # and now gone
+        for name in lost:
+            log.warning("a blob was missing or damaged on this disk: having it again", blob=name.hex()[:12])
+            if name not in base:
+                await fetch(self.exchange, self.store, name, limit, None, FETCH_SECONDS, Kind.PAYLOAD)
+        if not set(lost).isdisjoint(base):
+            try:
+                await self.adopt(view, round)
+            except Differs as error:
+                raise ActionFailed(str(error)) from None
 
     def drop_old(self, view: RunView, adopted: int, made: dict[int, set[bytes]]) -> None:
         """Keep genesis, the newest few versions and every tenth (as the manifest says); delete the others' blobs.
@@ -79,40 +90,43 @@ class Versions:
         for version in range(self._dropped, oldest):
             for name in self._hashes(view, version):
                 if name not in kept:
-                    self.store.path(name).unlink(missing_ok=True)
+                    self.store.remove(name)
         self._dropped = max(self._dropped, oldest)
         for round in [round for round in list(made) if round < adopted]:
             for name in made.pop(round) - kept:
-                self.store.path(name).unlink(missing_ok=True)
+                self.store.remove(name)
 
     async def _recompute(self, view: RunView, version: int) -> None:
+        """Only inputs that are what their names say can speak against a seal: a lost or damaged one is had again."""
         sealed = view.sealed[self.stage, version - 1]
-        expected = sealed.seal.next_weights, sealed.seal.next_momentum
-        for last_try in (False, True):
-            paths = [
-                await self.exchange.fetch(
-                    signed.contribution.payload,
-                    signed.contribution.payload_size,
-                    None,
-                    FETCH_SECONDS,
+        expected, found = (sealed.seal.next_weights, sealed.seal.next_momentum), list[str]()
+        inputs = [*self._hashes(view, version - 1), *(one.contribution.payload for one in sealed.contributions)]
+        for _ in range(MENDINGS):
+            for signed in sealed.contributions:
+                statement = signed.contribution
+                await fetch(
+                    self.exchange, self.store, statement.payload, statement.payload_size, None, FETCH_SECONDS,
                     Kind.PAYLOAD,
-                )
-                for signed in sealed.contributions
-            ]
+                )  # fmt: skip
             try:
                 answer = await self.trainer.outer(
                     sealed.seal.previous_weights, sealed.seal.previous_momentum, self._payloads(view, sealed)
                 )
-                found = f"{answer.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
+            except BlobTrouble as error:
+                await self.mend(view, version - 1, error.blobs)
+                continue
+            except Wrong as error:
+                verdict = str(error)
+            else:
                 if (answer.weights, answer.momentum) == expected:
                     return
-            except TrainerSilent:
-                raise
-            except TrainerError as error:
-                found = str(error)
-            if last_try:
-                raise Differs(f"the outer step over round {version - 1} gives {found}")
-            await trio.to_thread.run_sync(_discard, paths)  # perhaps our disk is at fault: fetch them once more
+                verdict = f"{answer.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
+            damaged = [name for name in inputs if not await trio.to_thread.run_sync(self.store.sound, name)]
+            await self.mend(view, version - 1, damaged)
+            found += [] if damaged else [verdict]
+            if len(found) == 2:
+                raise Differs(f"the outer step over round {version - 1} gives {found[1]}")
+        raise BlobTrouble("this disk damages what is written to it", tuple(inputs))
 
     def _payloads(self, view: RunView, sealed: Sealed) -> tuple[SealedPayload, ...]:
         bound = plan_of(self.rules, view, self.stage, sealed.round)
@@ -133,8 +147,3 @@ class Versions:
     @property
     def _size_limit(self) -> int:
         return self.manifest.genesis[self.stage].size  # all versions of a stage have the genesis' layout
-
-
-def _discard(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)

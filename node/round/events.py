@@ -1,12 +1,13 @@
-"""What the round machine is told (events) and what it asks for (actions): plain data, no I/O."""
+"""What the round machine is told: plain data, no I/O."""
 
 from dataclasses import dataclass
 
-from dlx.ledger.typed import Plan, Seal, SignedContribution
+from dlx.ledger.typed import Seal, SignedContribution
 from dlx.ledger.view import RunView
+from dlx.node.round.pending import Asked
+from dlx.node.round.rules import OuterResult
 from dlx.training.outer.policy import Measured
-
-# ---- events -------------------------------------------------------------------------------------------------------
+from dlx.training.slot.records import Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,6 @@ class PayloadRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadMissing:
-    """Nobody gave the payload before the deadline; it is asked for again later."""
-
-    round: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class ProposalSeen:
     """A proposer's seal, signed by it, with the struct hashes and the signatures of the contributions it lists."""
 
@@ -97,17 +90,8 @@ class OuterComputed:
     round: int
     listed: tuple[bytes, ...]
     multipliers: tuple[int, ...]
-    weights: bytes
-    momentum: bytes
+    result: OuterResult
     energy: dict[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class OuterFailed:
-    round: int
-    listed: tuple[bytes, ...]
-    multipliers: tuple[int, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +101,6 @@ class PolicyMeasured:
     round: int
     listed: tuple[bytes, ...]
     measured: Measured
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFailed:
-    round: int
-    listed: tuple[bytes, ...]
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +127,19 @@ class VersionDiffers:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionUnavailable:
-    """Neither the payloads nor the weights of V[s,version] could be had yet."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class NeighbourWants:
     """A pipe neighbour says which round it would train next and whether it could start now; None: its pipe is gone."""
 
     link: str  # "previous" or "next"
     round: int | None
     ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFinished:
+    """A round is trained and saved; what says so is not signed yet."""
+
+    trained: Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +151,42 @@ class RoundTrained:
 
 @dataclass(frozen=True, slots=True)
 class RoundAbandoned:
+    """`local`: by a fault of this machine."""
+
     round: int
     reason: str
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionEnded:
-    """A transaction that the machine asked for was mined, reverted or given up."""
+class EvidenceKept:
+    """`second` and what contradicts it are on disk."""
 
-    action: "Action"
-    ok: bool
-    detail: str
+    second: SignedContribution
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """A transaction of ours is in this block."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was asked for was done, and this came of it."""
+
+    action: Asked
+    outcome: "Event"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What was asked for could not be done now; `local`: by a fault of this machine."""
+
+    action: Asked
+    reason: str
+    local: bool = False
 
 
 Event = (
@@ -193,184 +195,20 @@ Event = (
     | ContributionSeen
     | PayloadReady
     | PayloadRefused
-    | PayloadMissing
     | ProposalSeen
     | AttestationSeen
     | ReportSeen
     | OuterComputed
-    | OuterFailed
     | PolicyMeasured
-    | PolicyFailed
     | SealSigned
     | VersionAdopted
     | VersionDiffers
-    | VersionUnavailable
     | NeighbourWants
+    | RoundFinished
     | RoundTrained
     | RoundAbandoned
-    | TransactionEnded
-)
-
-# ---- actions ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartRound:
-    """Train `round` from `base`; `left_out` are own payloads to fold back."""
-
-    round: int
-    base: int
-    plan: Plan
-    steps_before: int
-    left_out: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonRound:
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WantRound:
-    """Tell the pipe neighbours which round this holder would train next, and whether it could start now."""
-
-    round: int
-    ready: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ResetPipes:
-    """Break the pipes: a neighbour may already wait in a round that this holder will not train."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GossipContribution:
-    signed: SignedContribution
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPayload:
-    signed: SignedContribution
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeOuter:
-    """V[s,round+1] from V[s,round] and `listed` (ascending accounts), and what these ranks keep of the mean."""
-
-    round: int
-    listed: tuple[SignedContribution, ...]
-    multipliers: tuple[int, ...]
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurePolicy:
-    """What the run's aggregation policy needs to know of `listed` (ascending accounts)."""
-
-    round: int
-    listed: tuple[SignedContribution, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SignSeal:
-    seal: Seal
-
-
-@dataclass(frozen=True, slots=True)
-class GossipProposal:
-    seal: Seal
-    listed: tuple[bytes, ...]
-    record_signatures: tuple[bytes, ...]
-    attempt: int
-    signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GossipAttestation:
-    round: int
-    digest: bytes
-    signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GossipReport:
-    round: int
-    holding: tuple[bytes, ...]
-    missing: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendSeal:
-    seal: Seal
-    listed: tuple[SignedContribution, ...]
-    signatures: tuple[tuple[str, bytes], ...]  # (account, signature), ascending
-
-
-@dataclass(frozen=True, slots=True)
-class SendAccuse:
-    account: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendAnswer:
-    """We were accused and are alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendEvict:
-    account: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendMoveDown:
-    """A lower replica has a free seat of our stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptVersion:
-    """Make V[s,version] ours: by the outer step over the sealed payloads when `version - 1` is here, else by hash."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepEvidence:
-    """Two different contributions by one account to one round."""
-
-    first: SignedContribution
-    second: SignedContribution
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """Something hostile or mistaken was refused: counted by `reason`."""
-
-    reason: str
-    source: str
-
-
-Action = (
-    StartRound
-    | AbandonRound
-    | WantRound
-    | ResetPipes
-    | GossipContribution
-    | FetchPayload
-    | ComputeOuter
-    | MeasurePolicy
-    | SignSeal
-    | GossipProposal
-    | GossipAttestation
-    | GossipReport
-    | SendSeal
-    | SendAccuse
-    | SendAnswer
-    | SendEvict
-    | SendMoveDown
-    | AdoptVersion
-    | KeepEvidence
-    | Reject
+    | EvidenceKept
+    | Mined
+    | Done
+    | Failed
 )

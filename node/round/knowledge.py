@@ -4,13 +4,15 @@ from collections import deque
 
 from dlx.ledger.typed import SignatureError, SignedContribution, merkle_root
 from dlx.ledger.view import RunView
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
 from dlx.node.round.liveness import Liveness
-from dlx.node.round.pending import RETRY_SECONDS, Pending
+from dlx.node.round.pending import Pending
 from dlx.node.round.plans import has_round, plan_of
 from dlx.node.round.rules import Rules, proposers, records_hash, refusal
 
+HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
 
 
@@ -24,6 +26,7 @@ class Knowledge:
         self.books: dict[int, Book] = {}
         self._rules, self._account, self._stage = rules, account, stage
         self._pending, self._liveness = pending, liveness
+        self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
         self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
 
     @property
@@ -59,7 +62,7 @@ class Knowledge:
 
     # ---- what is heard ----------------------------------------------------------------------------------------------
 
-    def see_ledger(self, view: RunView, now: float, out: list[e.Action]) -> None:
+    def see_ledger(self, view: RunView, now: float, out: list[a.Action]) -> None:
         self.view = view
         for round in [round for round in self.books if round < self.unsealed - 1]:
             del self.books[round]
@@ -68,7 +71,7 @@ class Knowledge:
         for contribution in early:
             self.see_contribution(contribution, now, out)
 
-    def see_contribution(self, event: e.ContributionSeen, now: float, out: list[e.Action]) -> None:
+    def see_contribution(self, event: e.ContributionSeen, now: float, out: list[a.Action]) -> None:
         statement = event.signed.contribution
         if statement.run == self._rules.run and statement.stage < self._rules.stages:
             if statement.round < self.view.next_round(statement.stage):
@@ -78,7 +81,7 @@ class Knowledge:
                 return
         reason = refusal(self._rules, self.view, event.signed, event.signer)
         if reason is not None:
-            out.append(e.Reject(reason, event.peer))
+            out.append(a.Reject(reason, event.peer))
             return
         self._liveness.heard(event.signer, now)
         if statement.stage != self._stage:
@@ -86,13 +89,14 @@ class Knowledge:
         book = self.book(statement.round)
         verdict, first = book.add(event.signed)
         if verdict in ("new", "conflict") and book.misstates(event.signed):
-            out.append(e.Reject("payload_size", event.peer))
+            out.append(a.Reject("payload_size", event.peer))
         if verdict == "conflict" and first is not None:
-            out += [e.KeepEvidence(first, event.signed), e.Reject("equivocation", event.peer)]
+            self.evidence[event.signed.contribution.hash()] = a.KeepEvidence(first, event.signed)
+            out.append(a.Reject("equivocation", event.peer))
         elif verdict == "duplicate":
-            out.append(e.Reject("equivocation", event.peer))
+            out.append(a.Reject("equivocation", event.peer))
 
-    def see_proposal(self, event: e.ProposalSeen, now: float, out: list[e.Action]) -> None:
+    def see_proposal(self, event: e.ProposalSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.seal.stage, event.signature.hex()[:16], out):
             return
         self._hear(event.signer, event.seal.stage, event.seal.round, now)
@@ -101,27 +105,27 @@ class Knowledge:
         order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
         elapsed = max(0.0, now - (self.view.opened_at or now))
         if order[0] != event.signer or event.attempt > elapsed / self._rules.proposal_timeout + 2:
-            out.append(e.Reject("not_the_proposer", event.signer))
+            out.append(a.Reject("not_the_proposer", event.signer))
             return
         if len(event.listed) != len(event.record_signatures):
-            out.append(e.Reject("wrong_listing", event.signer))
+            out.append(a.Reject("wrong_listing", event.signer))
             return
         if merkle_root(event.listed) != event.seal.contributions_root:  # anybody may have made the unsigned list
-            out.append(e.Reject("wrong_listing", event.signer))
+            out.append(a.Reject("wrong_listing", event.signer))
             return
         digest = event.seal.digest(self._rules.domain)
         book = self.book(event.seal.round)
         proposal = Proposal(event.seal, event.listed, event.record_signatures, event.attempt, event.signer)
         known = all(identity in book.contributions for identity in proposal.listed)
         if known and records_hash(self.records(book, proposal)) != proposal.seal.contributions_hash:
-            out.append(e.Reject("wrong_listing", event.signer))  # the seal does not cover these signatures
+            out.append(a.Reject("wrong_listing", event.signer))  # the seal does not cover these signatures
             return
         if book.propose(digest, proposal):
             book.sign(digest, event.signer, event.signature)
         else:
-            out.append(e.Reject("too_many_proposals", event.signer))
+            out.append(a.Reject("too_many_proposals", event.signer))
 
-    def see_attestation(self, event: e.AttestationSeen, now: float, out: list[e.Action]) -> None:
+    def see_attestation(self, event: e.AttestationSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.stage, event.digest.hex()[:16], out):
             return
         if self._liveness.is_news(event.signer, event.digest):  # its round is not signed: a repetition says nothing
@@ -130,7 +134,7 @@ class Knowledge:
             return
         self.book(event.round).sign(event.digest, event.signer, event.signature)
 
-    def see_report(self, event: e.ReportSeen, now: float, out: list[e.Action]) -> None:
+    def see_report(self, event: e.ReportSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.stage, "report", out):
             return
         self._hear(event.signer, event.stage, event.round, now)
@@ -140,21 +144,20 @@ class Knowledge:
         book.reports[event.signer] = frozenset(event.holding)
         for identity in event.missing:
             signed = book.contributions.get(identity)
-            if signed is not None and self._pending.due(("help", identity), now, RETRY_SECONDS):
-                out.append(e.GossipContribution(signed))
+            if signed is not None and self._pending.due(("help", identity), now, HELP_SECONDS):
+                out.append(a.GossipContribution(signed))
 
-    def see_payload(self, event: e.PayloadReady | e.PayloadRefused | e.PayloadMissing, now: float) -> list[e.Action]:
-        missing, book = isinstance(event, e.PayloadMissing), self.books.get(event.round)
-        self._pending.end(("payload", event.round, event.payload), now + RETRY_SECONDS if missing else None)
+    def see_payload(self, event: e.PayloadReady | e.PayloadRefused) -> list[a.Action]:
+        book = self.books.get(event.round)
         if isinstance(event, e.PayloadRefused):
             if book is not None:
                 book.refused.add(event.payload)
-            return [e.Reject(event.reason, event.payload.hex())]
-        if book is None or isinstance(event, e.PayloadMissing):
+            return [a.Reject(event.reason, event.payload.hex())]
+        if book is None:
             return []
         book.ready[event.payload] = event.size
         stating = [one for one in book.contributions.values() if one.contribution.payload == event.payload]
-        return [e.Reject("payload_size", one.contribution.account) for one in stating if book.misstates(one)]
+        return [a.Reject("payload_size", one.contribution.account) for one in stating if book.misstates(one)]
 
     def file_own(self, signed: SignedContribution) -> None:
         """Our own contribution needs no judge; its payload is on our disk."""
@@ -175,12 +178,12 @@ class Knowledge:
         is_far = statement.round > self.view.next_round(statement.stage) + rules.delay
         return is_far or plan_of(rules, self.view, statement.stage, statement.round) is None
 
-    def _refuse_signer(self, signer: str, stage: int, what: str, out: list[e.Action]) -> bool:
+    def _refuse_signer(self, signer: str, stage: int, what: str, out: list[a.Action]) -> bool:
         if signer == self._account:
             return True  # somebody repeats our own words to us
         slot = self.view.slot_of(signer)
         if slot is None or slot[1] != stage:
-            out.append(e.Reject("not_a_member", f"{signer} ({what})"))
+            out.append(a.Reject("not_a_member", f"{signer} ({what})"))
             return True
         return False
 

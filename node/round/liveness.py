@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from dlx.ledger.view import RunView
-from dlx.node.round import events as e
+from dlx.node.round import actions as a
 from dlx.node.round.plans import finished
 from dlx.node.round.rules import Rules
 
@@ -35,21 +35,21 @@ class Liveness:
             self._votes.popitem(last=False)
         return not known
 
-    def due(self, view: RunView, block: int, now: float) -> list[e.Action]:
+    def due(self, view: RunView, block: int, now: float) -> list[a.Transaction]:
         """The transactions that this member should have sent by now; `block` is the newest one."""
         if self._since is None:
             self._since = now
-        out: list[e.Action] = []
+        out: list[a.Transaction] = []
         if self._account in view.accusations:
-            out.append(e.SendAnswer())
+            out.append(a.SendAnswer())
         out += [
-            e.SendEvict(account)
+            a.SendEvict(account)
             for account in view.accusations
             if account != self._account and view.may_evict(account, int(now), block + 1)
         ]
-        out += [e.SendAccuse(account) for account in self._silent(view, now)]
+        out += [a.SendAccuse(account) for account in self._silent(view, now)]
         if self._may_move_down(view):
-            out.append(e.SendMoveDown())
+            out.append(a.SendMoveDown())
         return out
 
     def _silent(self, view: RunView, now: float) -> list[str]:

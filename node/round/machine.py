@@ -5,20 +5,21 @@ not yet under way. So lost, repeated or reordered events cost time, never correc
 truth about what was counted. Times are Unix seconds; the chain's `opened_at` is on the same clock.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
+from random import Random
 
 from dlx.ledger.typed import SignedContribution
 from dlx.ledger.view import RunView
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
-from dlx.node.round.pending import RETRY_SECONDS, Pending
+from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import finished, has_round, plan_of, steps_before
 from dlx.node.round.rules import Rules, base_version, expected_accounts, left_out
 from dlx.node.round.sealing import Sealing
+from dlx.training.slot.records import Trained
 
-RESTART_SECONDS = 0.5  # between an abandoned round and the next attempt
 MEASURED_ROUNDS = 3  # own ones, whose exchange is being timed
 
 
@@ -39,18 +40,19 @@ class RoundMachine:
     last_trained: int = -1
     own: dict[int, SignedContribution] = field(default_factory=dict)
     diverged: str | None = None  # why this node has stopped contributing
-    training: int | None = None
     block: int = 0
 
     def __post_init__(self) -> None:
-        self._pending = Pending()
+        self._pending = Pending(Random(f"{self.account} {self.stage}"))
         self._liveness = Liveness(self.rules, self.account)
         self._known = Knowledge(self.rules, self.account, self.stage, self.view, self._pending, self._liveness)
         self._sealing = Sealing(self.rules, self.account, self.stage, self.own, self._known, self._pending)
         self._neighbours: dict[str, e.NeighbourWants] = {}
         self._floor = 0  # the replica's round: never train below it
-        self._told: e.WantRound | None = None
-        self._adopting: int | None = None
+        self._told: a.WantRound | None = None
+        self._started: a.StartRound | None = None  # the round under way
+        self._unsigned: a.Contribute | None = None  # what was trained last, as long as it is not signed
+        self._stopping = False  # it was asked to be abandoned
         self._jump = False  # the next try takes the newest version that a start needs, by hash
         self._since: float | None = None  # when this member began to take part
         self._ended: dict[int, float] = {}  # when our own training of a round was done
@@ -64,6 +66,11 @@ class RoundMachine:
     def slot(self) -> tuple[int, int] | None:
         """(replica, stage) while the ledger says so."""
         return self.view.slot_of(self.account)
+
+    @property
+    def training(self) -> int | None:
+        """The round under way."""
+        return None if self._started is None else self._started.round
 
     @property
     def unsealed(self) -> int:
@@ -88,6 +95,8 @@ class RoundMachine:
             return "nothing: the run is finished"
         if self.training is not None:
             return None
+        if trouble := self._pending.trouble():
+            return f"this machine: {trouble}"
         if self.slot is None:
             return "a slot"
         if self.view.open_round is None:
@@ -112,6 +121,10 @@ class RoundMachine:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"
         return f"the neighbours of replica {self.slot[0]} to start round {round}"
 
+    def failing(self, now: float) -> list[Failing]:
+        """What was asked for and failed the last time, and when it is tried again."""
+        return self._pending.failing(now)
+
     def exchange_seconds(self, round: int, now: float) -> float | None:
         """How long the exchange before `round` took: from the end of our training of the round before until we had the
         version that its seal made, or until now where that is still to come. None where we have not seen it."""
@@ -121,67 +134,71 @@ class RoundMachine:
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: e.Event, now: float) -> list[e.Action]:
+    def handle(self, event: e.Event, now: float) -> list[a.Action]:
         """Takes one event and returns the actions that are due now."""
-        out: list[e.Action] = []
+        out: list[a.Action] = []
         self._since = now if self._since is None else self._since
+        self._take(event, now, out)
+        self._advance(now, out)
+        return out
+
+    def _take(self, event: e.Event, now: float, out: list[a.Action]) -> None:
         match event:
             case e.LedgerSeen():
                 self._see_ledger(event, now, out)
             case e.ContributionSeen():
                 self._known.see_contribution(event, now, out)
-            case e.PayloadReady() | e.PayloadRefused() | e.PayloadMissing():
-                out += self._known.see_payload(event, now)
+            case e.PayloadReady() | e.PayloadRefused():
+                out += self._known.see_payload(event)
             case e.ProposalSeen():
                 self._known.see_proposal(event, now, out)
             case e.AttestationSeen():
                 self._known.see_attestation(event, now, out)
             case e.ReportSeen():
                 self._known.see_report(event, now, out)
-            case e.OuterComputed() | e.OuterFailed():
-                self._sealing.see_outer(event, now)
-            case e.PolicyMeasured() | e.PolicyFailed():
-                self._sealing.see_policy(event, now)
+            case e.EvidenceKept(second=second):
+                self._known.evidence.pop(second.contribution.hash(), None)
+            case e.OuterComputed():
+                self._sealing.see_outer(event)
+            case e.PolicyMeasured():
+                self._sealing.see_policy(event)
             case e.SealSigned():
                 self._sealing.see_own_signature(event)
             case e.VersionAdopted():
-                self._adopting = None
                 if self.version is None or event.version != self.version + 1:
                     self.oldest = event.version
                 self.version = event.version
                 self._note_exchange(event.version, now)
             case e.VersionDiffers():
-                self._adopting = None
                 self.diverged = f"version {event.version} differs from its seal: {event.detail}"
-            case e.VersionUnavailable():
-                self._adopting = None
-                self._pending.end("adopt", now + RETRY_SECONDS)
-                self._jump = True
             case e.NeighbourWants():
                 self._neighbours[event.link] = event
                 if event.round is None:
                     self._told = None
+            case e.RoundFinished(trained=trained):
+                self._see_finished(trained, now)
             case e.RoundTrained():
                 self._see_trained(event.signed, now)
             case e.RoundAbandoned():
-                self.training = None
-                self._pending.end("abandon")
-                self._pending.end("start", now + RESTART_SECONDS)
-            case e.TransactionEnded():
-                self._pending.end(_subject(event.action), now + RETRY_SECONDS)  # also mined: the view may lag behind
-            case e.Tick():
+                self._end_round(event, now)
+            case e.Done(action=action, outcome=outcome):
+                mined = outcome.block + self.rules.confirmations + 1 if isinstance(outcome, e.Mined) else 0
+                self._pending.done(action, mined)
+                self._take(outcome, now, out)
+            case e.Failed(action=action, reason=reason, local=local):
+                self._pending.failed(action, reason, now, local)
+                self._jump = self._jump or (isinstance(action, a.AdoptVersion) and not local)
+            case e.Tick() | e.Mined():
                 pass
-        self._advance(now, out)
-        return out
 
-    def _see_ledger(self, event: e.LedgerSeen, now: float, out: list[e.Action]) -> None:
+    def _see_ledger(self, event: e.LedgerSeen, now: float, out: list[a.Action]) -> None:
         before = self.view
         self.view, self.block = event.view, event.block
         if self.version is not None:  # a reorg may have taken seals back, or put others in their place
             while self.version > 0 and not self._same_version(before, self.version):
                 self.version -= 1
             self.oldest = min(self.oldest or 0, self.version)
-        self._pending.forget_past(now)
+        self._pending.see(event.block, now)
         self._known.see_ledger(event.view, now, out)
 
     def _same_version(self, before: RunView, version: int) -> bool:
@@ -193,14 +210,34 @@ class RoundMachine:
             self.stage, version
         ) == self.view.momentum(self.stage, version)
 
+    def _see_finished(self, trained: Trained, now: float) -> None:
+        round = trained.round
+        self.last_trained = max(self.last_trained, round)
+        plan = self._started.plan if self._started else plan_of(self.rules, self.view, self.stage, round)
+        if round in self.own:
+            self._see_trained(self.own[round], now)
+        elif plan is None:  # its seals were taken back meanwhile
+            self._end_round(None, now)
+        else:
+            self._unsigned = a.Contribute(trained, plan, self.exchange_seconds(round, now))
+
     def _see_trained(self, signed: SignedContribution, now: float) -> None:
         round = signed.contribution.round
-        self.training = None
-        self._pending.end("abandon")  # it was asked for too late
+        self._unsigned = None
+        self._end_round(None, now)
         self.last_trained = max(self.last_trained, round)
         self.own[round] = signed
         self._ended = {at: ended for at, ended in self._ended.items() if at >= round - MEASURED_ROUNDS} | {round: now}
         self._known.file_own(signed)
+
+    def _end_round(self, abandoned: e.RoundAbandoned | None, now: float) -> None:
+        """The round under way is trained, unless `abandoned`."""
+        if self._started is not None:
+            if abandoned is None:
+                self._pending.done(self._started)
+            else:
+                self._pending.failed(self._started, abandoned.reason, now, abandoned.local)
+        self._started, self._stopping = None, False
 
     def _note_exchange(self, version: int, now: float) -> None:
         self._exchange = {at: seconds for at, seconds in self._exchange.items() if at in self._ended}
@@ -209,34 +246,35 @@ class RoundMachine:
 
     # ---- what is due ------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float, out: list[e.Action]) -> None:
+    def _advance(self, now: float, out: list[a.Action]) -> None:
         self._adopt(now, out)
         if self.slot is None or self.slot[1] != self.stage:
-            self._abandon("the slot is no longer ours", now, out)
+            self._abandon("the slot is no longer ours", out)
             return
+        if self._unsigned is not None:
+            self._ask(self._unsigned, now, out)
         if self.diverged is None:
             self._train(now, out)
             if not finished(self.rules, self.view):
                 self._sealing.advance(now, self.version, self.training, self._since or now, out)
-        for action in self._liveness.due(self.view, self.block, now):
-            if self._pending.start(_subject(action), now):
-                out.append(action)
+        tasks: list[a.Task] = [*self._liveness.due(self.view, self.block, now), *self._known.evidence.values()]
+        for task in tasks:
+            self._ask(task, now, out)
 
-    def _adopt(self, now: float, out: list[e.Action]) -> None:
+    def _adopt(self, now: float, out: list[a.Action]) -> None:
         newest = self.unsealed
-        if self._adopting is not None or self.diverged or self._pending.waits("adopt", now):
+        if self.diverged:
             return
         if self.version is not None and self.version >= newest:
             return
         jump = self.version is None or newest - self.version > 3 or self._jump
-        self._jump = False
         target: int = base_version(self.rules, newest) if jump else (self.version or 0) + 1
         if self.version is not None:
             target = max(target, self.version + 1)
-        self._adopting = target
-        out.append(e.AdoptVersion(target))
+        if self._ask(a.AdoptVersion(target), now, out):
+            self._jump = False
 
-    def _train(self, now: float, out: list[e.Action]) -> None:
+    def _train(self, now: float, out: list[a.Action]) -> None:
         assert self.slot is not None
         replica = self.slot[0]
         wants = [self._neighbours.get(link) for link in self._links()]
@@ -244,11 +282,13 @@ class RoundMachine:
         furthest = min(self.rules.rounds, (self.view.open_round or 0) + self.rules.delay + 2)
         named = [want.round for want in wants if want is not None and want.round is not None]
         self._floor = max(self._floor, min(max(named, default=0), furthest))
+        if self._unsigned is not None:
+            return
         if self.training is not None:
             if any(want is None or want.round is None for want in wants):
-                self._abandon("a neighbour's pipe is gone", now, out)
+                self._abandon("a neighbour's pipe is gone", out)
             elif any(want.round > self.training + 1 for want in wants if want and want.round is not None):
-                self._abandon("a neighbour is at a later round", now, out)
+                self._abandon("a neighbour is at a later round", out)
             return
         round = self.next_round()
         complete = replica in self.view.complete_replicas() and self.view.open_round is not None
@@ -261,42 +301,41 @@ class RoundMachine:
             and self.oldest <= base <= self.version
             and round <= self.unsealed + self.rules.delay
             and plan is not None
-            and not self._pending.waits("start", now)
+            and self._pending.may_start(a.START, now)
+            and self._pending.trouble(a.START) is None
         )
-        told = e.WantRound(round, startable)
+        told = a.WantRound(round, startable)
         if told != self._told and all(want is not None and want.round is not None for want in wants):
             if self._told is not None and self._told.ready and self._told.round > self.last_trained:
                 self._told = None
-                out.append(e.ResetPipes(f"the replica goes on at round {round}"))
+                out.append(a.ResetPipes(f"the replica goes on at round {round}"))
                 return
             self._told = told
             out.append(told)
         agreed = all(want is not None and want.round == round and want.ready for want in wants)
         if startable and plan is not None and agreed:
-            self.training = round
             payloads = {r: signed.contribution.payload for r, signed in self.own.items()}
             folded = left_out(self.rules, self.view, self.stage, payloads, round)
-            out.append(e.StartRound(round, base, plan, steps_before(self.rules, self.view, round), folded))
+            order = a.StartRound(round, base, plan, steps_before(self.rules, self.view, round), folded)
+            if self._pending.start(order, now):
+                self._started = order
+                out.append(order)
 
-    def _abandon(self, reason: str, now: float, out: list[e.Action]) -> None:
-        if self.training is not None and self._pending.start("abandon", now):
-            self._told = None
-            out.append(e.AbandonRound(self.training, reason))
+    def _abandon(self, reason: str, out: list[a.Action]) -> None:
+        if self.training is not None and not self._stopping:
+            self._told, self._stopping = None, True
+            out.append(a.AbandonRound(self.training, reason))
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, action: a.Task, now: float, out: list[a.Action]) -> bool:
+        if not self._pending.start(action, now):
+            return False
+        out.append(action)
+        return True
 
     def _links(self) -> list[str]:
         return ["previous"] * (self.stage > 0) + ["next"] * (self.stage < self.rules.stages - 1)
 
     def _overdue_at(self) -> float:
         return (self.view.opened_at or 0) + self.rules.round_timeout
-
-
-def _subject(action: e.Action) -> Hashable:
-    """What a transaction is about: one at a time for each."""
-    match action:
-        case e.SendSeal(seal=seal):
-            return "seal", seal.round
-        case e.SendAccuse(account=account) | e.SendEvict(account=account):
-            return type(action), account
-    return type(action).__name__

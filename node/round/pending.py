@@ -1,41 +1,106 @@
-"""Which actions of the round machine are under way, and which must wait a while before they are asked for again."""
+"""What the round machine has asked for: one action at a time for each key, and its own wait after a failure."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, NamedTuple, Protocol
 
-RETRY_SECONDS = 2.0
+from dlx.ground.backoff import Backoff
+
+
+class Asked(Protocol):
+    """What is to be known of an action here. `key()` says what it is about: one at a time for each."""
+
+    retry: ClassVar[Backoff]
+
+    def key(self) -> Hashable: ...
+
+
+class Failing(NamedTuple):
+    """An action that has failed `failures` times in a row; `next_try` in seconds from now (0: under way)."""
+
+    action: str
+    reason: str
+    failures: int
+    next_try: float
+
+
+@dataclass(slots=True)
+class _Attempts:
+    name: str
+    retry: Backoff
+    busy: bool = False
+    failures: int = 0
+    reason: str = ""
+    local: bool = False
+    not_before: float = 0.0  # Unix seconds
+    not_before_block: int = 0
 
 
 class Pending:
-    """Keys say what an action is about. Times are Unix seconds."""
+    """Times are Unix seconds; `random` is for the jitter, so that the same one gives the same waits."""
 
-    def __init__(self) -> None:
-        self._busy: set[Hashable] = set()
-        self._not_before: dict[Hashable, float] = {}
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._attempts: dict[Hashable, _Attempts] = {}
+        self._said: dict[Hashable, float] = {}
+        self._block = 0
 
-    def start(self, key: Hashable, now: float) -> bool:
-        """Whether the action may begin; if so, it is under way until `end`."""
-        if key in self._busy or self.waits(key, now):
+    def start(self, action: Asked, now: float) -> bool:
+        """Whether the action may begin; if so, it is under way until it is `done` or has `failed`."""
+        key = action.key()
+        if not self.may_start(key, now):
             return False
-        self._busy.add(key)
+        known = self._attempts.setdefault(key, _Attempts(type(action).__name__, action.retry))
+        known.name, known.retry, known.busy = type(action).__name__, action.retry, True
         return True
 
-    def waits(self, key: Hashable, now: float) -> bool:
-        """Whether it is not to be asked for again yet."""
-        return now < self._not_before.get(key, 0)
+    def may_start(self, key: Hashable, now: float) -> bool:
+        known = self._attempts.get(key)
+        return known is None or not (known.busy or now < known.not_before or self._block < known.not_before_block)
 
-    def end(self, key: Hashable, retry_at: float | None = None) -> None:
-        """It is no longer under way; not to be asked for again before `retry_at`."""
-        self._busy.discard(key)
-        if retry_at is not None:
-            self._not_before[key] = retry_at
+    def done(self, action: Asked, not_before_block: int = 0) -> None:
+        """It succeeded: the next failure is the first again. Not to be asked for before that block is seen."""
+        if not_before_block > self._block:
+            name = type(action).__name__
+            self._attempts[action.key()] = _Attempts(name, action.retry, not_before_block=not_before_block)
+        else:
+            self._attempts.pop(action.key(), None)
+
+    def failed(self, action: Asked, reason: str, now: float, local: bool = False) -> None:
+        """`local`: by a fault of this machine, whatever was asked."""
+        known = self._attempts.setdefault(action.key(), _Attempts(type(action).__name__, action.retry))
+        known.busy, known.reason, known.local = False, reason, local
+        known.failures += 1
+        known.not_before = now + known.retry.delay(known.failures, self._random)
+
+    def failing(self, now: float) -> list[Failing]:
+        """Every action whose last attempt failed, the longest series first."""
+        found = [
+            Failing(one.name, one.reason, one.failures, 0.0 if one.busy else max(0.0, one.not_before - now))
+            for one in self._attempts.values()
+            if one.failures
+        ]
+        return sorted(found, key=lambda one: -one.failures)
+
+    def trouble(self, *but: Hashable) -> str | None:
+        """Why this machine itself cannot do what was asked, as far as other actions than those with these keys say."""
+        local = (one for key, one in self._attempts.items() if one.failures and one.local and key not in but)
+        return next((one.reason for one in local), None)
 
     def due(self, key: Hashable, now: float, every: float) -> bool:
-        """True at most once in `every` seconds."""
-        if self.waits(key, now):
+        """True at most once in `every` seconds: for what is said again and again."""
+        if now < self._said.get(key, 0.0):
             return False
-        self._not_before[key] = now + every
+        self._said[key] = now + every
         return True
 
-    def forget_past(self, now: float) -> None:
-        """Drop waits that are over."""
-        self._not_before = {key: at for key, at in self._not_before.items() if at > now}
+    def see(self, block: int, now: float) -> None:
+        """The newest block that the view of the ledger contains; forgets what nobody asks for any more."""
+        self._block = block
+        self._said = {key: at for key, at in self._said.items() if at > now}
+        self._attempts = {key: one for key, one in self._attempts.items() if one.busy or self._matters(one, now)}
+
+    def _matters(self, one: _Attempts, now: float) -> bool:
+        """What is still wanted is asked for again as soon as its wait is over."""
+        return self._block < one.not_before_block or now < one.not_before + one.retry.cap

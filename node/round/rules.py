@@ -28,6 +28,7 @@ class Rules(Terms):
     proposal_timeout: float
     round_timeout: float
     eviction_time: float
+    confirmations: int  # blocks that must follow an event before the view of the ledger has it
 
     @classmethod
     def of_run(cls, manifest: Manifest, domain: Domain, run: bytes, max_payload_sizes: Sizes) -> "Rules":
@@ -43,6 +44,7 @@ class Rules(Terms):
             proposal_timeout=timing.proposal_timeout,
             round_timeout=timing.round_timeout,
             eviction_time=timing.eviction_time,
+            confirmations=manifest.confirmations,
         )
 
     def max_payload_size(self, stage: int, plan: Plan) -> int:

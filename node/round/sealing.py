@@ -5,11 +5,12 @@ takes any choice within a unit, or a rung, of its own, and checks the rest of th
 """
 
 from dlx.ledger.typed import Plan, SignedContribution, ascending
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import Knowledge
-from dlx.node.round.pending import RETRY_SECONDS, Pending
-from dlx.node.round.plans import Energy, kept_plan, next_plan, plan_fault, watched_ranks, window
+from dlx.node.round.pending import Pending
+from dlx.node.round.plans import Energy, kept_plan, next_plan, plan_fault, plan_of, watched_ranks, window
 from dlx.node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
 from dlx.training.outer import adaptive, policy
 
@@ -37,7 +38,7 @@ class Sealing:
         self._training: int | None = None
         self._since: float = 0.0
 
-    def advance(self, now: float, version: int | None, training: int | None, since: float, out: list[e.Action]) -> None:
+    def advance(self, now: float, version: int | None, training: int | None, since: float, out: list[a.Action]) -> None:
         """Whatever is due: `version` is the newest on disk, `training` the round under way, `since` when we began."""
         self._training, self._since = training, since
         self._fetch(now, out)
@@ -51,7 +52,7 @@ class Sealing:
             book.ready_since is not None and now > book.ready_since + self._rules.proposal_timeout
         )
         if stuck and self._pending.due("report", now, self._rules.proposal_timeout / 2):  # also says: I am alive
-            out.append(e.GossipReport(round, book.holding(), ()))
+            out.append(a.GossipReport(round, book.holding(), ()))
         if version != round:
             return
         usable = book.usable()
@@ -69,28 +70,19 @@ class Sealing:
             self._send(book, digest, proposal, now, out)
 
     def see_own_signature(self, event: e.SealSigned) -> None:
-        self._pending.end(("sign", event.digest))
         book = self._known.books.get(self._known.unsealed)
         if book is not None and event.digest in book.proposals:
             book.signatures.setdefault(event.digest, {})[self._account] = event.signature  # however many there are
 
-    def see_outer(self, event: e.OuterComputed | e.OuterFailed, now: float) -> None:
-        failed = isinstance(event, e.OuterFailed)
-        self._pending.end(
-            ("outer", event.round, event.listed, event.multipliers), now + RETRY_SECONDS if failed else None
-        )
-        if isinstance(event, e.OuterComputed):
-            if event.round in self._known.books:
-                result = OuterResult(event.weights, event.momentum)
-                self._known.books[event.round].outer[event.listed, event.multipliers] = result
-            self._energy[event.round] = event.energy
-            kept = window(self._rules, event.round)
-            self._energy = {round: energy for round, energy in self._energy.items() if round >= kept.start}
+    def see_outer(self, event: e.OuterComputed) -> None:
+        if event.round in self._known.books:
+            self._known.books[event.round].outer[event.listed, event.multipliers] = event.result
+        self._energy[event.round] = event.energy
+        kept = window(self._rules, event.round)
+        self._energy = {round: energy for round, energy in self._energy.items() if round >= kept.start}
 
-    def see_policy(self, event: e.PolicyMeasured | e.PolicyFailed, now: float) -> None:
-        failed = isinstance(event, e.PolicyFailed)
-        self._pending.end(("policy", event.round, event.listed), now + RETRY_SECONDS if failed else None)
-        if isinstance(event, e.PolicyMeasured) and event.round in self._known.books:
+    def see_policy(self, event: e.PolicyMeasured) -> None:
+        if event.round in self._known.books:
             self._known.books[event.round].measured[event.listed] = event.measured
 
     def votes(self, round: int) -> int:
@@ -100,31 +92,34 @@ class Sealing:
 
     # ---- what is due ------------------------------------------------------------------------------------------------
 
-    def _fetch(self, now: float, out: list[e.Action]) -> None:
+    def _fetch(self, now: float, out: list[a.Action]) -> None:
         for book in self._known.books.values():
             if book.round < self._known.unsealed:
                 continue
+            if plan_of(self._rules, self._known.view, self._stage, book.round) is None:
+                continue  # a reorg took back the seal that planned the round
             for signed in book.contributions.values():
                 payload = signed.contribution.payload
-                known = payload in book.ready or payload in book.refused
-                if not known and self._pending.start(("payload", book.round, payload), now):
-                    out.append(e.FetchPayload(signed))
+                if payload not in book.ready and payload not in book.refused:
+                    self._ask(a.FetchPayload(signed), now, out)
 
-    def _gossip_own(self, now: float, out: list[e.Action]) -> None:
+    def _gossip_own(self, now: float, out: list[a.Action]) -> None:
         for recent in (self._known.unsealed, self._known.unsealed + 1):
             if recent in self._own and self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
-                out.append(e.GossipContribution(self._own[recent]))
+                out.append(a.GossipContribution(self._own[recent]))
 
-    def _propose(self, book: Book, usable: dict[str, bytes], attempt: int, now: float, out: list[e.Action]) -> None:
+    def _propose(self, book: Book, usable: dict[str, bytes], attempt: int, now: float, out: list[a.Action]) -> None:
         rules, view = self._rules, self._known.view
         mine = any(p.signer == self._account and p.attempt == attempt for p in book.proposals.values())
         if mine or proposers(rules, view, self._stage, book.round, attempt)[0] != self._account:
             return
-        chosen = {a: one for a, one in usable.items() if self._known.holds_slot(book.contributions[one])}
+        chosen = {who: one for who, one in usable.items() if self._known.holds_slot(book.contributions[one])}
         if attempt:  # from the second attempt on: only what a quorum of members reports holding
             reports = {**book.reports, self._account: frozenset(book.holding())}
             quorum = view.quorum(self._stage)
-            chosen = {a: one for a, one in chosen.items() if sum(one in held for held in reports.values()) >= quorum}
+            chosen = {
+                who: one for who, one in chosen.items() if sum(one in held for held in reports.values()) >= quorum
+            }
         listed = tuple(chosen[account] for account in ascending(set(chosen)))
         if not listed and not self._may_be_empty(book.round, now):
             return
@@ -150,7 +145,7 @@ class Sealing:
         usable: dict[str, bytes],
         graced: bool,
         now: float,
-        out: list[e.Action],
+        out: list[a.Action],
     ) -> None:
         signature = book.signatures.get(digest, {}).get(self._account)
         if signature is not None:
@@ -160,7 +155,7 @@ class Sealing:
         missing = tuple(identity for identity in proposal.listed if not book.is_ready(identity))
         if missing:
             if self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
-                out.append(e.GossipReport(book.round, book.holding(), missing))
+                out.append(a.GossipReport(book.round, book.holding(), missing))
             return
         listed = self._known.records(book, proposal)
         accounts = tuple(signed.contribution.account for signed in listed)
@@ -175,13 +170,13 @@ class Sealing:
         fault = self._fault(book, proposal, listed, now, out)
         if fault:
             self._refuse(book, digest, proposal, fault, out)
-        elif fault is not None and self._pending.start(("sign", digest), now):
-            out.append(e.SignSeal(proposal.seal))
+        elif fault is not None:
+            self._ask(a.SignSeal(proposal.seal, digest), now, out)
 
-    def _send(self, book: Book, digest: bytes, proposal: Proposal, now: float, out: list[e.Action]) -> None:
+    def _send(self, book: Book, digest: bytes, proposal: Proposal, now: float, out: list[a.Action]) -> None:
         view = self._known.view
         holders = set(view.holders(self._stage))
-        signatures = {a: s for a, s in book.signatures.get(digest, {}).items() if a in holders}
+        signatures = {who: s for who, s in book.signatures.get(digest, {}).items() if who in holders}
         if self._account not in signatures or self._counting(signatures) < view.quorum(self._stage):
             return
         records = self._known.records(book, proposal)
@@ -190,20 +185,24 @@ class Sealing:
         since = book.quorum_since.setdefault(digest, now)
         order = proposers(self._rules, view, self._stage, book.round, proposal.attempt)
         patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
-        if now >= since + patience and self._pending.start(("seal", book.round), now):
+        if now >= since + patience:
             ordered = tuple((account, signatures[account]) for account in ascending(set(signatures)))
-            out.append(e.SendSeal(proposal.seal, records, ordered))
+            self._ask(a.SendSeal(proposal.seal, records, ordered), now, out)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _statement(self, round: int, digest: bytes, proposal: Proposal, signature: bytes) -> e.Action:
-        if proposal.signer != self._account:
-            return e.GossipAttestation(round, digest, signature)
-        return e.GossipProposal(proposal.seal, proposal.listed, proposal.record_signatures, proposal.attempt, signature)
+    def _ask(self, action: a.Task, now: float, out: list[a.Action]) -> None:
+        if self._pending.start(action, now):
+            out.append(action)
 
-    def _refuse(self, book: Book, digest: bytes, proposal: Proposal, fault: str, out: list[e.Action]) -> None:
+    def _statement(self, round: int, digest: bytes, proposal: Proposal, signature: bytes) -> a.Action:
+        if proposal.signer != self._account:
+            return a.GossipAttestation(round, digest, signature)
+        return a.GossipProposal(proposal.seal, proposal.listed, proposal.record_signatures, proposal.attempt, signature)
+
+    def _refuse(self, book: Book, digest: bytes, proposal: Proposal, fault: str, out: list[a.Action]) -> None:
         del book.proposals[digest]
-        out.append(e.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
+        out.append(a.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
 
     def _fault(
         self,
@@ -211,7 +210,7 @@ class Sealing:
         proposal: Proposal,
         listed: tuple[SignedContribution, ...],
         now: float,
-        out: list[e.Action],
+        out: list[a.Action],
     ) -> str | None:
         """What is wrong with a proposal ("": nothing); None while what that takes is being computed."""
         seal, view, rules = proposal.seal, self._known.view, self._rules
@@ -228,7 +227,7 @@ class Sealing:
         return "" if seal == built else "its fields"
 
     def _multipliers(
-        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[e.Action]
+        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[a.Action]
     ) -> tuple[int, ...] | None:
         """Our own choice; None while it is being measured."""
         if self._rules.policy == "mean" or not listed:
@@ -236,7 +235,7 @@ class Sealing:
         measured = self._measured(book, listed, now, out)
         return None if measured is None else policy.multipliers(measured)
 
-    def _multiplier_fault(self, book: Book, proposal: Proposal, now: float, out: list[e.Action]) -> str | None:
+    def _multiplier_fault(self, book: Book, proposal: Proposal, now: float, out: list[a.Action]) -> str | None:
         """What is wrong with the proposal's multipliers ("": nothing); None while ours are being measured."""
         listed, sealed = proposal.listed, proposal.seal.multipliers
         if self._rules.policy == "mean" or not listed:
@@ -245,22 +244,22 @@ class Sealing:
         return None if measured is None else policy.disagreement(measured, sealed) or ""
 
     def _measured(
-        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[e.Action]
+        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[a.Action]
     ) -> policy.Measured | None:
-        if listed not in book.measured and self._pending.start(("policy", book.round, listed), now):
-            out.append(e.MeasurePolicy(book.round, book.listing(listed)))
+        if listed not in book.measured:
+            self._ask(a.MeasurePolicy(book.round, book.listing(listed)), now, out)
         return book.measured.get(listed)
 
     def _outer(
-        self, book: Book, listed: tuple[bytes, ...], multipliers: tuple[int, ...], now: float, out: list[e.Action]
+        self, book: Book, listed: tuple[bytes, ...], multipliers: tuple[int, ...], now: float, out: list[a.Action]
     ) -> OuterResult | None:
         view = self._known.view
         if not listed:  # an empty seal leaves weights and momentum as they are
             return OuterResult(view.weights(self._stage, book.round), view.momentum(self._stage, book.round))
         key = (listed, multipliers)
-        if key not in book.outer and self._pending.start(("outer", book.round, *key), now):
+        if key not in book.outer:
             ranks = watched_ranks(self._rules, view, self._stage, book.round)
-            out.append(e.ComputeOuter(book.round, book.listing(listed), multipliers, ranks))
+            self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers, ranks), now, out)
         return book.outer.get(key)
 
     def _plan(self, round: int, attempt: int) -> Plan:

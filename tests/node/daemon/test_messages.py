@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from dlx.ledger.typed import SignatureError, TypedError
 from dlx.node.daemon.messages import event_of, message_of
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
@@ -21,17 +22,17 @@ def through_the_wire(action) -> e.Event | None:  # type: ignore[no-untyped-def]
 
 
 def test_a_contribution_arrives_with_its_signer() -> None:
-    assert through_the_wire(e.GossipContribution(SIGNED)) == e.ContributionSeen(SIGNED, MEMBER.account, "peer")
+    assert through_the_wire(a.GossipContribution(SIGNED)) == e.ContributionSeen(SIGNED, MEMBER.account, "peer")
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=5), st.integers(0, 2**32 - 1))
 def test_a_report_arrives_with_its_signer(names: list[bytes], round: int) -> None:
-    seen = through_the_wire(e.GossipReport(round, tuple(names), ()))
+    seen = through_the_wire(a.GossipReport(round, tuple(names), ()))
     assert seen == e.ReportSeen(round, 0, tuple(names), (), MEMBER.account)
 
 
 def test_repetitions_differ_so_that_gossip_does_not_drop_them() -> None:
-    action = e.GossipAttestation(3, digest("seal"), bytes(65))
+    action = a.GossipAttestation(3, digest("seal"), bytes(65))
     first, second = (wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key)) for _ in range(2))
     assert first != second
 

@@ -11,8 +11,9 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
-from dlx.node.daemon.versions import Differs, Unavailable, Versions
-from dlx.node.trainer.client import TrainerError
+from dlx.node.daemon.versions import Versions
+from dlx.node.round.faults import ActionFailed, Differs, LocalFault
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.recipe.recipe import Retention
 from tests.node.round.simulation import make_rules
@@ -170,20 +171,75 @@ def test_a_version_is_made_from_the_sealed_payloads(tmp_path: Path) -> None:
     assert versions.exchange.asked == [name(b"payload")]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("wrong", [(bytes(32), bytes(32)), TrainerError("a nibble is -8")])
-def test_a_wrong_result_is_computed_again_from_payloads_fetched_anew(tmp_path: Path, wrong: Any) -> None:
+WRONG: list[Any] = [(bytes(32), bytes(32)), Wrong("a nibble is -8")]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_result_over_sound_inputs_differs_when_it_comes_twice(tmp_path: Path, wrong: Any) -> None:
     view = FakeView(4)
     right = view.weights(STAGE, 4), view.momentum(STAGE, 4)
     versions = make(tmp_path / "a", [b"payload"], wrong, right)
     keep(versions, 3)
     trio.run(versions.adopt, view, 4)
-    assert versions.exchange.asked == 2 * [name(b"payload")]  # type: ignore[attr-defined]
 
     versions = make(tmp_path / "b", [b"payload"], wrong, wrong)
     keep(versions, 3)
     with pytest.raises(Differs, match="the outer step over round 3"):
         trio.run(versions.adopt, view, 4)
     assert kept(versions, 4) == [3], "a version that differs is never adopted, nor fetched instead"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_result_over_a_payload_damaged_on_our_disk_says_nothing(tmp_path: Path, wrong: Any) -> None:
+    view = FakeView(4)
+    versions = make(tmp_path, [b"payload"], wrong, wrong, (view.weights(STAGE, 4), view.momentum(STAGE, 4)))
+    keep(versions, 3)
+    payload = versions.store.path(name(b"payload"))
+    real, asked = versions.trainer.outer, []
+
+    async def outer(*inputs: Any) -> Any:
+        if len(asked) < 2:
+            payload.write_bytes(b"rotten")
+        asked.append(inputs)
+        return await real(*inputs)
+
+    versions.trainer.outer = outer  # type: ignore[method-assign]
+    trio.run(versions.adopt, view, 4)
+    assert len(asked) == 3 and versions.exchange.asked == 3 * [name(b"payload")]  # type: ignore[attr-defined]
+
+
+def test_a_base_version_damaged_on_our_disk_is_had_again(tmp_path: Path) -> None:
+    view = FakeView(3)
+    blobs = [b"payload", version_bytes(2), version_bytes(2, "momentum")]
+    trouble = BlobTrouble("its bytes do not match its name", (view.weights(STAGE, 2),))
+    versions = make(tmp_path, blobs, trouble, (view.weights(STAGE, 3), view.momentum(STAGE, 3)))
+    keep(versions, 0, 2)
+    rotten = versions.store.path(view.weights(STAGE, 2))
+    rotten.write_bytes(b"rotten")
+    trio.run(versions.adopt, view, 3)
+    assert rotten.read_bytes() == version_bytes(2)
+
+
+def test_a_base_version_that_nobody_has_is_made_again(tmp_path: Path) -> None:
+    view = FakeView(3)
+    made = view.weights(STAGE, 2), view.momentum(STAGE, 2)
+    versions = make(tmp_path, [b"payload"], made)
+    keep(versions, 1)
+    trio.run(versions.mend, view, 2, made)
+    assert not versions.trainer.answers, "version 2 was computed from version 1"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("trouble", [LocalTrouble("no space left"), OSError(28, "no space left")])
+def test_trouble_of_this_machine_is_no_verdict_on_a_seal(tmp_path: Path, trouble: Exception) -> None:
+    versions = make(tmp_path, [b"payload"], trouble, trouble)
+    keep(versions, 0, 1, 2)
+    with pytest.raises(LocalFault, match="no space left"):
+        trio.run(versions.adopt, FakeView(3), 3)
+
+
+def test_a_version_whose_seal_was_taken_back_is_not_adopted(tmp_path: Path) -> None:
+    with pytest.raises(ActionFailed, match="taken back"):
+        trio.run(make(tmp_path, []).adopt, FakeView(3), 4)
 
 
 def test_without_the_payloads_or_the_version_before_it_is_fetched_by_its_hash(tmp_path: Path) -> None:
@@ -194,5 +250,5 @@ def test_without_the_payloads_or_the_version_before_it_is_fetched_by_its_hash(tm
         trio.run(versions.adopt, view, 4)
         assert kept(versions, 4) == [*here, 4] == kept(versions, 4, "momentum")
     versions = make(tmp_path / "neither", made[:1])
-    with pytest.raises(Unavailable, match="nobody has it"):
+    with pytest.raises(ActionFailed, match="nobody has it"):
         trio.run(versions.adopt, view, 4)

@@ -14,10 +14,11 @@ from dlx.ledger import events as chain
 from dlx.ledger.events import EventPosition
 from dlx.ledger.typed import Contribution, Domain, Plan, RunConfig, Seal, account_of, encode_records, sign
 from dlx.ledger.view import RunView
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.plans import finished, plan_of
-from dlx.node.round.rules import Rules, base_version
+from dlx.node.round.rules import OuterResult, Rules, base_version
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.segments import segments_in
 
@@ -35,7 +36,7 @@ def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1, **changes: Any)
     values = dict(
         domain=DOMAIN, run=RUN, stages=stages, rounds=rounds, delay=delay, tokens_per_step=64, plan=Plan(4, 0, 5),
         codec="int4", adaptive=None, policy="mean", max_payload_sizes=({0: 1000},) * stages, straggler_grace=8,
-        proposal_timeout=3, round_timeout=12, eviction_time=10,
+        proposal_timeout=3, round_timeout=12, eviction_time=10, confirmations=0,
     )  # fmt: skip
     return Rules(**{**values, **changes})
 
@@ -142,6 +143,9 @@ class Simulation:
     def later(self, member: Member, event: e.Event, seconds: float = 0.05) -> None:
         self.mail.append((self.now + seconds * (0.5 + self.random.random()), lambda: self.feed(member, event)))
 
+    def done(self, member: Member, action: a.Action, outcome: e.Event, seconds: float = 0.05) -> None:
+        self.later(member, e.Done(action, outcome), seconds)  # type: ignore[arg-type]
+
     def gossip(self, sender: Member, event: e.Event) -> None:
         for member in self.alive():
             if member is sender or self.random.random() < self.loss:
@@ -149,65 +153,67 @@ class Simulation:
             for _ in range(1 + (self.random.random() < self.loss)):
                 self.later(member, event, 0.05 + 2 * self.loss * self.random.random())
 
-    def act(self, member: Member, action: e.Action) -> None:
+    def act(self, member: Member, action: a.Action) -> None:
         match action:
-            case e.StartRound(round=round, plan=plan):
+            case a.StartRound(round=round, plan=plan):
                 assert member.training is None
                 seconds = self.round_seconds(plan.inner_steps)
                 member.training = (round, self.now + seconds * (0.8 + 0.4 * self.random.random()))
-            case e.AbandonRound(round=round, reason=reason):
+            case a.AbandonRound(round=round, reason=reason):
                 member.training = None
                 self.disconnect(member.account)
                 self.later(member, e.RoundAbandoned(round, reason))
                 self.connect(member.account)
-            case e.ResetPipes():
+            case a.ResetPipes():
                 self.disconnect(member.account)
                 self.connect(member.account)
-            case e.WantRound(round=round, ready=ready):
+            case a.WantRound(round=round, ready=ready):
                 for link, other in member.pipes.items():
                     back = "next" if link == "previous" else "previous"
                     if self.members[other].pipes.get(back) == member.account:
                         self.feed(self.members[other], e.NeighbourWants(back, round, ready))
-            case e.GossipContribution(signed=signed):
+            case a.GossipContribution(signed=signed):
                 signer = signed.contribution.account
                 self.gossip(member, e.ContributionSeen(signed, signer, member.account))
-            case e.FetchPayload(signed=signed):
+            case a.FetchPayload(signed=signed):
                 held = any(signed.contribution.payload in other.payloads for other in self.alive())
                 if held and self.random.random() >= self.loss:
                     member.payloads.add(signed.contribution.payload)
-                    self.later(
-                        member, e.PayloadReady(signed.contribution.round, signed.contribution.payload, PAYLOAD_SIZE)
-                    )
+                    ready = e.PayloadReady(signed.contribution.round, signed.contribution.payload, PAYLOAD_SIZE)
+                    self.done(member, action, ready)
                 else:
-                    self.later(member, e.PayloadMissing(signed.contribution.round, signed.contribution.payload))
-            case e.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
+                    self.later(member, e.Failed(action, "nobody has it"))
+            case a.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
                 names, made = self.names(listed), self.outer(round, listed, multipliers)
                 energy = self.energy(member, round) if action.ranks else {}
-                self.later(member, e.OuterComputed(round, names, multipliers, made, bytes(32), energy))
-            case e.MeasurePolicy(round=round, listed=listed):
-                self.later(member, e.PolicyMeasured(round, self.names(listed), self.measured(member, listed)))
-            case e.SignSeal(seal=seal):
-                signature = sign(seal.digest(DOMAIN), member.key)
-                self.later(member, e.SealSigned(seal.digest(DOMAIN), signature), 0.001)
-            case e.GossipProposal(seal=seal, listed=listed, record_signatures=records):
+                result = OuterResult(made, bytes(32))
+                self.done(member, action, e.OuterComputed(round, names, multipliers, result, energy))
+            case a.MeasurePolicy(round=round, listed=listed):
+                measured = e.PolicyMeasured(round, self.names(listed), self.measured(member, listed))
+                self.done(member, action, measured)
+            case a.SignSeal(digest=digest):
+                self.done(member, action, e.SealSigned(digest, sign(digest, member.key)), 0.001)
+            case a.GossipProposal(seal=seal, listed=listed, record_signatures=records):
                 event = e.ProposalSeen(seal, listed, records, action.attempt, action.signature, member.account)
                 self.gossip(member, event)
-            case e.GossipAttestation():
+            case a.GossipAttestation():
                 stage = member.machine.stage
                 event2 = e.AttestationSeen(action.round, stage, action.digest, action.signature, member.account)
                 self.gossip(member, event2)
-            case e.GossipReport():
+            case a.GossipReport():
                 stage = member.machine.stage
                 self.gossip(member, e.ReportSeen(action.round, stage, action.holding, action.missing, member.account))
-            case e.AdoptVersion(version=version):
-                self.later(member, e.VersionAdopted(version))
-            case e.Reject(reason=reason):
+            case a.AdoptVersion(version=version):
+                self.done(member, action, e.VersionAdopted(version))
+            case a.Reject(reason=reason):
                 member.rejected.append(reason)
-            case e.KeepEvidence():
+            case a.KeepEvidence(second=second):
                 member.evidence += 1
+                self.done(member, action, e.EvidenceKept(second))
             case _:
                 ok = self.ledger_up and self.transact(member, action)
-                self.later(member, e.TransactionEnded(action, ok, "" if ok else "refused"), 0.5)
+                mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
+                self.later(member, mined if ok else refused, 0.5)
 
     def names(self, listed: tuple) -> tuple[bytes, ...]:
         return tuple(signed.contribution.hash() for signed in listed)
@@ -303,21 +309,21 @@ class Simulation:
     def apply(self, event: chain.Event) -> None:
         self.view.apply(event)
 
-    def transact(self, member: Member, action: e.Action) -> bool:
+    def transact(self, member: Member, action: a.Action) -> bool:
         """The contract's rules, as far as the machine relies on them."""
         account, view, now = member.account, self.view, int(self.now)
         match action:
-            case e.SendSeal(seal=seal, listed=listed, signatures=signatures):
+            case a.SendSeal(seal=seal, listed=listed, signatures=signatures):
                 return self.seal(seal, listed, signatures)
-            case e.SendAccuse(account=other) if view.may_accuse(other, now) and view.slot_of(account) is not None:
+            case a.SendAccuse(account=other) if view.may_accuse(other, now) and view.slot_of(account) is not None:
                 slot = view.slot_of(other)
                 assert slot is not None and view.open_round is not None
                 self.apply(chain.Accused(RUN, other, *slot, view.open_round, account, self.at()))
                 return True
-            case e.SendAnswer() if account in view.accusations:
+            case a.SendAnswer() if account in view.accusations:
                 self.apply(chain.Answered(RUN, account, self.at()))
                 return True
-            case e.SendEvict(account=other) if view.may_evict(other, now, self.block):
+            case a.SendEvict(account=other) if view.may_evict(other, now, self.block):
                 slot = view.slot_of(other)
                 assert slot is not None
                 self.apply(chain.Evicted(RUN, other, *slot, self.at()))

@@ -8,6 +8,7 @@ import pytest
 
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import Plan
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.plans import plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
@@ -143,10 +144,10 @@ def test_multipliers_that_the_payloads_do_not_give_are_never_signed() -> None:
     liar = sim.members[max(sim.members)]
     act = sim.act
 
-    def lie(member: Member, action: e.Action) -> None:
-        if isinstance(action, e.MeasurePolicy) and member is liar:
+    def lie(member: Member, action: a.Action) -> None:
+        if isinstance(action, a.MeasurePolicy) and member is liar:
             names, flat = sim.names(action.listed), Measured((1.0,) * len(action.listed))
-            sim.later(member, e.PolicyMeasured(action.round, names, flat))
+            sim.done(member, action, e.PolicyMeasured(action.round, names, flat))
         else:
             act(member, action)
 
@@ -160,10 +161,10 @@ def test_a_failed_measurement_is_tried_again() -> None:
     sim = Weighing(make_rules(rounds=2, stages=1, policy="clip", max_payload_sizes=({0: 1000},)), replicas=2, seed=9)
     act, failed = sim.act, set()
 
-    def once(member: Member, action: e.Action) -> None:
-        if isinstance(action, e.MeasurePolicy) and (member.account, action.round) not in failed:
+    def once(member: Member, action: a.Action) -> None:
+        if isinstance(action, a.MeasurePolicy) and (member.account, action.round) not in failed:
             failed.add((member.account, action.round))
-            sim.later(member, e.PolicyFailed(action.round, sim.names(action.listed), "out of memory"))
+            sim.later(member, e.Failed(action, "out of memory"))
         else:
             act(member, action)
 

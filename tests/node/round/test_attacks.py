@@ -7,6 +7,7 @@ import pytest
 from coincurve import PrivateKey
 
 from dlx.ledger.typed import SignedContribution, ascending, sign
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules import OuterResult, build_seal, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, PAYLOAD_SIZE, Member, Simulation, make_rules
@@ -100,8 +101,8 @@ def test_many_correct_proposals_are_all_signed_once() -> None:
     signed: dict[tuple[str, bytes], int] = {}
     act = sim.act
 
-    def count(member: Member, action: e.Action) -> None:
-        if isinstance(action, e.SignSeal):
+    def count(member: Member, action: a.Action) -> None:
+        if isinstance(action, a.SignSeal):
             key = member.account, action.seal.digest(DOMAIN)
             signed[key] = signed.get(key, 0) + 1
         act(member, action)
@@ -198,4 +199,4 @@ def test_a_reorg_that_puts_another_seal_in_place_takes_the_version_back() -> Non
     version = victim.machine.version
     assert version is not None and version >= 1
     actions = victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
-    assert victim.machine.version == 0 and e.AdoptVersion(1) in actions
+    assert victim.machine.version == 0 and a.AdoptVersion(1) in actions

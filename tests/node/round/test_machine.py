@@ -5,7 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlx.ledger.typed import PRIVATE_DATA
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.rules import OuterResult
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 
@@ -121,10 +123,10 @@ def test_a_wrong_seal_is_never_signed() -> None:
     real_act = sim.act
 
     def act(member, action):  # type: ignore[no-untyped-def]
-        if isinstance(action, e.ComputeOuter) and member is liar:
+        if isinstance(action, a.ComputeOuter) and member is liar:
             names = sim.names(action.listed)
-            made = e.OuterComputed(action.round, names, action.multipliers, digest("a lie"), bytes(32), {})
-            sim.later(member, made)
+            lie = OuterResult(digest("a lie"), bytes(32))
+            sim.done(member, action, e.OuterComputed(action.round, names, action.multipliers, lie, {}))
         else:
             real_act(member, action)
 

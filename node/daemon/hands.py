@@ -1,0 +1,174 @@
+"""What the round machine's actions need done in the world, for one slot: the training process, pipes, gossip, chain."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from dlx.ground.blobs import Kind
+from dlx.ledger.client import Receipt
+from dlx.ledger.typed import Plan, Seal, SignedContribution
+from dlx.ledger.view import RunView
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.kept import drop_other_stages
+from dlx.node.daemon.messages import message_of
+from dlx.node.daemon.payloads import Payloads
+from dlx.node.daemon.pipes import Pipes
+from dlx.node.daemon.progress import Progress
+from dlx.node.daemon.statements import keep_evidence, make_contribution
+from dlx.node.daemon.troubles import told
+from dlx.node.daemon.versions import Versions
+from dlx.node.home import logs
+from dlx.node.round import actions as a
+from dlx.node.round.plans import manifest_plan
+from dlx.node.round.rules import OuterResult, Rules
+from dlx.node.trainer import messages as m
+from dlx.node.trainer.client import Trainer
+from dlx.p2p import wire
+from dlx.training.outer.policy import Measured
+from dlx.training.slot.records import RoundInputs, Trained
+
+log = logs.get(__name__)
+
+
+class SlotHands:
+    """The `Hands` of one slot's round machine: `view` is its newest view of the ledger, `own` its contributions."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        rules: Rules,
+        slot: tuple[int, int],
+        trainer: Trainer,
+        pipes: Pipes,
+        versions: Versions,
+        directory: Path,
+        progress: Progress,
+        own: dict[int, SignedContribution],
+        view: Callable[[], RunView],
+    ) -> None:
+        self._context, self._rules, self._trainer = context, rules, trainer
+        self._replica, self._stage = slot
+        self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
+        self._versions, self._own = versions, own
+        self._payloads = Payloads(context, rules, self._stage, trainer, versions)
+
+    # ---- at once ----
+
+    def start_round(self, order: a.StartRound) -> None:
+        log.info("training", round=order.round, base=order.base, steps=order.plan.inner_steps)
+        self._progress.begin(order.round, order.plan.inner_steps)
+        self._context.metrics.round.set(order.round)
+        inputs = RoundInputs(
+            round=order.round,
+            plan=manifest_plan(order.plan),
+            steps_before=order.steps_before,
+            total_steps=self._rules.total_steps,
+            base_version=order.base,
+            base_weights=self._view().weights(self._stage, order.base),
+            left_out=order.left_out,
+        )
+        self._trainer.post(m.Train(inputs))
+
+    def stop_round(self, reason: str) -> None:
+        self._pipes.close()
+        self._trainer.post(m.Stop(reason))
+
+    def want_round(self, round: int, ready: bool) -> None:
+        self._pipes.send_want(round, ready)
+
+    def reset_pipes(self, reason: str) -> None:
+        log.info("pipes reset", reason=reason)
+        self._pipes.close()
+
+    def reject(self, reason: str, source: str) -> None:
+        self._context.reject(reason, source)
+
+    # ---- payloads and versions ----
+
+    async def fetch(self, signed: SignedContribution) -> int:
+        return await self._payloads.fetch(self._view(), signed)
+
+    async def outer(
+        self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
+    ) -> tuple[OuterResult, dict[int, float]]:
+        return await self._payloads.outer(self._view(), round, listed, multipliers, ranks)
+
+    async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured:
+        return await self._payloads.measure(self._view(), round, listed)
+
+    async def adopt(self, version: int) -> None:
+        view = self._view()
+        await self._versions.adopt(view, version)
+        with told():
+            await trio.to_thread.run_sync(self._versions.drop_old, view, version, self._payloads.made)
+
+    async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
+        """Have again what our disk has lost of a round's inputs."""
+        with told():
+            await self._versions.mend(self._view(), round, blobs)
+
+    # ---- statements ----
+
+    async def contribute(self, trained: Trained, plan: Plan, exchange_seconds: float | None) -> SignedContribution:
+        context = self._context
+        with told():
+            context.store.note(trained.payload, Kind.PAYLOAD)  # the training process wrote it
+            contribution = make_contribution(
+                trained,
+                run=context.run,
+                account=context.account,
+                replica=self._replica,
+                stage=self._stage,
+                plan=plan,
+                exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
+                own=self._own,
+            )
+            sign = context.signed.sign_contribution
+            signed = await trio.to_thread.run_sync(sign, contribution, self._rules.domain, context.account_key)
+            drop_other_stages(context.directory, self._stage)
+        return signed
+
+    async def sign(self, seal: Seal) -> bytes:
+        context = self._context
+        with told():
+            sign = context.signed.sign_seal
+            return await trio.to_thread.run_sync(sign, seal, self._rules.domain, context.account_key)
+
+    async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None:
+        log.warning("two contributions to one round", account=first.contribution.account)
+        with told():
+            keep_evidence(self._directory / "evidence", first, second)
+
+    async def gossip(self, statement: a.Statement) -> None:
+        context = self._context
+        message = message_of(statement, context.run, self._stage, self._rules.domain, context.account_key)
+        contributes = isinstance(statement, a.GossipContribution)
+        topic = context.contributions_topic if contributes else context.seals_topic
+        await context.gossip.publish(topic, wire.encode(message))
+
+    # ---- transactions ----
+
+    async def send_seal(
+        self, seal: Seal, listed: Sequence[SignedContribution], signatures: Sequence[tuple[str, bytes]]
+    ) -> int:
+        return await _mined(partial(self._context.client.seal, seal, listed, dict(signatures)))
+
+    async def send_accuse(self, account: str) -> int:
+        return await _mined(partial(self._context.client.accuse, self._context.run, account))
+
+    async def send_answer(self) -> int:
+        return await _mined(partial(self._context.client.answer, self._context.run))
+
+    async def send_evict(self, account: str) -> int:
+        return await _mined(partial(self._context.client.evict, self._context.run, account))
+
+    async def send_move_down(self) -> int:
+        return await _mined(partial(self._context.client.move_down, self._context.run))
+
+
+async def _mined(send: Callable[[], Receipt]) -> int:
+    """The block that took the transaction."""
+    with told():
+        return (await trio.to_thread.run_sync(send, abandon_on_cancel=True)).block

@@ -1,0 +1,47 @@
+"""Errors of the disk, the training process, other nodes and the chain, in the round machine's words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from dlx.ground.blobs import BlobStore, Kind
+from dlx.ledger.errors import LedgerError
+from dlx.node.home.signed import Contradiction
+from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
+from dlx.p2p.exchange import BlobError, BlobExchange, BlobTooLarge
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Raises LocalFault for what this machine is at fault for, ActionFailed for what may go better later."""
+    try:
+        yield
+    except (LocalTrouble, OSError) as error:
+        raise LocalFault(_line(error)) from error
+    except (BlobError, BlobTrouble, Wrong, LedgerError, Contradiction) as error:
+        raise ActionFailed(_line(error)) from error
+
+
+async def fetch(
+    exchange: BlobExchange,
+    store: BlobStore,
+    name: bytes,
+    limit: int,
+    peers: list[str] | None,
+    seconds: float,
+    kind: Kind,
+) -> Path:
+    """As `exchange.fetch`, but what lies here with other bytes than its name says is no reason to refuse it."""
+    try:
+        return await exchange.fetch(name, limit, peers, seconds, kind)
+    except BlobTooLarge:
+        if await trio.to_thread.run_sync(store.sound, name):
+            raise
+        return await exchange.fetch(name, limit, peers, seconds, kind)
+
+
+def _line(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

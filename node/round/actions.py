@@ -1,0 +1,383 @@
+"""What the round machine asks for. Each action runs itself with the session's `Hands`, and says how it is retried.
+
+A `Prompt` action is carried out at once, in the order of asking, and cannot fail. A `Task` takes its time and comes to
+an event; where it cannot be done now it raises ActionFailed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from dlx.ground.backoff import Backoff
+from dlx.ledger.typed import Plan, Seal, SignedContribution
+from dlx.node.round import events as e
+from dlx.node.round.faults import BadPayload, Differs
+from dlx.node.round.rules import OuterResult
+from dlx.training.outer.policy import Measured
+from dlx.training.slot.records import Trained
+
+
+class Hands(Protocol):
+    """What actions need done in the world; the session does it. Coroutines raise ActionFailed."""
+
+    def start_round(self, order: StartRound) -> None: ...
+
+    def stop_round(self, reason: str) -> None: ...
+
+    def want_round(self, round: int, ready: bool) -> None: ...
+
+    def reset_pipes(self, reason: str) -> None: ...
+
+    def reject(self, reason: str, source: str) -> None: ...
+
+    async def fetch(self, signed: SignedContribution) -> int:
+        """Have a payload on disk and checked; its size in bytes. Raises BadPayload too."""
+
+    async def outer(
+        self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
+    ) -> tuple[OuterResult, dict[int, float]]:
+        """V[s,round+1] over these contributions, and what each of the ranks keeps of their mean."""
+
+    async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured: ...
+
+    async def adopt(self, version: int) -> None:
+        """Have V[s,version] on disk as it was sealed. Raises Differs too."""
+
+    async def contribute(self, trained: Trained, plan: Plan, exchange_seconds: float | None) -> SignedContribution:
+        """Our statement about a trained round, signed and on disk."""
+
+    async def sign(self, seal: Seal) -> bytes:
+        """Our signature over its digest."""
+
+    async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None: ...
+
+    async def gossip(self, statement: Statement) -> None: ...
+
+    # Transactions: each gives the number of the block that took it.
+
+    async def send_seal(
+        self, seal: Seal, listed: Sequence[SignedContribution], signatures: Sequence[tuple[str, bytes]]
+    ) -> int: ...
+
+    async def send_accuse(self, account: str) -> int: ...
+
+    async def send_answer(self) -> int: ...
+
+    async def send_evict(self, account: str) -> int: ...
+
+    async def send_move_down(self) -> int: ...
+
+
+class Prompt:
+    """Carried out at once."""
+
+    __slots__ = ()
+
+    def act(self, hands: Hands) -> None:
+        raise NotImplementedError
+
+
+class Task:
+    """Carried out beside everything else; what it comes to is the machine's `Done`, or `Failed`."""
+
+    __slots__ = ()
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=30)
+
+    def key(self) -> Hashable:
+        """What it is about: one at a time for each."""
+        return type(self).__name__
+
+    async def run(self, hands: Hands) -> e.Event | None:
+        raise NotImplementedError
+
+
+# ---- the round ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartRound(Prompt):
+    """Train `round` from `base`; `left_out` are own payloads to fold back. It ends with RoundFinished, or with
+    RoundAbandoned: then the next start waits, whichever round that is, because what spoils one spoils the next."""
+
+    round: int
+    base: int
+    plan: Plan
+    steps_before: int
+    left_out: tuple[bytes, ...]
+    retry: ClassVar[Backoff] = Backoff(first=0.5, cap=30)
+
+    def key(self) -> Hashable:
+        return START
+
+    def act(self, hands: Hands) -> None:
+        hands.start_round(self)
+
+
+START = StartRound.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonRound(Prompt):
+    round: int
+    reason: str
+
+    def act(self, hands: Hands) -> None:
+        hands.stop_round(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class WantRound(Prompt):
+    """Tell the pipe neighbours which round this holder would train next, and whether it could start now."""
+
+    round: int
+    ready: bool
+
+    def act(self, hands: Hands) -> None:
+        hands.want_round(self.round, self.ready)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPipes(Prompt):
+    """Break the pipes: a neighbour may already wait in a round that this holder will not train."""
+
+    reason: str
+
+    def act(self, hands: Hands) -> None:
+        hands.reset_pipes(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Prompt):
+    """Something hostile or mistaken was refused: counted by `reason`."""
+
+    reason: str
+    source: str
+
+    def act(self, hands: Hands) -> None:
+        hands.reject(self.reason, self.source)
+
+
+# ---- payloads and versions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload(Task):
+    signed: SignedContribution
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
+
+    def key(self) -> Hashable:
+        statement = self.signed.contribution
+        return "payload", statement.round, statement.payload
+
+    async def run(self, hands: Hands) -> e.Event:
+        statement = self.signed.contribution
+        try:
+            size = await hands.fetch(self.signed)
+        except BadPayload as error:
+            return e.PayloadRefused(statement.round, statement.payload, error.reason)
+        return e.PayloadReady(statement.round, statement.payload, size)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOuter(Task):
+    """V[s,round+1] from V[s,round] and `listed` (ascending accounts), and what these ranks keep of the mean."""
+
+    round: int
+    listed: tuple[SignedContribution, ...]
+    multipliers: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def key(self) -> Hashable:
+        return "outer", self.round, names(self.listed), self.multipliers
+
+    async def run(self, hands: Hands) -> e.Event:
+        result, energy = await hands.outer(self.round, self.listed, self.multipliers, self.ranks)
+        return e.OuterComputed(self.round, names(self.listed), self.multipliers, result, energy)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurePolicy(Task):
+    """What the run's aggregation policy needs to know of `listed` (ascending accounts)."""
+
+    round: int
+    listed: tuple[SignedContribution, ...]
+
+    def key(self) -> Hashable:
+        return "policy", self.round, names(self.listed)
+
+    async def run(self, hands: Hands) -> e.Event:
+        return e.PolicyMeasured(self.round, names(self.listed), await hands.measure(self.round, self.listed))
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptVersion(Task):
+    """Make V[s,version] ours: by the outer step over the sealed payloads when `version - 1` is here, else by hash."""
+
+    version: int
+
+    async def run(self, hands: Hands) -> e.Event:
+        try:
+            await hands.adopt(self.version)
+        except Differs as error:
+            return e.VersionDiffers(self.version, str(error))
+        return e.VersionAdopted(self.version)
+
+
+# ---- statements ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute(Task):
+    """Sign what was trained; `exchange_seconds` as the adaptive plan compares them (None: not measured)."""
+
+    trained: Trained
+    plan: Plan
+    exchange_seconds: float | None
+
+    async def run(self, hands: Hands) -> e.Event:
+        return e.RoundTrained(await hands.contribute(self.trained, self.plan, self.exchange_seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class SignSeal(Task):
+    seal: Seal
+    digest: bytes
+
+    def key(self) -> Hashable:
+        return "sign", self.digest
+
+    async def run(self, hands: Hands) -> e.Event:
+        return e.SealSigned(self.digest, await hands.sign(self.seal))
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvidence(Task):
+    """Two different contributions by one account to one round."""
+
+    first: SignedContribution
+    second: SignedContribution
+
+    def key(self) -> Hashable:
+        return "evidence", self.second.contribution.hash()
+
+    async def run(self, hands: Hands) -> e.Event:
+        await hands.keep_evidence(self.first, self.second)
+        return e.EvidenceKept(self.second)
+
+
+class Statement(Task):
+    """Said to everybody. It is repeated until the round is sealed, whether or not this time it went out."""
+
+    __slots__ = ()
+
+    async def run(self, hands: Hands) -> None:
+        await hands.gossip(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GossipContribution(Statement):
+    signed: SignedContribution
+
+
+@dataclass(frozen=True, slots=True)
+class GossipProposal(Statement):
+    seal: Seal
+    listed: tuple[bytes, ...]
+    record_signatures: tuple[bytes, ...]
+    attempt: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GossipAttestation(Statement):
+    round: int
+    digest: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GossipReport(Statement):
+    round: int
+    holding: tuple[bytes, ...]
+    missing: tuple[bytes, ...]
+
+
+# ---- transactions -------------------------------------------------------------------------------------------------
+
+
+class Transaction(Task):
+    """Once mined it is not sent again before the view contains its block: until then nothing says that it counts."""
+
+    __slots__ = ()
+    retry: ClassVar[Backoff] = Backoff(first=2, cap=60)
+
+    async def run(self, hands: Hands) -> e.Event:
+        return e.Mined(await self.send(hands))
+
+    async def send(self, hands: Hands) -> int:
+        """The number of the block that took it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class SendSeal(Transaction):
+    seal: Seal
+    listed: tuple[SignedContribution, ...]
+    signatures: tuple[tuple[str, bytes], ...]  # (account, signature), ascending
+    retry: ClassVar[Backoff] = Backoff(first=2, cap=15)
+
+    def key(self) -> Hashable:
+        return "seal", self.seal.round
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_seal(self.seal, self.listed, self.signatures)
+
+
+@dataclass(frozen=True, slots=True)
+class SendAccuse(Transaction):
+    account: str
+
+    def key(self) -> Hashable:
+        return "accuse", self.account
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_accuse(self.account)
+
+
+@dataclass(frozen=True, slots=True)
+class SendAnswer(Transaction):
+    """We were accused and are alive."""
+
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=5)
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_answer()
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvict(Transaction):
+    account: str
+
+    def key(self) -> Hashable:
+        return "evict", self.account
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_evict(self.account)
+
+
+@dataclass(frozen=True, slots=True)
+class SendMoveDown(Transaction):
+    """A lower replica has a free seat of our stage."""
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_move_down()
+
+
+Action = Prompt | Task
+
+
+def names(listed: Sequence[SignedContribution]) -> tuple[bytes, ...]:
+    """The struct hashes of contributions."""
+    return tuple(signed.contribution.hash() for signed in listed)
