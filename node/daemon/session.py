@@ -16,6 +16,7 @@ from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import event_of
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
+from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round import actions as a
@@ -29,6 +30,7 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
+from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
 log = logs.get(__name__)
@@ -109,8 +111,12 @@ class Session:
             "slot opened", replica=self.replica, stage=self.stage, version=newest, trained=self.machine.last_trained
         )
         self.emit(e.LedgerSeen(view, self._first_block))
-        if opened.trained is not None and opened.trained.round not in own:  # killed before it was signed
-            self.emit(e.RoundFinished(opened.trained))
+        self._finish(opened.trained)
+
+    def _finish(self, trained: Trained | None) -> None:
+        """Sign what a training process saved and nobody signed before it, or we, were killed."""
+        if trained is not None and self.machine is not None and trained.round not in self.machine.own:
+            self.emit(e.RoundFinished(trained))
 
     async def _tick(self) -> None:
         while True:
@@ -178,6 +184,15 @@ class Session:
                 log.info("round abandoned", round=round, reason=reason)
                 self.pipes.close()
                 self._nursery.start_soon(self._abandoned, message)
+            case m.Gone(reason=reason, blobs=blobs):
+                log.warning("the training process is gone", reason=reason)
+                self.pipes.close()
+                self.emit(e.TrainerGone(reason))
+                if blobs:
+                    self._nursery.start_soon(self._fetch_again, blobs)
+            case m.Opened(trained=trained):
+                self.emit(e.TrainerBack())
+                self._finish(trained)
             case m.Tensor(link=link, frame=frame):
                 self.pipes.post(link, frame)
 
@@ -211,6 +226,15 @@ class Session:
             )
         if outcome is not None:
             self.emit(e.Done(task, outcome))
+
+    async def _fetch_again(self, blobs: tuple[bytes, ...]) -> None:
+        """Public blobs without which the slot cannot be opened."""
+        context = self.context
+        for name in blobs:
+            await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
+        public = PublicData(context.store, context.exchange)
+        await public.manifest(self.machine.view if self.machine else self._first_view)
+        await public.everything(context.manifest)
 
     async def _abandoned(self, message: m.Abandoned) -> None:
         """The round machine hears of it when what was missing or damaged on our disk is here again, or cannot be."""

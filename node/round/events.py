@@ -159,6 +159,18 @@ class RoundAbandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerGone:
+    """The training process has ended, and with it the round under way; it is being started again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerBack:
+    """It can train again."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceKept:
     """`second` and what contradicts it are on disk."""
 
@@ -207,6 +219,8 @@ Event = (
     | RoundFinished
     | RoundTrained
     | RoundAbandoned
+    | TrainerGone
+    | TrainerBack
     | EvidenceKept
     | Mined
     | Done

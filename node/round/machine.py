@@ -52,6 +52,7 @@ class RoundMachine:
         self._told: a.WantRound | None = None
         self._started: a.StartRound | None = None  # the round under way
         self._unsigned: a.Contribute | None = None  # what was trained last, as long as it is not signed
+        self._gone: str | None = None  # why there is no training process
         self._stopping = False  # it was asked to be abandoned
         self._jump = False  # the next try takes the newest version that a start needs, by hash
         self._since: float | None = None  # when this member began to take part
@@ -95,6 +96,8 @@ class RoundMachine:
             return "nothing: the run is finished"
         if self.training is not None:
             return None
+        if self._gone is not None:
+            return f"the training process, which is started again: {self._gone}"
         if trouble := self._pending.trouble():
             return f"this machine: {trouble}"
         if self.slot is None:
@@ -119,6 +122,9 @@ class RoundMachine:
             )
         if plan_of(self.rules, self.view, self.stage, round) is None:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"
+        start = next((one for one in self.failing(now) if one.action == a.START and one.next_try), None)
+        if start is not None:
+            return f"{start.next_try:.0f} s: {start.failures} rounds failed in a row, the last because {start.reason}"
         return f"the neighbours of replica {self.slot[0]} to start round {round}"
 
     def failing(self, now: float) -> list[Failing]:
@@ -181,6 +187,12 @@ class RoundMachine:
                 self._see_trained(event.signed, now)
             case e.RoundAbandoned():
                 self._end_round(event, now)
+            case e.TrainerGone(reason=reason):
+                self._gone = reason
+                if self.training is not None and self._unsigned is None:
+                    self._end_round(e.RoundAbandoned(self.training, reason, local=True), now)
+            case e.TrainerBack():
+                self._gone = None
             case e.Done(action=action, outcome=outcome):
                 mined = outcome.block + self.rules.confirmations + 1 if isinstance(outcome, e.Mined) else 0
                 self._pending.done(action, mined)
@@ -303,6 +315,7 @@ class RoundMachine:
             and plan is not None
             and self._pending.may_start(a.START, now)
             and self._pending.trouble(a.START) is None
+            and self._gone is None
         )
         told = a.WantRound(round, startable)
         if told != self._told and all(want is not None and want.round is not None for want in wants):

@@ -168,7 +168,7 @@ class Simulation:
                 self.disconnect(member.account)
                 self.connect(member.account)
             case a.WantRound(round=round, ready=ready):
-                for link, other in member.pipes.items():
+                for link, other in list(member.pipes.items()):
                     back = "next" if link == "previous" else "previous"
                     if self.members[other].pipes.get(back) == member.account:
                         self.feed(self.members[other], e.NeighbourWants(back, round, ready))
