@@ -15,11 +15,11 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,6 +28,7 @@ from dlx.node.daemon.status import NodeStatus
 from dlx.node.home import config, identity
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.trainer.spawn import SHARED, ForkServer
 
 CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -112,6 +113,7 @@ class Devnet:
     record: DevnetRecord
     rpc_url: str = ""
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _forks: ForkServer | None = None
 
     # ---- making and finding one ----
 
@@ -198,7 +200,7 @@ class Devnet:
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
         arguments += ["--rpc-url", settings.rpc_url, "--ledger", settings.ledger]
-        self._spawn(name, arguments)
+        self._spawn(name, arguments, {SHARED: self._fork_server()})
 
     def start(self) -> None:
         """The chain if it does not run yet, then every node."""
@@ -220,6 +222,9 @@ class Devnet:
         """Nodes first, while the chain still answers; they keep their slots for the next start."""
         self.stop_nodes()
         self._stop(list(self._processes))
+        if self._forks is not None:
+            self._forks.stop()
+            self._forks = None
 
     def check(self) -> None:
         """Raises Failure when a process ended by itself."""
@@ -263,16 +268,26 @@ class Devnet:
         except FileNotFoundError:
             return 0
 
-    def _spawn(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+    def _fork_server(self) -> str:
+        """The socket of one server for all nodes, so that torch is imported once and shares its memory."""
+        if SHARED in os.environ:
+            return os.environ[SHARED]
+        if self._forks is None:
+            self._forks = ForkServer()
+        return str(self._forks.path)
+
+    def _spawn(
+        self, name: str, arguments: list[str], more_environment: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
-        environment: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith("DLX_")}
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dlx.node.cli.app", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={**plain, **more_environment},
                 start_new_session=True,  # a terminal's Ctrl-C is ours to pass on, in the right order
                 preexec_fn=_end_with_parent,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -178,11 +179,16 @@ class Watched:
         return self.until(f"{name} in the middle of a round", inside)
 
     def kill(self, name: str) -> None:
-        """SIGKILL; whatever process the node had started must end by itself."""
-        children = psutil.Process(self.devnet.pid(name)).children(recursive=True)
-        assert children, "the node trains in a process of its own"
+        """SIGKILL; the node's training process must end by itself."""
+        trainer = self.trainer(name)
+        assert alive(trainer)
         self.devnet.kill(name)
-        self.until(f"the end of {name}'s training process", lambda: not any(map(alive, children)), 30)
+        self.until(f"the end of {name}'s training process", lambda: not alive(trainer), 30)
+
+    def trainer(self, name: str) -> psutil.Process:
+        """The node's training process, which is a child of the fork server."""
+        started = re.findall(r"training process started pid=(\d+)", self.devnet.log(name).read_text())
+        return psutil.Process(int(started[-1]))
 
     def assert_sealed_once(self) -> None:
         """Every (stage, round) has one seal, and each version follows from the one before."""
