@@ -1,0 +1,90 @@
+"""The published examples of every kind of wire message: what its fields are, and its bytes.
+
+`wire.msgpack` is a map: `format`, `version`, and `messages` and `frames`, lists of {kind, tag, fields, bytes}. `fields`
+is in the order of the schema; a message is the map {type: tag, **fields}, a frame the array [tag, *fields]. After a
+change of the protocol, `python -m tests.vectors.wire` in the repository's root writes the file anew.
+"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgpack
+import msgspec
+
+from dlx.p2p import wire
+from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, encode_frame
+
+FILE = Path(__file__).with_suffix(".msgpack")
+VERSION = 1
+
+
+def _bytes(length: int, start: int) -> bytes:
+    return bytes((start + i) % 256 for i in range(length))
+
+
+RUN, NONCE, SIGNATURE = _bytes(32, 0), _bytes(8, 100), _bytes(65, 150)
+MESSAGES: list[wire.Message] = [
+    wire.Hello((2, 2), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
+    wire.ContributionMessage(NONCE, _bytes(929, 3)),
+    wire.ProposalMessage(NONCE, RUN, 0, 127, 128, b"", [], [], SIGNATURE),
+    wire.ProposalMessage(
+        NONCE,
+        RUN,
+        65535,
+        2**32 - 1,
+        255,
+        _bytes(300, 1),
+        [_bytes(32, i) for i in range(16)],
+        [_bytes(65, i) for i in range(16)],
+        SIGNATURE,
+    ),
+    wire.AttestationMessage(NONCE, RUN, 256, 65536, _bytes(32, 50), SIGNATURE),
+    wire.ReportMessage(NONCE, RUN, 1, 2, [], [], SIGNATURE),
+    wire.ReportMessage(NONCE, RUN, 1, 2, [_bytes(32, i) for i in range(128)], [_bytes(32, 9)], SIGNATURE),
+    wire.PipeHello(RUN, 2, 3, _bytes(20, 8)),
+    wire.PipeAnswer(""),
+    wire.PipeAnswer("no such stage: this refusal is longer than 31"),
+    wire.BlobRequest(RUN, 2**32, 1 << 20),
+    wire.BlobReply(None, 0),
+    wire.BlobReply(2**63 - 1, 65536),
+]
+FRAMES: list[PipeFrame] = [
+    PipeTensor(0, "", 0, 0, b""),
+    PipeTensor(70000, "activations", 20, 3, _bytes(300, 0)),
+    PipeWant(0, False),
+    PipeWant(2**32 - 1, True),
+]
+
+
+def kinds() -> set[type]:
+    """Every kind that a node may send."""
+    return {*get_args(wire.Message), *get_args(PipeFrame)}
+
+
+def content() -> dict[str, Any]:
+    """What belongs into the file."""
+    return {
+        "format": "dlx-node wire vectors",
+        "version": VERSION,
+        "messages": [_vector(message, wire.encode(message)) for message in MESSAGES],
+        "frames": [_vector(frame, encode_frame(frame)) for frame in FRAMES],
+    }
+
+
+def fields_of(message: msgspec.Struct) -> dict[str, Any]:
+    """The fields as msgpack has them: a tuple is an array."""
+    return {name: _plain(getattr(message, name)) for name in message.__struct_fields__}
+
+
+def _vector(message: msgspec.Struct, data: bytes) -> dict[str, Any]:
+    kind = type(message)
+    return {"kind": kind.__name__, "tag": kind.__struct_config__.tag, "fields": fields_of(message), "bytes": data}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    FILE.write_bytes(msgpack.packb(content()))
