@@ -17,7 +17,7 @@ from dlx.training.inner.loop import InnerLoop
 from dlx.training.models import evaluate
 from dlx.training.outer.adaptive import ends_window, mean_energy, next_rank, watched_ranks
 from dlx.training.outer.spectrum import kept_energy
-from dlx.training.outer.step import outer_step, pseudo_gradient, start_weights
+from dlx.training.outer.step import Arrays, outer_step, pseudo_gradient, start_weights
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
@@ -44,7 +44,7 @@ def diloco(
     bases = [{name: tensor.clone() for name, tensor in genesis.items()}]  # V[max(0, t - delay)] .. V[t]
     plans = [manifest.plan] * (outer.delay + 1)  # those of rounds t .. t + delay
     ranks = _Ranks(manifest)
-    momentum: Mapping[str, Tensor] | None = None
+    momentum: Arrays | None = None
     sent = 0
     for round in range(rounds):
         size, payloads = 0, []
@@ -52,7 +52,8 @@ def diloco(
             payload, size = member.round(bases[0], round, rounds * inner_steps, plans[0])
             payloads.append(payload)
         watched = partial(ranks.watch, plans[-1])
-        momentum = outer_step(version, momentum, payloads, [1 / replicas] * replicas, outer, watched)
+        gradients = map(_arrays, payloads)
+        momentum = outer_step(_arrays(version), momentum, gradients, [1 / replicas] * replicas, outer, watched)
         plans = [*plans[1:], ranks.next(round, plans[-1])]
         bases = [*bases, {name: tensor.clone() for name, tensor in version.items()}][-1 - outer.delay :]
         sent += size
@@ -119,7 +120,7 @@ class _Ranks:
         self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
         self._energy: list[Mapping[int, float]] = []
 
-    def watch(self, plan: Plan, update: Mapping[str, Tensor]) -> None:
+    def watch(self, plan: Plan, update: Arrays) -> None:
         self._energy.append(kept_energy(update, watched_ranks(self._rungs, plan.rank)))
 
     def next(self, round: int, plan: Plan) -> Plan:
@@ -128,3 +129,8 @@ class _Ranks:
         energy = mean_energy(self._energy)
         self._energy = []
         return replace(plan, rank=next_rank(self._rungs, plan.rank, energy, self._adaptive.energy))
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """The same memory."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -4,8 +4,6 @@ import hashlib
 import sys
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlx.ground.errors import DlxError
 from dlx.training.codecs import codec
@@ -52,7 +50,8 @@ def digests() -> dict[str, str]:
     for first in range(0, 6, 2):
         momentum = outer_step(version, momentum, gradients[first : first + 2], _PARTS, _OUTER)
     assert momentum is not None
-    layout = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.tensor([1.5]), "scalar": torch.tensor(-2.0)}
+    values = {"b": [[0, 1, 2], [3, 4, 5]], "a.weight": [1.5], "scalar": -2.0}
+    layout = {name: np.array(one, np.float32) for name, one in values.items()}
     return {
         "decoding": decoding.hex(),
         "the low-rank product": weights.weights_hash(_product()).hex(),
@@ -61,7 +60,7 @@ def digests() -> dict[str, str]:
     }
 
 
-def _decoded(seed: int) -> dict[str, Tensor]:
+def _decoded(seed: int) -> dict[str, np.ndarray]:
     """An int4 payload from a hash's bits (scales of every exponent), decoded."""
     int4 = codec("int4")
     payload = b""
@@ -75,10 +74,10 @@ def _decoded(seed: int) -> dict[str, Tensor]:
         nibbles[::128] = 7  # the canonical form of each group
         nibbles[count:] = 0
         payload += scales.astype("<u2").tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
-    return int4.decode(payload, _SHAPES, _PLAN)
+    return int4.decode_arrays(payload, _SHAPES, _PLAN)
 
 
-def _product() -> dict[str, Tensor]:
+def _product() -> dict[str, np.ndarray]:
     """A lowrank payload from a hash's bits, whose sums need every bit of a float64, decoded."""
     rows, columns, rank = 300, 129, 9
     bits = np.frombuffer(hashlib.shake_128(b"product").digest(rank * (rows + columns)), np.uint8)
@@ -87,9 +86,9 @@ def _product() -> dict[str, Tensor]:
     nibbles = np.append(codes.ravel() % 16, 0).astype(np.uint8)
     exponents = np.linspace(10, 10 - 42, rank).astype(np.int8)  # 42 + 6 + log2(9) bits are the most allowed
     payload = exponents.tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
-    return codec("lowrank").decode(payload, {"w": (rows, columns)}, Plan(rank=rank))
+    return codec("lowrank").decode_arrays(payload, {"w": (rows, columns)}, Plan(rank=rank))
 
 
 def _flushes_to_zero() -> bool:
-    small = torch.full((1000,), 1e-30)
-    return bool((small.mul(1e-10) == 0).any()) or bool((small.numpy() * np.float32(1e-10) == 0).any())
+    small = np.full(1000, 1e-30, np.float32)
+    return bool((small * np.float32(1e-10) == 0).any())

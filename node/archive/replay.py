@@ -17,7 +17,8 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong
 from dlx.node.round.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
-from dlx.training.models import stages, weights
+from dlx.training.models import weights
+from dlx.training.models.shapes import stage_shapes
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import (
     OuterError,
@@ -58,7 +59,7 @@ class Replay:
         self._blobs = blobs
         self.terms = Terms.of(manifest)
         self._codec = codecs.codec(manifest.codec.name)
-        self._shapes = [stages.stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
+        self._shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
 
     def plan(self, stage: int, round: int) -> Plan:
         """The plan that binds a round whose seal, or the one before it, every stage has."""
@@ -76,7 +77,7 @@ class Replay:
 
     def check_version(self, state: State) -> None:
         """Raises WeightsError unless the weights are the canonical file of the stage's tensors."""
-        weights.read(state.weights, self._shapes[state.stage])
+        weights.read_arrays(state.weights, self._shapes[state.stage])
 
     def payload(self, contribution: Contribution) -> Path:
         """The checked blob of a counted payload. Raises BlobMissing, BlobWrong or PayloadError."""

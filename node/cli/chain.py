@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home import config
+from dlx.node.home import config, extras
 from dlx.node.home.errors import UsageFailure
 
 
@@ -36,6 +36,7 @@ def command(
     """
     if not config.is_loopback(host) and not insecure_listen:
         raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
+    extras.require("chain")
     from dlx.ledger.chain import serve
     from dlx.node.home.ledgers import deploy_embedded
 

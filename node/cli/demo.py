@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
+from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
 _PLACE = Path("~/.dlx/demos")
@@ -31,6 +32,7 @@ def command(
 
     Exit code 0 only if every round was sealed, no seal was empty and the audit passed.
     """
+    extras.require("train", "chain", "plot")  # now, not after the training
     from dlx.node.devnet import demo
     from dlx.node.devnet.devnet import Devnet
     from dlx.node.devnet.terminal import Dashboard, terminal_plot

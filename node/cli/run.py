@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
+from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
 
 app = options.Verbs(help="Plan, create, list and show training runs.")
@@ -96,6 +97,7 @@ def create(
 
     The folder's node serves the blobs; asking again for the same run changes nothing.
     """
+    extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
+from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
 
 
@@ -40,6 +41,7 @@ def command(
     wanted = None if stage == "auto" else int(stage) if stage.isdecimal() else -1
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
+    extras.require("train")  # torch is for a process that this one starts
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
     from dlx.node.home import identity, logs

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 
 from dlx.node.home.errors import Failure
 
-# What our modules import, by the extra that brings it; pyproject.toml names the distributions.
+# Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
-    "chain": ("eth", "eth_keys", "rlp", "trie"),
+    "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette"),
+    "chain": ("eth", "trie"),
     "plot": ("matplotlib", "plotext"),
 }
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from dlx.ground import durable
 from dlx.ledger.abi import checksum
+from dlx.node.home import extras
 from dlx.node.home.config import Settings, shown_url
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
@@ -184,6 +185,7 @@ def _serves(rpc_url: str, settings: Settings) -> bool:
 @contextmanager
 def _own_chain(directory: Path, chain_id: int) -> Iterator[str]:
     """The URL of the folder's chain, served by a child process on a free loopback port until this ends."""
+    extras.require("chain")
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     child = spawn.Process(target=_serve, args=(directory, chain_id, theirs), name="dlx-chain", daemon=True)

@@ -1,17 +1,20 @@
 """What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from dlx.training.models.weights import Shapes
+from dlx.training.models.weights import Shapes, Values, array, is_float32
 from dlx.training.recipe.codec_info import CodecInfo
 from dlx.training.recipe.recipe import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CodecError(ValueError):
@@ -23,7 +26,7 @@ class Codec(ABC):
 
     info: CodecInfo
 
-    def encode(self, tensors: Mapping[str, Tensor], plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
+    def encode(self, tensors: Values, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
         """The payload of finite float32 tensors of any shape. Raises CodecError.
 
         `previous` is the payload that the same slot made before and its plan: where the codec starts its search. One
@@ -34,13 +37,19 @@ class Codec(ABC):
         old = self._previous(shapes, previous)
         for name, part in self._parts(shapes, plan, payload):
             tensor = tensors[name]
-            if tensor.dtype != torch.float32:
+            if not is_float32(tensor):
                 raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
-            self._encode(name, tensor.detach().cpu().contiguous(), plan, part, old.get(name))
+            self._encode(name, array(tensor), plan, part, old.get(name))
         return payload.tobytes()
 
     def decode(self, data: Any, shapes: Shapes, plan: Plan) -> dict[str, Tensor]:
-        """Finite float32 tensors of `shapes` from a payload of unknown origin (any buffer). Raises CodecError."""
+        """What `decode_arrays` gives, as tensors of the same memory. Raises CodecError."""
+        import torch
+
+        return {name: torch.from_numpy(values) for name, values in self.decode_arrays(data, shapes, plan).items()}
+
+    def decode_arrays(self, data: Any, shapes: Shapes, plan: Plan) -> dict[str, np.ndarray]:
+        """Finite float32 arrays of `shapes` from a payload of unknown origin (any buffer). Raises CodecError."""
         payload = np.frombuffer(data, np.uint8)
         size = self.size(shapes, plan)
         if len(payload) != size:
@@ -79,13 +88,13 @@ class Codec(ABC):
 
     @abstractmethod
     def _encode(
-        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
-        """Fill `out`, the tensor's part (uint8), from a contiguous float32 tensor in main memory."""
+        """Fill `out`, the tensor's part (uint8), from a contiguous float32 array."""
 
     @abstractmethod
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
-        """The float32 tensor of a part (uint8) that has the right size and is otherwise unknown."""
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
+        """The float32 array of a part (uint8) that has the right size and is otherwise unknown."""
 
 
 def too_large(name: str) -> CodecError:

@@ -7,8 +7,6 @@ scale and codes are all zero, or some code is at one of the two ends.
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlx.training.codecs.base import Codec, CodecError, count, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
@@ -30,11 +28,11 @@ class Int4(Codec):
         return part_size(shape, plan.level)
 
     def _encode(
-        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
         encode_part(name, tensor, plan.level, out)
 
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         return decode_part(name, data, shape, plan.level)
 
 
@@ -43,10 +41,10 @@ def part_size(shape: tuple[int, ...], bits: int) -> int:
     return _groups(shape) * (2 + _GROUP * bits // 8)
 
 
-def encode_part(name: str, tensor: Tensor, bits: int, out: np.ndarray) -> None:
+def encode_part(name: str, tensor: np.ndarray, bits: int, out: np.ndarray) -> None:
     """Fill a tensor's part (uint8) from contiguous float32. Raises CodecError."""
     groups = _groups(tuple(tensor.shape))
-    flat = tensor.view(-1).numpy()
+    flat = tensor.reshape(-1)
     scales, packed = out[: 2 * groups].reshape(groups, 2), out[2 * groups :].reshape(groups, _GROUP * bits // 8)
     values = np.empty((min(_BLOCK, groups), _GROUP), np.float32)
     codes = np.empty(values.shape, np.int8)
@@ -67,8 +65,8 @@ def encode_part(name: str, tensor: Tensor, bits: int, out: np.ndarray) -> None:
         packed[here] = pack(codes[: len(block)], bits)
 
 
-def decode_part(name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) -> Tensor:
-    """The float32 tensor of a part (uint8) that has the right size. Raises CodecError unless it is canonical."""
+def decode_part(name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) -> np.ndarray:
+    """The float32 array of a part (uint8) that has the right size. Raises CodecError unless it is canonical."""
     groups = _groups(shape)
     scale_bits = np.frombuffer(data[: 2 * groups].tobytes(), "<u2")
     if (scale_bits >= 0x7C00).any():  # infinite, NaN or negative
@@ -90,7 +88,7 @@ def decode_part(name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) 
     flat = values.reshape(-1)
     if flat[count(shape) :].any():
         raise CodecError(f"{name}: the padding is not zero")
-    return torch.from_numpy(flat[: count(shape)]).view(shape)
+    return flat[: count(shape)].reshape(shape)
 
 
 def _groups(shape: tuple[int, ...]) -> int:

@@ -13,18 +13,22 @@ matrix lie close enough together, every sum of r products, in whatever order, fi
 rounded once, to float32.
 """
 
+from __future__ import annotations
+
 import hashlib
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlx.training.codecs import int4
 from dlx.training.codecs.base import Codec, CodecError, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST = 7  # code
 _MOST = float(np.finfo(np.float16).max)  # that a value may be, as in int4
@@ -46,7 +50,7 @@ class LowRank(Codec):
         return _part_size(shape, plan.rank) if factored(name, shape, plan) else int4.part_size(shape, plan.level)
 
     def _encode(
-        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
         if not factored(name, tuple(tensor.shape), plan):
             int4.encode_part(name, tensor, plan.level, out)
@@ -58,7 +62,7 @@ class LowRank(Codec):
         padded[: codes.size] = codes.reshape(-1)
         out[plan.rank :] = pack(padded, _BITS)
 
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         if not factored(name, shape, plan):
             return int4.decode_part(name, data, shape, plan.level)
         packed = data[plan.rank :]
@@ -98,6 +102,8 @@ def _unpack(data: np.ndarray, shape: tuple[int, ...], rank: int) -> tuple[np.nda
 
 def _start(name: str, shape: tuple[int, ...], rank: int, previous: tuple[np.ndarray, Plan] | None) -> Tensor:
     """Directions [n, r] to begin with, float32: the previous payload's Q, and signs from a hash for what it lacks."""
+    import torch
+
     rows, columns = shape
     bits = hashlib.shake_128(name.encode()).digest(-(-columns * rank // 8))
     signs = np.unpackbits(np.frombuffer(bits, np.uint8), count=columns * rank).reshape(rank, columns)
@@ -109,8 +115,11 @@ def _start(name: str, shape: tuple[int, ...], rank: int, previous: tuple[np.ndar
     return torch.from_numpy(start).T
 
 
-def _factor(name: str, matrix: Tensor, start: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _factor(name: str, values: np.ndarray, start: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Exponents int8 [r] and codes int8 [r, m + n] for a float32 matrix [m, n], after one power iteration."""
+    import torch
+
+    matrix = torch.from_numpy(values)
     low, high = (float(end) for end in torch.aminmax(matrix))
     if not max(-low, high) <= _MOST:  # nor NaN
         raise too_large(name)
@@ -207,17 +216,17 @@ def _signs(codes: np.ndarray, rows: int) -> np.ndarray:
     return np.sign(codes[np.arange(len(codes)), first])
 
 
-def _product(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+def _product(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The float32 matrix that checked components make. Exact until its one rounding, so BLAS may sum as it likes."""
     rows, columns = shape
     live = _common(codes) > 0
-    p = torch.from_numpy(np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32)))
-    q = torch.from_numpy(codes[live, rows:].astype(np.float64))
-    matrix = torch.empty(shape)
+    p = np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32))
+    q = codes[live, rows:].astype(np.float64)
+    matrix = np.empty(shape, np.float32)
     step = max(1, _BLOCK // columns)
-    block = torch.empty(min(step, rows), columns, dtype=torch.float64)
+    block = np.empty((min(step, rows), columns))
     for start in range(0, rows, step):
         part = matrix[start : start + step]
-        part.copy_(torch.mm(p[:, start : start + step].T, q, out=block[: len(part)]))
-        part.add_(0.0)  # a zero may come out as -0.0 or not, depending on the order
+        part[...] = np.matmul(p[:, start : start + step].T, q, out=block[: len(part)])
+        part += np.float32(0)  # a zero may come out as -0.0 or not, depending on the order
     return matrix

@@ -12,8 +12,6 @@ lists, as low and positive, the first places that hold nothing, and a chunk of z
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlx.training.codecs.base import Codec, CodecError, count, too_large
 from dlx.training.codecs.packing import CODES, pack, pack12, packed12, unpack12
@@ -35,10 +33,10 @@ class TopK(Codec):
         return 4 * chunks + packed12(kept) + -(-kept // 4)
 
     def _encode(
-        self, name: str, tensor: Tensor, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
         shape = tuple(tensor.shape)
-        flat = tensor.view(-1).numpy()
+        flat = tensor.reshape(-1)
         kept = _kept(shape, plan)
         magnitudes = np.empty((-(-count(shape) // _CHUNK), 2), "<f2")
         places, codes = np.empty(kept, np.uint16), np.zeros(-(-kept // 4) * 4, np.int8)
@@ -52,7 +50,7 @@ class TopK(Codec):
         parts = (magnitudes.view(np.uint8).reshape(-1), pack12(places), pack(codes, _BITS))
         np.concatenate(parts, out=out)
 
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Tensor:
+    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         kept, chunks = _kept(shape, plan), -(-count(shape) // _CHUNK)
         magnitudes = np.frombuffer(data[: 4 * chunks].tobytes(), "<u2").reshape(-1, 2)
         packed = data[4 * chunks :]
@@ -64,7 +62,7 @@ class TopK(Codec):
         for here, there, k, length in _pieces(shape, plan):
             out = flat[here.start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
             _decode_chunks(name, magnitudes[here], places[there].reshape(-1, k), codes[there].reshape(-1, k), out)
-        return torch.from_numpy(flat).view(shape)
+        return flat.reshape(shape)
 
 
 def _kept(shape: tuple[int, ...], plan: Plan) -> int:

@@ -11,8 +11,10 @@ from dlx.ground import durable
 from dlx.training.data.shards import BYTE_VALUES
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models import weights
-from dlx.training.models.stages import model_config, stage_shapes
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import parse_model
 
 
 class ExportError(ValueError):
@@ -33,7 +35,7 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabular
     merged = {}
     for stage, path in enumerate(stage_files):
         try:
-            merged.update(weights.read(path, stage_shapes(manifest, stage)))
+            merged.update(weights.read_arrays(path, stage_shapes(manifest, stage)))
         except weights.WeightsError as error:
             raise ExportError(f"stage {stage}: {error}") from None
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
@@ -54,11 +56,9 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabular
 
 def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """The folder's JSON files, some as their very bytes."""
-    import transformers
-
-    config, end = model_config(manifest), _DOCUMENT_END if vocabulary is None else vocabulary.separator
-    model_class: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    config.architectures, config.eos_token_id = [model_class.__name__], end
+    model = parse_model(manifest.model)
+    config, end = transformers_config(model), _DOCUMENT_END if vocabulary is None else vocabulary.separator
+    config.architectures, config.eos_token_id = [model.layout.architecture], end
     files = {"config.json": config.to_diff_dict(), "generation_config.json": {"do_sample": True, "eos_token_id": end}}
     if vocabulary is not None:
         files |= vocabulary.folder_files(config.max_position_embeddings)

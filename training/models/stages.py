@@ -1,20 +1,18 @@
 """Pipeline stages: contiguous slices of a transformers model, with the unsplit model's parameter names."""
 
 import hashlib
-import json
 import math
-from functools import lru_cache
 from typing import Any
 
-import rfc8785
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.families import Config, Layout
 from dlx.training.recipe.huggingface import transformers_config
-from dlx.training.recipe.recipe import Model, Recipe, parse_model
+from dlx.training.recipe.recipe import Recipe, parse_model
 
 
 class StageModel(nn.Module):
@@ -116,14 +114,6 @@ def preload() -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  with all that the other families use
 
 
-def stage_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the stage's weights (float32) by the unsplit model's parameter names, in the order of the pipeline:
-    embeddings, layers, final norm, head."""
-    layout, stages = parse_model(recipe.model).layout, recipe.stages
-    everything = _whole_shapes(rfc8785.dumps(recipe.model.config))
-    return {name: shape for name, shape in everything if layout.stage_of(name, stages) == stage}
-
-
 def initialise(recipe: Recipe, stage: int) -> dict[str, Tensor]:
     """Fresh float32 weights of the stage, each tensor from a seed of its own name: norms 1, biases 0, else normal.
 
@@ -131,11 +121,6 @@ def initialise(recipe: Recipe, stage: int) -> dict[str, Tensor]:
     """
     config, seed = parse_model(recipe.model), recipe.data.seed
     return {name: _initial(name, shape, config, seed) for name, shape in stage_shapes(recipe, stage).items()}
-
-
-def model_config(recipe: Recipe) -> Any:
-    """The run's model as a transformers config object."""
-    return transformers_config(parse_model(recipe.model))
 
 
 def _whole_on_meta(config: Config) -> Any:
@@ -147,12 +132,6 @@ def _whole_on_meta(config: Config) -> Any:
     for path in config.layout.final:  # OPT registers these before its layers
         _put(whole, path, _part(whole, path))
     return whole
-
-
-@lru_cache(maxsize=16)
-def _whole_shapes(config: bytes) -> list[tuple[str, tuple[int, ...]]]:
-    parameters = _whole_on_meta(parse_model(Model(json.loads(config)))).named_parameters()
-    return [(name, tuple(parameter.shape)) for name, parameter in parameters]
 
 
 def _keep(whole: Any, layout: Layout, low: int, high: int, *, first: bool, last: bool) -> None:

@@ -3,7 +3,11 @@
 The layout is the one safetensors 0.8 writes (names in code point order, header padded with spaces to 8 bytes, no
 metadata). It is written down here so that no later version of the library can change a run's hashes; every reader of
 safetensors can load the files, and `sha256sum` gives the weights hash.
+
+Written from tensors or arrays alike, and read as either: who audits has no torch.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -12,27 +16,29 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlx.ground import blobs, durable
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Shapes = Mapping[str, tuple[int, ...]]
+Values = Mapping[str, "Tensor"] | Mapping[str, np.ndarray]
 
 
 class WeightsError(ValueError):
     """Tensors that have no canonical file, or a file that is not canonical."""
 
 
-def serialise(tensors: Mapping[str, Tensor]) -> bytes:
+def serialise(tensors: Values) -> bytes:
     """The canonical file of float32 tensors of any shape. Raises WeightsError for another dtype."""
     return b"".join(_chunks(tensors))
 
 
-def weights_hash(tensors: Mapping[str, Tensor]) -> bytes:
+def weights_hash(tensors: Values) -> bytes:
     """sha256 (32 bytes) of the canonical file, without making the file."""
     digest = hashlib.sha256()
     for chunk in _chunks(tensors):
@@ -40,13 +46,13 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> bytes:
     return digest.digest()
 
 
-def write(tensors: Mapping[str, Tensor], path: Path) -> bytes:
+def write(tensors: Values, path: Path) -> bytes:
     """Write the canonical file to `path` atomically; returns its sha256."""
     durable.write_chunks(path, _chunks(tensors))
     return weights_hash(tensors)
 
 
-def write_blob(tensors: Mapping[str, Tensor], folder: Path) -> bytes:
+def write_blob(tensors: Values, folder: Path) -> bytes:
     """Write the canonical file to `folder/<hex of its sha256>` atomically; returns the sha256."""
     return blobs.write_blob(folder, _chunks(tensors))
 
@@ -57,7 +63,17 @@ def file_size(shapes: Shapes) -> int:
 
 
 def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> dict[str, Tensor]:
-    """The float32 tensors of a canonical file, as views of one buffer.
+    """What `read_arrays` reads, as tensors of the same memory. Raises as that does."""
+    import torch
+
+    found = read_arrays(path, shapes, sha256=sha256, finite=finite)
+    return {name: torch.from_numpy(values) for name, values in found.items()}
+
+
+def read_arrays(
+    path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False
+) -> dict[str, np.ndarray]:
+    """The float32 arrays of a canonical file, as views of one buffer.
 
     The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
     before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
@@ -78,7 +94,16 @@ def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: boo
         raise WeightsError(f"{path.name}: {wrong}")
     if finite and not np.isfinite(flat).all():
         raise WeightsError(f"{path.name}: holds a value that is not finite")
-    return _split(torch.from_numpy(flat), shapes)
+    return _split(flat, shapes)
+
+
+def array(tensor: Tensor | np.ndarray) -> np.ndarray:
+    """The values as a contiguous array: without a copy where they are contiguous in main memory."""
+    return np.asarray(tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().numpy(), order="C")
+
+
+def is_float32(tensor: Tensor | np.ndarray) -> bool:
+    return str(tensor.dtype) in ("torch.float32", "float32")
 
 
 def _read_into(flat: np.ndarray, path: Path, header: bytes) -> str:
@@ -99,14 +124,14 @@ def _sha256(header: bytes, flat: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[Any]:
-    """The header, then each tensor's bytes without a copy where it is contiguous in main memory."""
+def _chunks(tensors: Values) -> Iterator[Any]:
+    """The header, then each tensor's bytes."""
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
+        if not is_float32(tensor):
             raise WeightsError(f"{name}: expected float32, got {tensor.dtype}")
     yield _header({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     for name in sorted(tensors):
-        yield tensors[name].detach().cpu().contiguous().view(-1).numpy().view(np.uint8)
+        yield array(tensors[name]).reshape(-1).view(np.uint8)
 
 
 def _header(shapes: Shapes) -> bytes:
@@ -124,10 +149,10 @@ def _count(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def _split(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    tensors, start = {}, 0
+def _split(flat: np.ndarray, shapes: Shapes) -> dict[str, np.ndarray]:
+    arrays, start = {}, 0
     for name in sorted(shapes):
         count = math.prod(shapes[name])
-        tensors[name] = flat[start : start + count].view(shapes[name])
+        arrays[name] = flat[start : start + count].reshape(shapes[name])
         start += count
-    return tensors
+    return arrays

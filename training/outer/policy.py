@@ -8,8 +8,10 @@ that good ones are held against. So somebody who counts in full always remains, 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits: the proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
 
-Needs torch only where `measure` is called, so that the network process can judge what its training process measured.
+Needs numpy only where `measure` is called, so that the network process can judge what its training process measured.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING
 from dlx.ground.constants import UNIT
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
 
 THRESHOLD = 0.0  # a contribution whose cosine with the others' mean is below this is dropped
 BAND = 1e-4  # whose cosine lies closer to the threshold than this may be dropped or kept: float64 sums differ by 1e-12
 _CHUNK = 1 << 20  # elements
 
-Gradient = Callable[[int], Mapping[str, "Tensor"]]
+Gradient = Callable[[int], Mapping[str, "np.ndarray"]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _outliers(tokens: Sequence[int], norms: Sequence[float], gradient: Gradient)
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
     parts = [count * factor for count, factor in zip(tokens, _factors(norms), strict=True)]
     left, found = list(range(len(tokens))), list[tuple[int, float]]()
-    total: dict[str, Tensor] = {}
+    total: dict[str, np.ndarray] = {}
     for index in left:
         _add(total, gradient(index), parts[index])
     while len(found) < (len(tokens) - 1) // 2:
@@ -113,16 +115,22 @@ def _clipped(norms: Sequence[float]) -> tuple[int, ...]:
     return tuple(round(UNIT * factor) for factor in _factors(norms))
 
 
-def _add(total: dict[str, "Tensor"], one: Mapping[str, "Tensor"], part: float) -> None:
-    for name, tensor in one.items():
-        scaled = tensor.double().mul_(part)
-        total[name] = total[name].add_(scaled) if name in total else scaled
+def _add(total: dict[str, np.ndarray], one: Mapping[str, np.ndarray], part: float) -> None:
+    for name, values in one.items():
+        scaled = values.astype("float64")
+        scaled *= part
+        if name in total:
+            total[name] += scaled
+        else:
+            total[name] = scaled
 
 
-def _dots(left: Mapping[str, "Tensor"], right: Mapping[str, "Tensor"]) -> float:
+def _dots(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
     """In float64, a chunk at a time: a whole embedding's copies would take more than the payloads."""
-    return sum(
-        float(one.double().dot(other.double()))
-        for name in left
-        for one, other in zip(left[name].flatten().split(_CHUNK), right[name].flatten().split(_CHUNK), strict=True)
-    )
+    found = 0.0
+    for name in left:
+        one, other = left[name].reshape(-1), right[name].reshape(-1)
+        for start in range(0, len(one), _CHUNK):
+            here = slice(start, start + _CHUNK)
+            found += float(one[here].astype("float64") @ other[here].astype("float64"))
+    return found

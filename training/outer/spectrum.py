@@ -3,23 +3,24 @@
 An estimate, and never the same bits on two machines: it steers a proposal, which others check to within a rung.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dlx.training.codecs.lowrank import factored
+from dlx.training.models.weights import Values
 from dlx.training.recipe.recipe import Plan
 
 _MATRICES = 12  # looked at: they are alike, and the outer step has to stay cheap
 _EXACT = 256  # the largest smaller side whose whole spectrum is computed
 
 
-def kept_energy(update: Mapping[str, Tensor], ranks: Sequence[int]) -> dict[int, float]:
+def kept_energy(update: Values, ranks: Sequence[int]) -> dict[int, float]:
     """The part of the matrices' squared norm that each rank keeps, by rank.
 
-    Of float32 tensors of any shape it looks at those that `lowrank` sends as factors, at most twelve, spread evenly
-    over the names. Empty where there is none, or where all of them are zero.
+    Of float32 values of any shape it looks at those that `lowrank` sends as factors, at most twelve, spread evenly over
+    the names. Empty where there is none, or where all of them are zero.
     """
     highest = max(ranks, default=0)
     names = [
@@ -28,7 +29,7 @@ def kept_energy(update: Mapping[str, Tensor], ranks: Sequence[int]) -> dict[int,
     chosen = names[:: -(-len(names) // _MATRICES) or 1]
     kept, total = torch.zeros(highest, dtype=torch.float64), 0.0
     for name in chosen:
-        matrix = update[name].double()
+        matrix = torch.as_tensor(update[name]).double()
         matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
         kept += _energies(matrix, highest).cumsum(0)
         total += float(matrix.square().sum())

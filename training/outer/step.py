@@ -1,28 +1,36 @@
 """The canonical outer step: the next version of a stage's weights, bit for bit the same on every machine.
 
-Only float32 element-wise operations of one IEEE operation each (`mul`, then `add` or `sub`), in the order in which the
-contributions are listed; no fused form and no reduction. Scalars are rounded to float32 before they are used.
+Only float32 element-wise operations of one IEEE operation each (multiply, then add or subtract), in the order in which
+the contributions are listed; no fused form and no reduction. Scalars are rounded to float32 before they are used.
+
+In numpy, because who audits has no torch; a tensor in main memory is such an array (`tensor.numpy()`).
 """
+
+from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from dlx.ground.blobs import read_blob
 from dlx.ground.constants import NO_HASH, UNIT
 from dlx.training.codecs import codec
 from dlx.training.models import weights
-from dlx.training.models.stages import stage_shapes
+from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.outer.policy import Measured, measure
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 
-Observer = Callable[[Mapping[str, Tensor]], None]  # sees g, the mean that the seal counts, before it is used up
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Arrays = Mapping[str, np.ndarray]
+Observer = Callable[[Arrays], None]  # sees g, the mean that the seal counts, before it is used up
 
 
 class OuterError(ValueError):
@@ -82,48 +90,53 @@ def measure_round(manifest: Manifest, stage: int, contributions: Sequence[Sealed
     """What the run's policy needs to know of these payloads, whatever their multipliers. Raises as `apply_round`."""
     shapes = stage_shapes(manifest, stage)
 
-    def gradient(index: int) -> Mapping[str, Tensor]:
+    def gradient(index: int) -> Arrays:
         return read_payload(manifest, shapes, contributions[index].payload, contributions[index].plan)
 
     return measure(manifest.outer.policy, [one.tokens for one in contributions], gradient)
 
 
-def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, Tensor]:
-    """The decoded float32 tensors of a payload blob of unknown origin; `shapes` are those of its stage.
+def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, np.ndarray]:
+    """The decoded float32 arrays of a payload blob of unknown origin; `shapes` are those of its stage.
 
     Raises Damaged for a file that is missing or not what its name says, BlobError for one that is too long, CodecError
     for one that is no payload.
     """
     chosen = codec(manifest.codec.name)
-    return chosen.decode(read_blob(payload, chosen.size(shapes, plan)), shapes, plan)
+    return chosen.decode_arrays(read_blob(payload, chosen.size(shapes, plan)), shapes, plan)
 
 
 def outer_step(
-    version: Mapping[str, Tensor],
-    momentum: Mapping[str, Tensor] | None,
-    gradients: Iterable[Mapping[str, Tensor]],
+    version: Arrays,
+    momentum: Arrays | None,
+    gradients: Iterable[Arrays],
     parts: Sequence[float],
     outer: Outer,
     observe: Observer = lambda mean: None,
-) -> Mapping[str, Tensor] | None:
-    """One step of float32 tensors with g = the sum of each gradient times its part, in the order given.
+) -> Arrays | None:
+    """One step of float32 arrays with g = the sum of each gradient times its part, in the order given.
 
     Changes `version`, `momentum` and the gradients in place; returns the new momentum, None where `outer` has none.
     """
-    total = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
+    total = {name: np.zeros_like(values) for name, values in version.items()}
     for gradient, part in zip(gradients, parts, strict=True):
-        for name, tensor in total.items():
-            tensor.add_(gradient[name].mul_(part))
+        for name, values in total.items():
+            _scale(gradient[name], part)
+            values += gradient[name]
     observe(total)
-    rate, decay = _float32(outer.lr), _float32(outer.momentum)
     if outer.momentum > 0 and momentum is None:
-        momentum = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
-    for name, tensor in version.items():
+        momentum = {name: np.zeros_like(values) for name, values in version.items()}
+    for name, values in version.items():
         step = total[name]
         if momentum is not None:
-            momentum[name].mul_(decay).add_(step)
-            step = step.add_(momentum[name].mul(decay)) if outer.nesterov else momentum[name]
-        tensor.sub_(step.mul(rate))
+            moment = momentum[name]
+            _scale(moment, outer.momentum)
+            moment += step
+            if outer.nesterov:
+                step += moment * np.float32(outer.momentum)
+            else:
+                step = moment
+        values -= step * np.float32(outer.lr)
     return momentum
 
 
@@ -161,8 +174,12 @@ def pseudo_gradient(
     return total
 
 
-def _read_version(path: Path, shapes: Shapes) -> dict[str, Tensor]:
-    return weights.read(path, shapes, sha256=_named(path))
+def _scale(values: np.ndarray, factor: float) -> None:
+    values *= np.float32(factor)
+
+
+def _read_version(path: Path, shapes: Shapes) -> dict[str, np.ndarray]:
+    return weights.read_arrays(path, shapes, sha256=_named(path))
 
 
 def _named(path: Path) -> bytes:

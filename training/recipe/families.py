@@ -26,6 +26,7 @@ Problem = tuple[str, str, object]  # key, what is expected, what is there
 class Layout(Struct, frozen=True):
     """Paths of the parts in the unsplit model; the base model's own name comes first in all but the head's."""
 
+    architecture: str  # the class that `transformers` loads such a model with
     tokens: str  # the embedding of token ids, on the first stage
     layers: str
     final: tuple[str, ...]  # applied in this order between the last layer and the head, where the model has them
@@ -261,14 +262,21 @@ def _whole_heads(key: str, width: int, heads_key: str, heads: int) -> Iterator[P
         yield key, f"expected a multiple of {heads_key} ({heads})", width
 
 
-_LLAMA_LIKE = Layout(
-    tokens="model.embed_tokens", layers="model.layers", final=("model.norm",), rotary="model.rotary_emb"
-)
+def _llama_like(architecture: str) -> Layout:
+    return Layout(
+        architecture=architecture,
+        tokens="model.embed_tokens",
+        layers="model.layers",
+        final=("model.norm",),
+        rotary="model.rotary_emb",
+    )
+
 
 FAMILIES: dict[str, tuple[type[Config], Layout]] = {
     "gpt2": (
         Gpt2Config,
         Layout(
+            architecture="GPT2LMHeadModel",
             tokens="transformer.wte",
             positions="transformer.wpe",
             layers="transformer.h",
@@ -280,6 +288,7 @@ FAMILIES: dict[str, tuple[type[Config], Layout]] = {
     "gpt_neox": (
         GptNeoxConfig,
         Layout(
+            architecture="GPTNeoXForCausalLM",
             tokens="gpt_neox.embed_in",
             layers="gpt_neox.layers",
             final=("gpt_neox.final_layer_norm",),
@@ -288,11 +297,12 @@ FAMILIES: dict[str, tuple[type[Config], Layout]] = {
             renamed=(("embed_out.", "lm_head."),),
         ),
     ),
-    "llama": (LlamaConfig, _LLAMA_LIKE),
-    "mistral": (MistralConfig, _LLAMA_LIKE),
+    "llama": (LlamaConfig, _llama_like("LlamaForCausalLM")),
+    "mistral": (MistralConfig, _llama_like("MistralForCausalLM")),
     "opt": (
         OptConfig,
         Layout(
+            architecture="OPTForCausalLM",
             tokens="model.decoder.embed_tokens",
             positions="model.decoder.embed_positions",
             positions_per_sample=True,
@@ -301,8 +311,8 @@ FAMILIES: dict[str, tuple[type[Config], Layout]] = {
             final=("model.decoder.final_layer_norm", "model.decoder.project_out"),
         ),
     ),
-    "qwen2": (Qwen2Config, _LLAMA_LIKE),
-    "qwen3": (Qwen3Config, _LLAMA_LIKE),
+    "qwen2": (Qwen2Config, _llama_like("Qwen2ForCausalLM")),
+    "qwen3": (Qwen3Config, _llama_like("Qwen3ForCausalLM")),
 }
 
 

@@ -5,6 +5,7 @@ Nothing of the folder is executed. What the run's model would compute differentl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import msgspec
 from dlx.training.recipe.families import FAMILIES, Config, config_class
 from dlx.training.recipe.recipe import Model, parse_model
 from dlx.training.recipe.strict import ManifestError
+
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
 
 MAX_CONFIG_BYTES = 1 << 20
 

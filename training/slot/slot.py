@@ -215,7 +215,8 @@ class Slot:
         return tuple(one for one in (self._state.own if self._state else ()) if not self._is_decided(one, inputs))
 
     def _decode(self, own: Own) -> dict[str, Tensor]:
-        return read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
+        found = read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
+        return {name: torch.from_numpy(values) for name, values in found.items()}
 
     def _path(self, own: Own) -> Path:
         return self._blobs / own.payload.hex()

@@ -2,7 +2,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from dlx.training.codecs import codec
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer import policy, step
-from dlx.training.outer.policy import BAND, Measured, disagreement, measure, multipliers
+from dlx.training.outer.policy import BAND, Measured, disagreement, multipliers
 from dlx.training.outer.step import SealedPayload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
@@ -41,6 +41,10 @@ def mixed(seed: str, common: float, scale: float = 1.0) -> dict[str, Tensor]:
     """Something that all contributions share, and noise of one's own."""
     shared, own = values("shared", SHAPES), values(seed, SHAPES)
     return {name: (shared[name] * common + own[name]) * scale for name in SHAPES}
+
+
+def measure(name: str, tokens: Sequence[int], gradient: Callable[[int], Mapping[str, Tensor]]) -> Measured:
+    return policy.measure(name, tokens, lambda index: {key: one.numpy() for key, one in gradient(index).items()})
 
 
 def test_norms_above_the_median_are_scaled_down_to_it() -> None:

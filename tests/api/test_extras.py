@@ -1,0 +1,75 @@
+"""What each extra is needed for, with its packages blocked: base commands work, others name the extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dlx.node.home.extras import EXTRAS
+from tests.history_builder import History
+
+pytest_plugins = ["tests.history_builder"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def without(extras: tuple[str, ...], *arguments: object, code: int = 0) -> tuple[str, str]:
+    """What `dlx-node` prints where the packages of these extras are not installed."""
+    blocked = [package for extra in extras for package in EXTRAS[extra]]
+    script = f"import sys; sys.modules |= dict.fromkeys({blocked!r}); "
+    script += "from dlx.node.cli.app import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path) -> None:
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
+    where += ["--blobs", honest_history.blobs, "--datadir", tmp_path]
+    report, _ = without((*EXTRAS,), "audit", *where)
+    assert "verdict: PASS" in report and "replay" in report
+    without((*EXTRAS,), "pull", *where, "--out", tmp_path / "model")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").encode("a")
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("train", ["demo"]),
+        ("train", ["start"]),
+        ("train", ["run", "create", "--manifest", "run.toml"]),
+        ("train", ["run", "plan", "--manifest", "run.toml"]),
+        ("chain", ["demo"]),
+        ("chain", ["chain"]),
+        ("plot", ["demo"]),
+    ],
+)
+def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], tmp_path: Path) -> None:
+    if arguments[0] not in ("run", "demo"):
+        arguments = [*arguments, "--datadir", str(tmp_path / "home")]
+    _, error = without((extra,), *arguments, code=1)
+    assert error.strip() == f'dlx-node: this needs the extra "{extra}": pip install "dlx-node[{extra}]"'
+    assert not (tmp_path / "home" / "chain").exists()
+
+
+def test_a_plot_says_which_extra_it_needs(honest_history: History, tmp_path: Path) -> None:
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
+    where += ["--datadir", tmp_path]
+    _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=1)
+    assert 'pip install "dlx-node[plot]"' in error
+    assert "5.5000" in without((*EXTRAS,), "history", *where)[0]
+
+
+def test_the_base_takes_no_torch_and_the_extra_only_a_tested_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not [one for one in project["dependencies"] if one.startswith("torch")]
+    assert "torch>=2.13,<2.14" in project["optional-dependencies"]["train"]
