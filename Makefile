@@ -62,7 +62,7 @@ $(VENV)/bin/python:
 # torch is installed first and by its pin, so that a machine with a CPU wheel at hand takes that one.
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	$(PIP) install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0"
-	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable .
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ".[train,chain,plot]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
