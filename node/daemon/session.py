@@ -185,7 +185,7 @@ class Session:
                 self.pipes.close()
                 self._nursery.start_soon(self._abandoned, message)
             case m.Gone(reason=reason, blobs=blobs):
-                log.warning("the training process is gone", reason=reason)
+                self.context.metrics.failed("trainer")
                 self.pipes.close()
                 self.emit(e.TrainerGone(reason))
                 if blobs:

@@ -180,15 +180,14 @@ class Watched:
 
     def kill(self, name: str) -> None:
         """SIGKILL; the node's training process must end by itself."""
-        trainer = self.trainer(name)
-        assert alive(trainer)
+        trainer = psutil.Process(self.trainer(name))
         self.devnet.kill(name)
         self.until(f"the end of {name}'s training process", lambda: not alive(trainer), 30)
 
-    def trainer(self, name: str) -> psutil.Process:
-        """The node's training process, which is a child of the fork server."""
+    def trainer(self, name: str) -> int:
+        """The process id of the node's newest training process, which is a child of the fork server."""
         started = re.findall(r"training process started pid=(\d+)", self.devnet.log(name).read_text())
-        return psutil.Process(int(started[-1]))
+        return int(started[-1])
 
     def assert_sealed_once(self) -> None:
         """Every (stage, round) has one seal, and each version follows from the one before."""

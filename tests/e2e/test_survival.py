@@ -1,5 +1,7 @@
 """Real nodes and a real chain that are killed: what the ledger says afterwards, and what the nodes do next."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -61,6 +63,19 @@ def test_a_killed_node_is_evicted_and_comes_back(watched: Watched) -> None:
     assert before.account in watched.view.sealed[joined.stage, back].accounts
     watched.until("the node to see that it counts", lambda: counts(watched, victim, back))
     assert not others & {event.account for event in watched.of(Evicted)}
+    watched.assert_sealed_once()
+
+
+def test_a_killed_training_process_is_started_again_and_its_node_is_counted(watched: Watched) -> None:
+    watched.until_all_count()
+    name = watched.holder(replica=0, stage=1)
+    before = watched.until_inside_a_round(name)
+    killed = watched.trainer(name)
+    os.kill(killed, signal.SIGKILL)
+    watched.until("another training process", lambda: watched.trainer(name) != killed)
+    back = watched.until_all_count(after=watched.sealed_rounds())
+    assert before.account in watched.view.sealed[1, back].accounts
+    assert not watched.of(Evicted, before.account)
     watched.assert_sealed_once()
 
 

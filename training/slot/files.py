@@ -29,6 +29,7 @@ from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import Trained
 
 KEPT_ROUNDS = 3
+FORMAT = 1  # of slot.json; raised when an older dlx-node could not go on from what this one writes
 
 _STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
 
@@ -45,7 +46,12 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     plan: Plan
 
 
-class State(Struct, frozen=True, forbid_unknown_fields=True):
+class _Numbered(Struct):
+    format: int = 1  # the first files had no number
+
+
+class State(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format: int = 1
     manifest: bytes
     stage: int
     recent: tuple[Trained, ...]  # the last rounds, newest last; its state files are the slot's state
@@ -61,11 +67,18 @@ class SlotFiles:
         directory.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> State | None:
-        """The committed state, None before the first. Raises SlotError."""
+        """The committed state, None before the first. Raises SlotError; a newer format's is left as it is."""
         if not self._file.exists():
             return None
         try:
-            state = msgspec.json.decode(self._file.read_bytes(), type=State)
+            data = self._file.read_bytes()
+            found = msgspec.json.decode(data, type=_Numbered).format
+            if found > FORMAT:
+                raise SlotError(
+                    f"{self._file} was written by a newer dlx-node (format {found}, this one knows {FORMAT}): use that "
+                    "one; nothing was changed"
+                )
+            state = msgspec.json.decode(data, type=State)
         except (OSError, msgspec.MsgspecError) as error:
             raise self.damaged(f"slot.json: {error}") from error
         if (state.manifest, state.stage) != (self._manifest, self._stage) or not state.recent:
@@ -76,7 +89,7 @@ class SlotFiles:
         """Make the round the slot's state, in one rename; whatever it names has been written before."""
         recent = (*(before.recent if before else ()), trained)[-KEPT_ROUNDS:]
         own = (*still_open, Own(trained.round, trained.payload, plan))
-        state = State(self._manifest, self._stage, recent, own)
+        state = State(format=FORMAT, manifest=self._manifest, stage=self._stage, recent=recent, own=own)
         durable.write_bytes(self._file, msgspec.json.encode(state))
         return state
 

@@ -110,6 +110,26 @@ def test_a_round_that_a_neighbour_may_have_spoilt_is_abandoned_and_one_that_dive
     assert said == ([] if stages == 1 else [m.Abandoned(3, "the loss is nan", trouble)])
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_full_disk_in_a_round_abandons_it_and_says_nothing_about_its_inputs(
+    stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said: list[Any] = []
+    with socket.socket() as channel:
+        server: Any = process.Server(channel)
+        monkeypatch.setattr(server, "send", said.append)
+        server._stage, server._manifest = 0, SimpleNamespace(stages=[(0, 1)] * stages)
+        server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
+        server._rounds.put(None)  # the next order: no round
+        with pytest.raises(AttributeError):
+            server._train_rounds(SimpleNamespace(train=train))
+    (abandoned,) = said
+    assert abandoned.trouble.kind is m.Kind.LOCAL and "No space left" in abandoned.reason
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "blobs"),
     [

@@ -391,6 +391,30 @@ def test_damaged_state_is_reported(damage: str, history: Callable[..., _History]
         history(0)
 
 
+def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callable[..., _History]) -> None:
+    run = history(0)
+    run.round()
+    folder = run.folder / "slot-0"
+    state = folder / "slot.json"
+    numbered = msgspec.json.decode(state.read_bytes())
+    assert numbered["format"] == 1
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 2, "something": "new"}))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 2, this one knows 1\)"):
+        history(0)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_state_without_a_number_is_of_the_first_format(history: Callable[..., _History]) -> None:
+    run = history(0)
+    trained = run.round()
+    state = run.folder / "slot-0" / "slot.json"
+    numbered = msgspec.json.decode(state.read_bytes())
+    del numbered["format"]
+    state.write_bytes(msgspec.json.encode(numbered))
+    assert history(0).slot.last == trained
+
+
 def test_rounds_that_cannot_be_trained_are_refused(history: Callable[..., _History]) -> None:
     run = history(1)
     for _ in range(3):
