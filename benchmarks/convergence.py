@@ -21,7 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.trainings import REPLICAS, Job, Method, Result, Setting, finite, prepare, train_all
+from benchmarks import picture
+from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
 from dlx.training.recipe.presets import PRESETS
 
 LONGEST = 3000  # inner steps
@@ -113,7 +114,7 @@ def main(
     text = "".join(f"{key:<13} {value}\n" for key, value in heading.items()) + "\n" + _table(rows)
     sys.stdout.write(text)
     (out / "table.txt").write_text(text)
-    _plot(jobs, results, out / "convergence.png")
+    picture.draw(picture.curves(jobs, results), out / "convergence.png")
     if json_file is not None:
         json_file.write_text(json.dumps(heading | {"rows": [finite(row) for row in rows]}, indent=2) + "\n")
 
@@ -201,27 +202,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     if {DELAY_0, DELAY_1} <= losses.keys():
         lines.append(f"delay 1 costs {100 * (losses[DELAY_1] / losses[DELAY_0] - 1):.1f}% over delay 0")
     return "\n".join(lines) + "\n"
-
-
-def _plot(jobs: Sequence[Job], results: dict[str, Result], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5), sharey=True)
-    for job in jobs:
-        if job.seed:
-            continue
-        steps, sent, losses = zip(*results[job.key]["curve"], strict=True)
-        tokens = [step * REPLICAS * job.setting.batch * job.setting.sequence for step in steps]
-        left.plot(tokens, losses, label=job.method.name)
-        right.plot(sent, losses)
-    left.set(xlabel="tokens", ylabel="held-out loss (nats per token)")
-    right.set(xlabel="bytes sent by one replica", xscale="log")
-    left.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from dlx.training.recipe.recipe import BlobRef
 REPLICAS = 4
 
 _POINTS = 20  # of a curve
-_HELDOUT_SAMPLES = 256  # that the loss is the mean of; a point of the curve takes an eighth
+_HELDOUT_SAMPLES = 256  # that every loss is the mean of
 _MUON = {"optimiser": "muon"}
 _MUON_LRS = (1e-2, 2e-2, 4e-2)
 
@@ -117,13 +117,12 @@ def train(job: Job, out: Path) -> Result:
         points = simulation.diloco(manifest, REPLICAS, dataset, genesis, compressed=job.method.compressed)
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []
-    point = simulation.Point(1, size, genesis)
+    point, loss = simulation.Point(1, size, genesis), math.inf
     try:
         for point in points:
             if point.steps == steps or point.steps // every > (curve[-1][0] // every if curve else 0):
-                measured = simulation.loss(manifest, point.version, dataset, _HELDOUT_SAMPLES // 8)
-                curve.append((point.steps, point.bytes, measured))
-        loss = simulation.loss(manifest, point.version, dataset, _HELDOUT_SAMPLES)
+                loss = simulation.loss(manifest, point.version, dataset, _HELDOUT_SAMPLES)
+                curve.append((point.steps, point.bytes, loss))
     except (TrainingError, CodecError):  # it has diverged
         loss = math.inf
         curve.append((steps, point.bytes, loss))

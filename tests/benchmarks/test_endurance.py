@@ -17,7 +17,6 @@ def test_growth_is_per_round_and_of_the_last_half_only() -> None:
     assert growth(rows) == {"memory": pytest.approx(3)}
 
 
-@pytest.mark.timeout(600)
 def test_a_node_is_measured_every_few_rounds(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, "-m", "benchmarks.endurance", "--rounds", str(ROUNDS), "--every", str(EVERY)]

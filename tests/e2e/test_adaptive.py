@@ -5,8 +5,6 @@ import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from dlx.ground.constants import UNIT
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
@@ -68,8 +66,6 @@ proposal_timeout = 5
 round_timeout = 30
 eviction_time = 30
 """
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_the_audit(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import sysconfig
 from pathlib import Path
 
-import pytest
-
 from dlx.node.devnet.devnet import Devnet
 from tests.e2e.devnets import BLOCK_TIME, Watched
 from tests.node.command import dlx
@@ -38,8 +36,6 @@ proposal_timeout = 2
 round_timeout = 60
 eviction_time = 60
 """
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> None:

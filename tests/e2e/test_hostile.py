@@ -30,8 +30,6 @@ from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 TIMING = Timing(grace=5, proposal=1, timeout=60, eviction=60)
 QUORUM = 2  # of two
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:

@@ -22,8 +22,6 @@ from tests.node.command import dlx
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 LEAVING = 15.0  # seconds that a clean end may take
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:

@@ -1,0 +1,107 @@
+"""The convergence benchmark's picture: held-out loss against tokens and against bytes, one curve per method.
+
+Readable in print and without colours: a family of methods has a colour, and each of its members a line and a marker of
+its own; a curve is named at its end.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.trainings import REPLICAS, Job, Method, Result
+
+COLOURS = {"all-reduce": "#000000", "DiLoCo": "#0072b2", "default": "#d55e00", "sparse": "#7f7f7f"}  # by family
+STYLES = (("-", "o"), ("--", "s"), (":", "^"))  # line and marker, one after the other within a family
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The mean over a method's seeds; its last point is the loss in the table."""
+
+    name: str
+    family: str
+    points: tuple[tuple[int, float, float], ...]  # tokens of all replicas, bytes that one sent, nats per token
+
+
+def curves(jobs: Sequence[Job], results: dict[str, Result]) -> list[Curve]:
+    """One of each method, in the order of the jobs."""
+    found = []
+    for name in dict.fromkeys(job.method.name for job in jobs):
+        own = [job for job in jobs if job.method.name == name]
+        tokens_per_step = REPLICAS * own[0].setting.batch * own[0].setting.sequence
+        points = tuple(
+            (seeds[0][0] * tokens_per_step, *map(statistics.fmean, zip(*(seed[1:] for seed in seeds), strict=True)))
+            for seeds in zip(*(results[job.key]["curve"] for job in own), strict=False)  # one may have diverged early
+        )
+        found.append(Curve(name, _family(own[0].method), points))
+    return found
+
+
+def styles(found: Sequence[Curve]) -> list[tuple[str, str, str]]:
+    """Colour, line and marker of each curve."""
+    seen = dict.fromkeys(COLOURS, 0)
+    chosen = []
+    for curve in found:
+        chosen.append((COLOURS[curve.family], *STYLES[seen[curve.family] % len(STYLES)]))
+        seen[curve.family] += 1
+    return chosen
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """The places moved apart so that none is closer than `gap` to the next, in their order and no more than needed."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    groups: list[list[float]] = []  # [middle, how many]
+    for index in order:
+        groups.append([places[index], 1])
+        while len(groups) > 1 and groups[-1][0] - groups[-2][0] < gap * (groups[-1][1] + groups[-2][1]) / 2:
+            (middle, count), (before, many) = groups.pop(), groups.pop()
+            groups.append([(middle * count + before * many) / (count + many), count + many])
+    moved = [middle + gap * (place - (count - 1) / 2) for middle, count in groups for place in range(int(count))]
+    return [moved[order.index(index)] for index in range(len(places))]
+
+
+def draw(found: Sequence[Curve], path: Path) -> None:
+    """Writes a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 6), sharey=True)
+    for curve, (colour, line, marker) in zip(found, styles(found), strict=True):
+        tokens, sent, losses = zip(*curve.points, strict=True)
+        look = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4, "markevery": 2, "linewidth": 1.2}
+        left.plot(tokens, losses, label=curve.name, **look)
+        right.plot(sent, losses, **look)
+    left.set(xlabel="tokens", ylabel="held-out loss (nats per token)")
+    right.set(xlabel="bytes sent by one replica", xscale="log")
+    low, high = left.get_ylim()
+    ends = [curve.points[-1] for curve in found]
+    last = max(end[0] for end in ends)
+    gap = (high - low) / 28
+    names = spread([end[2] for end in ends], gap)
+    for curve, end, place, (colour, *_) in zip(found, ends, names, styles(found), strict=True):
+        left.annotate(
+            f"{curve.name}  {end[2]:.3f}",
+            (end[0], end[2]),
+            (last * 1.06, place),
+            fontsize=8,
+            color=colour,
+            verticalalignment="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1},
+        )
+    left.set_xlim(right=last * 1.4)  # room for the names
+    left.set_ylim(bottom=min(low, min(names) - gap))
+    left.legend(fontsize=8, handlelength=4)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _family(method: Method) -> str:
+    if method.every_step:
+        return "all-reduce"
+    if method.codec == "topk":
+        return "sparse"
+    return "default" if method.compressed and method.codec == "int4" else "DiLoCo"
