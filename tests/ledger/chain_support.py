@@ -19,6 +19,7 @@ from web3 import Web3
 from web3.contract import Contract
 
 from dlx.ledger.chain import serve
+from tests.patience import PATIENCE
 
 PROBE = json.loads(Path(__file__).with_name("chain_probe.json").read_text())
 GWEI = 10**9
@@ -85,7 +86,7 @@ class Chain:
         return self.send(account, **({"to": contract.address, "value": 0, "gas": 5_000_000, "data": data} | fields))
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if value := condition():

@@ -18,6 +18,8 @@ from chain_support import PROBE, serving
 from eth_account import Account
 from web3 import Web3
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 ANVIL = ROOT / "contracts" / "node_modules" / ".bin" / "anvil"
 ARTIFACTS = ROOT / "contracts" / "artifacts"
@@ -37,7 +39,7 @@ def anvil() -> Iterator[str]:
     process = subprocess.Popen(command, start_new_session=True)  # a wrapper: the binary is its child
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 rpc(url, "anvil_setBalance", SENDER.address, hex(100 * 10**18))
@@ -66,7 +68,7 @@ def rpc(url: str, method: str, *params: Any) -> Any:
 
 
 def receipt_of(url: str, transaction: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not (receipt := rpc(url, "eth_getTransactionReceipt", transaction)):
         assert time.monotonic() < deadline, "not mined"
         time.sleep(0.05)

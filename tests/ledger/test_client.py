@@ -17,11 +17,12 @@ from dlx.ledger.feed import Head
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
 from dlx.ledger.typed import registration_digest
 from dlx.ledger.view import RunView
+from tests.patience import PATIENCE
 
 
 def until_block(client: LedgerClient, condition) -> None:
     """Waits for a block in which `condition(head)` holds for the next one."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not condition(client.head()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -227,10 +227,10 @@ def test_a_copy_costs_the_same_after_thousands_of_seals(story):
     view = story.view
     for _ in range(5000):
         view.sealed.append(view.sealed[0, 0])
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(100):
         view.copy()
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_events_of_others_change_nothing(story):

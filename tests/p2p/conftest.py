@@ -1,11 +1,9 @@
-"""Runs `async def test_...` under trio, with a deadline."""
+"""Runs `async def test_...` under trio."""
 
 import inspect
 
 import pytest
 import trio
-
-DEADLINE = 60.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -15,8 +13,7 @@ def pytest_pyfunc_call(pyfuncitem):
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     async def run() -> None:
-        with trio.fail_after(DEADLINE):
-            await pyfuncitem.obj(**arguments)
+        await pyfuncitem.obj(**arguments)
 
     trio.run(run)
     return True

@@ -18,6 +18,7 @@ from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
+from tests.patience import PATIENCE
 
 HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0")
 TOPIC = "test"
@@ -70,7 +71,7 @@ async def network(directory: Path, count: int, **options) -> AsyncIterator[list[
             yield nodes
 
 
-async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     with trio.fail_after(seconds):
         while not condition():
             await trio.sleep(0.01)

@@ -8,10 +8,11 @@ from libp2p.pubsub.pb import rpc_pb2
 from dlx.p2p import gossip, wire
 from dlx.p2p.streams import StreamBroken, write_all
 from tests.p2p.network import HELLO, TOPIC, Node, contribution, network, until
+from tests.patience import PATIENCE
 
 
 async def next_of(node: Node) -> gossip.Gossiped:
-    with trio.fail_after(15):
+    with trio.fail_after(PATIENCE):
         return await node.gossip.messages.receive()
 
 
@@ -189,7 +190,7 @@ async def test_gossip_survives_the_loss_of_one_of_two_connections(tmp_path):
         await until(lambda: len(one.host._network.get_connections()) == 2)
         await older.close()
         await until(lambda: len(one.host._network.get_connections()) == 1)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while True:
                 await one.gossip.publish(TOPIC, contribution())
                 await two.gossip.publish(TOPIC, contribution())

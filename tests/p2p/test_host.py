@@ -22,6 +22,7 @@ from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeClosed
 from dlx.p2p.streams import StreamBroken, read_exact, write_all
 from tests.p2p.network import HELLO, PIPE, Node, network, other_process, until
+from tests.patience import PATIENCE
 
 
 async def test_three_nodes_find_each_other_from_one_address(tmp_path):
@@ -146,7 +147,7 @@ async def test_a_protocol_name_has_a_length(tmp_path):
         port = int(node.host.addresses[0].split("/")[4])
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         await stream.send_all(b"\xff\xff\xff\xff\x0f" + bytes(1 << 16))
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             try:
                 while await stream.receive_some():
                     pass

@@ -9,11 +9,12 @@ from dlx.p2p import wire
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeRefused
 from dlx.p2p.streams import PIECE, write_all, write_short
 from tests.p2p.network import PIPE, Node, network, other_process, until
+from tests.patience import PATIENCE
 
 
 async def pair(one: Node, two: Node) -> tuple[Pipe, Pipe]:
     here = await one.pipes.open(two.id, PIPE)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         return here, await two.pipes.incoming.receive()
 
 

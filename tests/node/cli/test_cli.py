@@ -81,7 +81,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_process_ends_with_one_line_and_the_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dlx.node.cli.app", "status", "--datadir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
 
 
@@ -94,7 +94,7 @@ def test_help_names_every_verb_and_defaults_and_loads_nothing_heavy() -> None:
     script = (
         "import sys, dlx.node.cli.app; print([m for m in ('torch', 'libp2p', 'web3', 'numpy') if m in sys.modules])"
     )
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert loaded.stdout == "[]\n", loaded.stderr
 
 

@@ -8,7 +8,7 @@ def test_the_benchmark_measures_every_codec(tmp_path: Path) -> None:
     """Structure and sanity: speed is for a machine that has nothing else to do."""
     file = tmp_path / "codecs.json"
     command = [sys.executable, "-m", "benchmarks.codecs", "--quick", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = {row["codec"]: row for row in json.loads(file.read_text())["rows"]}
     assert all(codec in done.stdout for codec in rows)

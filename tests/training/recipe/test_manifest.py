@@ -261,4 +261,4 @@ def test_any_value_anywhere_is_refused_or_makes_a_sound_manifest(manifest: Manif
 
 def test_reading_a_manifest_needs_no_torch() -> None:
     code = "import sys, dlx.training.recipe.manifest, dlx.training.data.shards; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
