@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench endurance convergence fuzz clean
+.PHONY: demo test check format contracts contracts-check contracts-test bench endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -51,6 +51,10 @@ convergence: $(VENV)/.installed
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz.codecs -max_total_time=$(FUZZ_SECONDS)
+
+# Build sdist and wheel, install them into a clean environment, and run a demo of one node there.
+wheel-test: $(VENV)/bin/python
+	$(BIN)/python -m tests.packaging.installed
 
 clean:
 	rm -rf $(VENV) contracts/node_modules contracts/out contracts/cache

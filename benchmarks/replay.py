@@ -1,7 +1,7 @@
 """How far an inner replay ends from the claim: honest ones that differ in process, threads or sums, and mild cheats.
 
 `python -m benchmarks.replay [--json FILE]` trains two segments of 20 steps with one thread, and replays the second from
-the committed states, each time in a new process. Distances as in training/replay.py, whose threshold they justify.
+the committed states, each time in a new process. Distances as in training/slot/replay.py, whose threshold they justify.
 """
 
 import json
