@@ -44,7 +44,8 @@ class Payloads:
         statement = signed.contribution
         payload, plan = statement.payload, self._plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
-        exchange, store, peer = self.context.exchange, self.context.store, self.context.peer_of(statement.account)
+        exchange, store = self.context.exchange, self.context.store
+        peer = None if statement.account == self.context.account else self.context.peer_of(statement.account)
         peers = [peer] if peer else None
         with told():
             try:

@@ -95,12 +95,10 @@ class Session:
         )
         own, view = context.signed.contributions(context.run, self.stage), self._first_view
         drop_other_stages(context.directory, self.stage)
-        # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
-        last_trained = max([-1 if opened.trained is None else opened.trained.round, *own])
         newest, oldest = self.versions.newest(view)
         machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
-            last_trained=last_trained, own=own,
+            last_trained=opened.trained.round if opened.trained else -1, own=own,
         )  # fmt: skip
         self._hands = SlotHands(
             context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,

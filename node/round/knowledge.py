@@ -159,12 +159,13 @@ class Knowledge:
         stating = [one for one in book.contributions.values() if one.contribution.payload == event.payload]
         return [a.Reject("payload_size", one.contribution.account) for one in stating if book.misstates(one)]
 
-    def file_own(self, signed: SignedContribution) -> None:
-        """Our own contribution needs no judge; its payload is on our disk."""
+    def file_own(self, signed: SignedContribution, here: bool) -> None:
+        """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
         if signed.contribution.round >= self.unsealed:
             book = self.book(signed.contribution.round)
             book.add(signed)
-            book.ready[signed.contribution.payload] = signed.contribution.payload_size
+            if here:
+                book.ready[signed.contribution.payload] = signed.contribution.payload_size
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 

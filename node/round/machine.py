@@ -28,7 +28,7 @@ class RoundMachine:
     """The protocol's state for `account`, which holds a slot of `stage`.
 
     `version` is the newest V[s,.] on disk and `oldest` the oldest in an unbroken line to it (None: nothing yet);
-    `last_trained` and `own` (round -> own contribution) come from disk too.
+    `last_trained` and `own` (round -> own contribution to this stage, whatever replica it was of) come from disk too.
     """
 
     rules: Rules
@@ -58,8 +58,10 @@ class RoundMachine:
         self._since: float | None = None  # when this member began to take part
         self._ended: dict[int, float] = {}  # when our own training of a round was done
         self._exchange: dict[int, float] = {}  # how long it then took until we had the version that it went into
+        # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
+        self.last_trained = max(self.last_trained, *self.own, -1)
         for signed in self.own.values():
-            self._known.file_own(signed)
+            self._known.file_own(signed, here=False)
 
     # ---- what others may ask ---------------------------------------------------------------------------------------
 
@@ -240,7 +242,7 @@ class RoundMachine:
         self.last_trained = max(self.last_trained, round)
         self.own[round] = signed
         self._ended = {at: ended for at, ended in self._ended.items() if at >= round - MEASURED_ROUNDS} | {round: now}
-        self._known.file_own(signed)
+        self._known.file_own(signed, here=True)
 
     def _end_round(self, abandoned: e.RoundAbandoned | None, now: float) -> None:
         """The round under way is trained, unless `abandoned`."""
