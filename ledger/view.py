@@ -4,6 +4,7 @@
 that delivered them is wrong or incomplete.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,14 +61,18 @@ class _Member:
 
 
 class RunView:
-    """The state of one run after the events applied so far. Give it every event of the run, in order."""
+    """The state of one run after the events applied so far. Give it every event of the run, in order.
 
-    def __init__(self, run: bytes) -> None:
+    `keep`: how many of each stage's newest seals `sealed` has in full, with their contributions; None: all. Of the
+    others 72 bytes each stay: the hashes that they gave, and sums.
+    """
+
+    def __init__(self, run: bytes, keep: int | None = None) -> None:
         self.run = run
         self.open_round: int | None = None  # None before round 0 opens and after the last one is sealed
         self.opened_at: int | None = None
         self.accusations: dict[str, Accusation] = {}  # those that wait for an answer
-        self.sealed = SealLog()
+        self.sealed = SealLog(keep)
         self.checkpoints: tuple[CheckpointPublished, ...] = ()
         self._created: RunCreated | None = None
         self._holders: dict[tuple[int, int], str] = {}
@@ -147,11 +152,11 @@ class RunView:
 
     def weights(self, stage: int, version: int) -> bytes:
         """The hash of V[stage, version]. Raises KeyError for a version not sealed yet."""
-        return self.sealed[stage, version - 1].seal.next_weights if version else self.genesis[stage]
+        return self.sealed.next_hashes(stage, version - 1)[0] if version else self.genesis[stage]
 
     def momentum(self, stage: int, version: int) -> bytes:
         """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
-        return self.sealed[stage, version - 1].seal.next_momentum if version else ZERO32
+        return self.sealed.next_hashes(stage, version - 1)[1] if version else ZERO32
 
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""
@@ -279,47 +284,79 @@ class RunView:
         return self._members[account]
 
 
-class SealLog(Mapping[tuple[int, int], Sealed]):
-    """(stage, round) -> Sealed. Copies share one growing list per stage, of which each sees its own beginning."""
+@dataclass(frozen=True)
+class _Stage:
+    """A stage's seals. Copies share what grows, and each sees its own beginning: the first `rounds`."""
 
-    def __init__(self) -> None:
-        self._stages: dict[int, tuple[list[Sealed], int]] = {}
-        self._steps: dict[int, list[int]] = {}  # stage -> sums of the first seals' planned inner steps, as shared
+    rounds: int  # sealed so far
+    first: int  # the round of seals[0]
+    seals: list[Sealed]
+    hashes: bytearray  # 64 bytes a round: next weights, next momentum
+    steps: "array[int]"  # sums of the inner steps that the first 0, 1, 2, ... seals plan
+
+    def append(self, sealed: Sealed, keep: int | None) -> "_Stage":
+        first, seals, hashes, steps = self.first, self.seals, self.hashes, self.steps
+        if len(steps) != self.rounds + 1:  # a copy has gone on: part from it
+            seals, hashes, steps = seals[: self.rounds - first], hashes[: 64 * self.rounds], steps[: self.rounds + 1]
+        if keep is not None and len(seals) >= 2 * keep:
+            first, seals = first + len(seals) - keep, seals[-keep:]
+        seals.append(sealed)
+        hashes += sealed.seal.next_weights + sealed.seal.next_momentum
+        steps.append(steps[-1] + sealed.seal.plan_inner_steps)
+        return _Stage(self.rounds + 1, first, seals, hashes, steps)
+
+
+class SealLog(Mapping[tuple[int, int], Sealed]):
+    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all."""
+
+    def __init__(self, keep: int | None = None) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError("at least the last seal of a stage is kept")
+        self._keep = keep
+        self._stages: dict[int, _Stage] = {}
 
     def rounds(self, stage: int) -> int:
         """How many rounds of the stage are sealed."""
-        return self._stages[stage][1] if stage in self._stages else 0
+        return self._stages[stage].rounds if stage in self._stages else 0
+
+    def oldest(self, stage: int) -> int:
+        """The first round of the stage whose seal is here, or the next one where none is."""
+        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
 
     def copy(self) -> "SealLog":
-        other = SealLog()
+        other = SealLog(self._keep)
         other._stages = dict(self._stages)
-        other._steps = dict(self._steps)
         return other
 
     def planned_steps(self, stage: int, rounds: int) -> int:
         """The sum of the inner steps that the stage's first `rounds` seals plan. Raises KeyError beyond the sealed."""
         if not 0 <= rounds <= self.rounds(stage):
             raise KeyError((stage, rounds - 1))
-        return self._steps[stage][rounds] if rounds else 0
+        return self._stages[stage].steps[rounds] if rounds else 0
+
+    def next_hashes(self, stage: int, round: int) -> tuple[bytes, bytes]:
+        """The hashes of weights and momentum that any sealed round gave. Raises KeyError beyond the sealed."""
+        if not 0 <= round < self.rounds(stage):
+            raise KeyError((stage, round))
+        both = bytes(self._stages[stage].hashes[64 * round : 64 * round + 64])
+        return both[:32], both[32:]
 
     def append(self, sealed: Sealed) -> None:
         """Adds the stage's next round."""
-        log, length = self._stages.get(sealed.stage, ([], 0))
-        steps = self._steps.get(sealed.stage, [0])
-        if len(log) != length:  # a copy has gone on: part from it
-            log, steps = log[:length], steps[: length + 1]
-        log.append(sealed)
-        steps.append(steps[-1] + sealed.seal.plan_inner_steps)
-        self._stages[sealed.stage], self._steps[sealed.stage] = (log, length + 1), steps
+        before = self._stages.get(sealed.stage) or _Stage(0, 0, [], bytearray(), array("q", [0]))
+        self._stages[sealed.stage] = before.append(sealed, self._keep)
 
     def __getitem__(self, key: tuple[int, int]) -> Sealed:
+        """Raises KeyError for a round that is not sealed, or whose seal is not kept."""
         stage, round = key
-        if not 0 <= round < self.rounds(stage):
+        if not self.oldest(stage) <= round < self.rounds(stage):
             raise KeyError(key)
-        return self._stages[stage][0][round]
+        return self._stages[stage].seals[round - self._stages[stage].first]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((stage, round) for stage in sorted(self._stages) for round in range(self.rounds(stage)))
+        return (
+            (stage, round) for stage in sorted(self._stages) for round in range(self.oldest(stage), self.rounds(stage))
+        )
 
     def __len__(self) -> int:
-        return sum(length for _, length in self._stages.values())
+        return sum(self.rounds(stage) - self.oldest(stage) for stage in self._stages)

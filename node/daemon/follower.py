@@ -46,13 +46,14 @@ class Follower:
         self.seen: Watch[ChainSeen | None] = Watch(None)
         self.silence: str | None = None  # why the chain does not answer
         self._client, self._run, self._clock = client, run, clock
-        self._confirmations = 0
+        self._confirmations, self._seals = 0, 1
         self._generation = trio.CancelScope()
 
-    def confirm(self, confirmations: int) -> None:
-        """From here on events count only below so many blocks; they are read again from the start."""
-        if confirmations != self._confirmations:
-            self._confirmations = confirmations
+    def confirm(self, confirmations: int, seals: int) -> None:
+        """From here on events count only below so many blocks, and the view has so many of a stage's newest seals; the
+        events are read again from the start."""
+        if (confirmations, seals) != (self._confirmations, self._seals):
+            self._confirmations, self._seals = confirmations, seals
             self.seen.set(None)  # what was seen may yet be taken back
             self._generation.cancel()
 
@@ -69,7 +70,7 @@ class Follower:
                 await self._follow(well)
 
     async def _follow(self, well: Well) -> None:
-        view, nodes, head = RunView(self._run), NodeTable(), None
+        view, nodes, head = RunView(self._run, self._seals), NodeTable(), None
         feed = self._client.feed(self._run, self._confirmations)
         while True:
             try:
@@ -85,7 +86,7 @@ class Follower:
                 log.info("the chain answers again")
             if update.reorg:
                 log.warning("the chain was reorganised: reading the run again")
-                view, nodes = RunView(self._run), NodeTable()
+                view, nodes = RunView(self._run, self._seals), NodeTable()
             for event in update.events:
                 view.apply(event)
                 nodes.apply(event)

@@ -31,6 +31,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.home.signed import SignedBook, take_over_files
+from dlx.node.round.plans import Terms, seals_needed
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
@@ -159,7 +160,7 @@ class Node:
             )
         except (ManifestError, DataError) as error:
             raise Failure(str(error)) from error  # it stays so
-        self._follower.confirm(manifest.confirmations)
+        self._follower.confirm(manifest.confirmations, seals_needed(Terms.of(manifest)))
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         self._seat.open(

@@ -18,6 +18,8 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Adaptive
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 
+CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version; pull and audit read everything
+
 Energy = Mapping[int, float]  # rank -> the part of the shared update that it keeps, as measured by this node
 
 
@@ -80,6 +82,12 @@ def steps_before(terms: Terms, view: RunView, round: int) -> int:
     """
     from_seals = max(0, round - terms.delay - 1) if terms.adaptive else 0
     return (round - from_seals) * terms.plan.inner_steps + view.sealed.planned_steps(0, from_seals)
+
+
+def seals_needed(terms: Terms) -> int:
+    """How many of a stage's newest seals a member needs in full: those whose timings an adaptive plan rests on, whose
+    plan binds a round, and whose outer step a late member may still compute."""
+    return CATCH_UP_ROUNDS + terms.delay + (terms.adaptive.window if terms.adaptive else 0)
 
 
 def has_round(terms: Terms, view: RunView, round: int) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import time
+import tracemalloc
 
 import pytest
 from ledger_run import TOKENS, config, contribution
@@ -11,6 +12,7 @@ from dlx.ledger.abi import ascending
 from dlx.ledger.events import (
     Accused,
     Answered,
+    Event,
     EventPosition,
     Evicted,
     Joined,
@@ -21,7 +23,7 @@ from dlx.ledger.events import (
     Sealed,
 )
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.typed import Domain, Seal, encode_records, join_signatures, summarise
+from dlx.ledger.typed import RECORD_SIZE, Domain, Seal, encode_records, join_signatures, summarise
 from dlx.ledger.verify import verify_seal
 from dlx.ledger.view import RunView, ViewError
 
@@ -37,15 +39,17 @@ class Story:
 
     def __init__(self, **changes) -> None:
         self.view, self.block, self.time = RunView(RUN), 0, 1000
+        self.told: list[Event] = []
         settings = config(**{"rounds": 20, "round_timeout": 60, "eviction_time": 30, **changes})
-        self.tell(RunCreated, ACCOUNTS[0], settings, GENESIS[: settings.stages])
+        self.tell(RunCreated, ACCOUNTS[0], settings, "story", GENESIS[: settings.stages])
 
     def at(self) -> EventPosition:
         return EventPosition(self.block, b"\x33" * 32, 0, b"\x44" * 32, self.time)
 
     def tell(self, kind, *values) -> None:
         self.block += 1
-        self.view.apply(kind(RUN, *values, self.at()))
+        self.told.append(kind(RUN, *values, self.at()))
+        self.view.apply(self.told[-1])
 
     def join(self, index: int, replica: int, stage: int) -> None:
         self.tell(Joined, ACCOUNTS[index], replica, stage)
@@ -222,6 +226,50 @@ def test_copies_are_independent(story):
         early.sealed.planned_steps(0, 1)
 
 
+def test_only_the_newest_seals_are_kept_in_full(story):
+    whole, kept = story.view, RunView(RUN, keep=3)
+    for event in story.told:
+        kept.apply(event)
+    early = kept.copy()
+    for step in range(10):
+        event = story.sealed(0, [0], [0, 1, 2], plan_inner_steps=step + 1)
+        for view in (whole, kept):
+            view.sealed.append(event)
+        if step == 6:
+            middle = kept.copy()
+    assert list(kept.sealed) == [(0, 7), (0, 8), (0, 9)] and len(kept.sealed) == 3 and kept.sealed.oldest(0) == 7
+    assert (0, 6) not in kept.sealed and (0, 6) in middle.sealed
+    assert [kept.sealed[0, round] for round in (7, 8, 9)] == [whole.sealed[0, round] for round in (7, 8, 9)]
+    assert kept.next_round(0) == 10 and early.next_round(0) == 0 and middle.next_round(0) == 7
+    for version in range(11):
+        assert kept.weights(0, version) == whole.weights(0, version)
+        assert kept.momentum(0, version) == whole.momentum(0, version)
+        assert kept.sealed.planned_steps(0, version) == whole.sealed.planned_steps(0, version)
+    with pytest.raises(KeyError):
+        middle.weights(0, 8)
+    other = story.sealed(0, [1], [0, 1, 2], plan_inner_steps=500)
+    middle.sealed.append(other)  # a copy that goes on alone
+    assert (middle.sealed[0, 7], middle.weights(0, 8)) == (other, other.seal.next_weights)
+    assert middle.sealed.planned_steps(0, 8) == kept.sealed.planned_steps(0, 7) + 500
+    assert kept.sealed[0, 7] == whole.sealed[0, 7]
+
+
+def test_a_thousand_rounds_cost_a_node_hardly_any_memory(story):
+    view = RunView(RUN, keep=16)
+
+    def grow(rounds):
+        for _ in range(rounds):
+            sealed = story.sealed(0, [0, 1], [0, 1, 2])
+            view.sealed.append(dataclasses.replace(sealed, records=bytes(16 * RECORD_SIZE)))
+
+    grow(50)
+    tracemalloc.start()
+    grow(950)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept / 950 < 16 * RECORD_SIZE / 20 + 150
+
+
 def test_a_copy_costs_the_same_after_thousands_of_seals(story):
     story.seal(0, [0, 1], [0, 1, 2])
     view = story.view
@@ -249,7 +297,7 @@ IMPOSSIBLE = {
     "answered nothing": lambda s: s.tell(Answered, ACCOUNTS[0]),
     "round 0 again": lambda s: s.open(0),
     "round 1 early": lambda s: s.open(1),
-    "created again": lambda s: s.tell(RunCreated, ACCOUNTS[0], s.view.config, GENESIS[:1]),
+    "created again": lambda s: s.tell(RunCreated, ACCOUNTS[0], s.view.config, "story", GENESIS[:1]),
     "sealed twice": lambda s: [s.seal(0, [0], [0, 1, 2]), s.seal(0, [0], [0, 1, 2])],
     "sealed with no signature": lambda s: s.view.apply(
         dataclasses.replace(s.sealed(0, [0], [0, 1, 2]), signatures=bytes(65))

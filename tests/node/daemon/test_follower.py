@@ -118,7 +118,7 @@ def test_confirmations_that_become_known_forget_what_may_yet_be_taken_back() -> 
 
     async def program(follower: Follower, supervisor: Supervisor) -> None:
         await until(follower, lambda seen: bool(seen.view.members()))
-        follower.confirm(1)
+        follower.confirm(1, 16)
         assert follower.seen.value is None
         seen = await follower.first()
         assert not seen.view.members() and client.feeds == [0, 1]
