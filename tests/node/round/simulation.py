@@ -17,7 +17,7 @@ from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
-from dlx.node.round.plans import finished, plan_of
+from dlx.node.round.plans import finished, plan_of, seals_needed
 from dlx.node.round.rules import OuterResult, Rules, base_version
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.segments import segments_in
@@ -66,6 +66,7 @@ class Simulation:
         self.now, self.block = START, 10
         self.ledger_up = True
         self.view = RunView(RUN)
+        self.kept = RunView(RUN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
             bytes(32), rules.rounds, rules.stages, replicas, replicas + 2, 2, 3, int(rules.round_timeout),
@@ -79,7 +80,7 @@ class Simulation:
             self.apply(chain.Joined(RUN, account_of(key), replica, stage, self.at()))
         self.apply(chain.RoundOpened(RUN, 0, int(self.now), self.at()))
         self.members = {
-            account_of(key): Member(key, RoundMachine(rules, account_of(key), stage, self.view.copy()))
+            account_of(key): Member(key, RoundMachine(rules, account_of(key), stage, self.kept.copy()))
             for key, (_, stage) in zip(keys, slots, strict=True)
         }
         self.mail: list[tuple[float, Callable[[], None]]] = []
@@ -99,7 +100,7 @@ class Simulation:
             deliver()
         for member in self.alive():
             if self.ledger_up and self.random.random() < 0.3:
-                self.feed(member, e.LedgerSeen(self.view.copy(), self.block))
+                self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
             if member.training and member.training[1] <= self.now:
                 self.finish(member)
             self.feed(member, e.Tick())
@@ -128,7 +129,7 @@ class Simulation:
             replica = next(r for r in range(99) if self.view.holder(r, stage) is None)
             self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
         member.machine = RoundMachine(
-            self.rules, account, old.stage, self.view.copy(), old.version, old.oldest, old.last_trained, old.own
+            self.rules, account, old.stage, self.kept.copy(), old.version, old.oldest, old.last_trained, old.own
         )
         member.alive = True
         self.connect(account)
@@ -308,6 +309,7 @@ class Simulation:
 
     def apply(self, event: chain.Event) -> None:
         self.view.apply(event)
+        self.kept.apply(event)
 
     def transact(self, member: Member, action: a.Action) -> bool:
         """The contract's rules, as far as the machine relies on them."""
