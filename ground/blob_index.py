@@ -44,6 +44,21 @@ class BlobIndex:
             table.execute("DELETE FROM pin WHERE owner = ?", (owner,))
             table.executemany("INSERT OR IGNORE INTO pin VALUES (?, ?)", [(owner, hash_) for hash_ in hashes])
 
+    def owners(self, prefix: str) -> set[str]:
+        """Whose names begin so and who need anything."""
+        with self._table() as table:
+            rows = table.execute(
+                "SELECT DISTINCT owner FROM pin WHERE substr(owner, 1, ?) = ?", (len(prefix), prefix)
+            ).fetchall()
+        return {row[0] for row in rows}
+
+    def unpin(self, owner: str) -> list[bytes]:
+        """What `owner` needed until now."""
+        with self._table() as table:
+            rows = table.execute("SELECT hash FROM pin WHERE owner = ?", (owner,)).fetchall()
+            table.execute("DELETE FROM pin WHERE owner = ?", (owner,))
+        return [row[0] for row in rows]
+
     def unpinned(self, kinds: Collection[str], before: float) -> list[bytes]:
         """Those of the kinds that nobody needs, said until the unix time `before`, oldest first."""
         with self._table() as table:

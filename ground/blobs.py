@@ -212,6 +212,19 @@ class BlobStore:
         """From now on `owner` needs exactly these: they are not evicted. Pins outlive the process."""
         self._index.pin(owner, hashes)
 
+    def owners(self, prefix: str) -> set[str]:
+        """The owners that need anything and whose names begin so."""
+        return self._index.owners(prefix)
+
+    def release(self, owner: str) -> None:
+        """`owner` needs nothing any more: its payloads and versions that nobody else has pinned are removed."""
+        for hash_ in self._index.unpin(owner):
+            self.discard(hash_)
+
+    def discard(self, hash_: bytes) -> None:
+        """Remove a payload or version, unless somebody has pinned it."""
+        self._evict(hash_, EVICTABLE)
+
     def evict(self, kind: Kind, older_than: float = 0.0) -> int:
         """Remove the blobs of a class that nobody has pinned, said at least `older_than` seconds ago; how many."""
         old = self._index.unpinned((kind,), time.time() - older_than)

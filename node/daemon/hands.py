@@ -16,6 +16,7 @@ from dlx.node.daemon.messages import message_of
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
+from dlx.node.daemon.retention import Retention
 from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.node.daemon.troubles import told
 from dlx.node.daemon.versions import Versions
@@ -29,6 +30,7 @@ from dlx.p2p import wire
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import RoundInputs, Trained
 
+OWN_ROUNDS = 4  # whose payloads a later round may fold back: more than any delay
 log = logs.get(__name__)
 
 
@@ -53,6 +55,7 @@ class SlotHands:
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
         self._versions, self._own = versions, own
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
+        self._retention = Retention(context.store, context.manifest, context.run, self._stage)
 
     # ---- at once ----
 
@@ -102,7 +105,14 @@ class SlotHands:
         view = self._view()
         await self._versions.adopt(view, version)
         with told():
-            await trio.to_thread.run_sync(self._versions.drop_old, view, version, self._payloads.made)
+            await trio.to_thread.run_sync(self._keep, view, version)
+
+    def _keep(self, view: RunView, version: int) -> None:
+        """What the node still needs on disk, now that it has V[version]; the rest goes."""
+        own = [self._own[at].contribution.payload for at in self._own if at >= version - OWN_ROUNDS]
+        self._retention.keep(view, version, own)
+        for name in self._payloads.superseded(version):
+            self._context.store.discard(name)
 
     async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what our disk has lost of a round's inputs."""

@@ -13,7 +13,7 @@ from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
-from dlx.node.daemon.versions import Versions
+from dlx.node.daemon.versions import Versions, note_made
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload
 from dlx.node.round.plans import manifest_plan, plan_of
@@ -76,9 +76,14 @@ class Payloads:
         with told():
             ask = partial(self.trainer.outer, weights, momentum, payloads, tuple(ranks))
             answer = await self._mending(ask, view, round)
+        note_made(self.context.store, answer)
         self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
         self.context.metrics.outer_seconds.observe(time.monotonic() - started)
         return OuterResult(answer.weights, answer.momentum), answer.energy
+
+    def superseded(self, adopted: int) -> set[bytes]:
+        """What outer steps over proposals wrote for rounds that are sealed by now; told once."""
+        return {name for round in [at for at in self.made if at < adopted] for name in self.made.pop(round)}
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""

@@ -1,4 +1,4 @@
-"""The versions of one stage on disk: adopting the next one against its seal, mending, and dropping old ones."""
+"""The versions of one stage on disk: adopting the next one against its seal, and mending what our disk has lost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
+from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
 from dlx.ledger.view import RunView
+from dlx.node.daemon.retention import version_hashes
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, Differs
 from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
-from dlx.node.trainer.messages import SealedPayload
+from dlx.node.trainer.messages import Answer, SealedPayload
 from dlx.p2p.exchange import BlobError, BlobExchange
 from dlx.training.recipe.manifest import Manifest
 
@@ -33,7 +35,6 @@ class Versions:
     store: BlobStore
     exchange: BlobExchange
     trainer: Trainer
-    _dropped: int = 0  # versions below are those that stay, and no other
 
     def newest(self, view: RunView) -> tuple[int | None, int | None]:
         """(newest, oldest) of the unbroken line of versions on disk that ends highest; (None, None): none."""
@@ -78,24 +79,6 @@ class Versions:
             except Differs as error:
                 raise ActionFailed(str(error)) from None
 
-    def drop_old(self, view: RunView, adopted: int, made: dict[int, set[bytes]]) -> None:
-        """Keep genesis, the newest few versions and every tenth (as the manifest says); delete the others' blobs.
-
-        `made`: round -> what outer steps over its proposals wrote. Once it is sealed, only what was sealed stays.
-        """
-        retention = self.manifest.retention
-        oldest = max(0, adopted - retention.versions + 1)
-        kept_versions = {*range(oldest, view.next_round(self.stage) + 1), *range(0, adopted + 1, retention.every)}
-        kept = {name for version in kept_versions for name in self._hashes(view, version)}
-        for version in range(self._dropped, oldest):
-            for name in self._hashes(view, version):
-                if name not in kept:
-                    self.store.remove(name)
-        self._dropped = max(self._dropped, oldest)
-        for round in [round for round in list(made) if round < adopted]:
-            for name in made.pop(round) - kept:
-                self.store.remove(name)
-
     async def _recompute(self, view: RunView, version: int) -> None:
         """Only inputs that are what their names say can speak against a seal: a lost or damaged one is had again."""
         sealed = view.sealed[self.stage, version - 1]
@@ -118,6 +101,7 @@ class Versions:
             except Wrong as error:
                 verdict = str(error)
             else:
+                note_made(self.store, answer)
                 if (answer.weights, answer.momentum) == expected:
                     return
                 verdict = f"{answer.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
@@ -141,9 +125,15 @@ class Versions:
         return all(self.store.has(name) for name in self._hashes(view, version))
 
     def _hashes(self, view: RunView, version: int) -> list[bytes]:
-        momentum = view.momentum(self.stage, version)
-        return [view.weights(self.stage, version)] + ([momentum] if any(momentum) else [])
+        return version_hashes(view, self.stage, version)
 
     @property
     def _size_limit(self) -> int:
         return self.manifest.genesis[self.stage].size  # all versions of a stage have the genesis' layout
+
+
+def note_made(store: BlobStore, made: Answer) -> None:
+    """Tell the store what an outer step of the training process wrote into its folder."""
+    for name in (made.weights, made.momentum):
+        if name != NO_HASH:
+            store.note(name, Kind.VERSION)

@@ -120,7 +120,7 @@ class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Retention(Struct, frozen=True, forbid_unknown_fields=True):
-    payloads: Literal["run"] = "run"
+    payloads: Literal["run"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "run"  # of the whole run, or the last rounds
     versions: Annotated[int, Meta(ge=1, le=10_000)] = 3  # newest versions kept
     every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # and every so many-th
 

@@ -113,47 +113,6 @@ def kept(versions: Versions, upto: int, what: str = "weights") -> list[int]:
     return [number for number in range(upto + 1) if versions.store.has(name(version_bytes(number, what)))]
 
 
-def test_old_versions_go_and_every_tenth_stays(tmp_path: Path) -> None:
-    versions = make(tmp_path, [])
-    for number in range(27):
-        keep(versions, number)
-        versions.drop_old(FakeView(number), number, {})  # type: ignore[arg-type]
-    assert kept(versions, 26) == [0, 10, 20, 24, 25, 26]
-    assert kept(versions, 26, "momentum") == [10, 20, 24, 25, 26]
-
-
-def test_what_was_computed_for_a_proposal_and_not_sealed_goes_once_its_round_is_sealed(tmp_path: Path) -> None:
-    versions, view = make(tmp_path, []), FakeView(4)
-    keep(versions, 3, 4, 5)
-    loser, early = versions.store.put(b"another weights 4"), versions.store.put(b"another weights 5")
-    made = {3: {loser, view.weights(STAGE, 4), NO_HASH, view.weights(STAGE, 3)}, 4: {early}}
-    versions.drop_old(view, 4, made)  # type: ignore[arg-type]
-    assert not versions.store.has(loser) and versions.store.has(early)
-    assert kept(versions, 5) == [3, 4, 5] and made == {4: {early}}
-
-
-def test_nothing_old_stays_after_a_jump_nor_after_a_restart(tmp_path: Path) -> None:
-    versions = make(tmp_path, [])
-    keep(versions, *range(25))
-    versions.drop_old(FakeView(24), 24, {})  # type: ignore[arg-type]
-    keep(versions, 98, 99)
-    make(tmp_path, []).drop_old(FakeView(99), 99, {})  # type: ignore[arg-type]
-    versions.drop_old(FakeView(99), 99, {})  # type: ignore[arg-type]
-    assert kept(versions, 99) == [0, 10, 20, 98, 99]
-    keep(versions, 195)
-    versions.drop_old(FakeView(195), 195, {})  # type: ignore[arg-type]
-    assert kept(versions, 195) == [0, 10, 20, 195]
-
-
-def test_a_version_that_an_empty_seal_repeats_is_not_dropped(tmp_path: Path) -> None:
-    versions = make(tmp_path, [])
-    keep(versions, *range(5))
-    view = FakeView(9, empty=set(range(4, 9)))  # versions 4 to 9 are the same
-    versions.drop_old(view, 9, {})  # type: ignore[arg-type]
-    assert kept(versions, 4) == [0, 4]
-    assert versions.newest(view) == (9, 4)  # type: ignore[arg-type]
-
-
 def test_the_newest_unbroken_line_is_found(tmp_path: Path) -> None:
     versions, view = make(tmp_path, []), FakeView(8)
     assert versions.newest(view) == (None, None)  # type: ignore[arg-type]

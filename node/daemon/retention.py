@@ -1,0 +1,63 @@
+"""What a slot's node keeps on disk: said to the blob store as pins, which outlive the process; the rest goes."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from dlx.ground.blobs import BlobStore, Kind
+from dlx.ledger.view import RunView
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Retention as Terms
+
+LOOKED_AT_SECONDS = 600.0  # blobs younger than that may belong to a round under way
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Of one stage of a run."""
+
+    store: BlobStore
+    manifest: Manifest
+    run: bytes
+    stage: int
+
+    def keep(self, view: RunView, adopted: int, own: Collection[bytes]) -> None:
+        """Keep what the manifest's retention says after V[adopted], and our `own` payloads that may still be needed;
+        what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the disk."""
+        terms, prefix = self.manifest.retention, f"{self.run.hex()[:16]}/{self.stage}/"
+        sealed = view.next_round(self.stage)
+        versions = {f"{prefix}version/{one}": one for one in kept_versions(terms, adopted, sealed)}
+        rounds = {f"{prefix}payloads/{one}": one for one in kept_rounds(terms, adopted, sealed)}
+        pinned = self.store.owners(prefix) - {f"{prefix}own"}
+        for owner in pinned - versions.keys() - rounds.keys():
+            self.store.release(owner)
+        for owner, version in versions.items():
+            if owner not in pinned or version >= adopted:  # a reorg may have put another in its place
+                self.store.pin(owner, version_hashes(view, self.stage, version))
+        for owner, round in rounds.items():
+            seal = view.sealed.get((self.stage, round))
+            if seal is not None and (owner not in pinned or round >= adopted - 1):
+                self.store.pin(owner, [record.contribution.payload for record in seal.contributions])
+        self.store.pin(f"{prefix}own", own)
+        for kind in (Kind.PAYLOAD, Kind.VERSION):
+            self.store.evict(kind, LOOKED_AT_SECONDS)
+
+
+def kept_versions(terms: Terms, adopted: int, sealed: int) -> set[int]:
+    """Genesis and every so many-th, the newest few, and those that may come next."""
+    newest = range(max(0, adopted - terms.versions + 1), sealed + 1)
+    return {*newest, *range(0, adopted + 1, terms.every)}
+
+
+def kept_rounds(terms: Terms, adopted: int, sealed: int) -> Iterable[int]:
+    """The rounds whose payloads stay: all, or the last so many and those before them back to a version that is kept,
+    so that whoever has the payloads has a version to begin with."""
+    if terms.payloads == "run":
+        return range(sealed)
+    oldest = max(0, adopted - terms.payloads)
+    return range(oldest - oldest % terms.every, sealed)
+
+
+def version_hashes(view: RunView, stage: int, version: int) -> list[bytes]:
+    """The blobs of V[stage, version]: weights, and outer momentum where there is one."""
+    momentum = view.momentum(stage, version)
+    return [view.weights(stage, version)] + ([momentum] if any(momentum) else [])

@@ -1,0 +1,132 @@
+"""Registering the node, taking a slot and giving it back, with a ledger that refuses and a chain that lags."""
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dlx.ledger.errors import Reverted
+from dlx.ledger.events import EventPosition, Joined, RunCreated
+from dlx.ledger.feed import Head
+from dlx.ledger.keys import peer_id_from_base58
+from dlx.ledger.nodes import NodeRecord, NodeTable
+from dlx.ledger.typed import ANY_STAGE, RunConfig
+from dlx.ledger.view import RunView
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.follower import ChainSeen, Follower
+from dlx.node.daemon.membership import Membership, NoSlot
+from dlx.node.home.errors import Failure
+
+RUN, ACCOUNT, OTHER = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}"
+PEER = "16Uiu2HAmPMpMdrLnNrrLdXAQdwWzdhvwDqCQCFtEHmBnfZmMSTeP"
+ADDRESSES = ("/ip4/127.0.0.1/tcp/4001",)
+AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
+
+
+class Ledger:
+    """Gives a slot of any stage but those in `full`; remembers what was sent."""
+
+    def __init__(self, full: tuple[int, ...] = ()) -> None:
+        self.full, self.sent = full, list[tuple[Any, ...]]()
+
+    def register(self, key: bytes, addresses: tuple[str, ...]) -> None:
+        self.sent.append(("register", addresses))
+
+    def set_addresses(self, addresses: tuple[str, ...]) -> None:
+        self.sent.append(("set_addresses", addresses))
+
+    def join_run(self, run: bytes, stage: int) -> tuple[int, int]:
+        if stage in self.full:
+            raise Reverted("StageFull")
+        self.sent.append(("join", stage))
+        return 0, 0
+
+    def leave_run(self, run: bytes) -> None:
+        self.sent.append(("leave",))
+
+
+def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
+    view, table = RunView(RUN), NodeTable()
+    view.apply(RunCreated(RUN, OTHER, RunConfig(b"\x03" * 32, 9, 1, 1, 4, 2, 3, 60, 60, 64), "a", (bytes(32),), AT))
+    if member:
+        view.apply(Joined(RUN, ACCOUNT, 0, 0, AT))
+    table.nodes = nodes or {}
+    return ChainSeen(view, table, Head(1, bytes(32), 1_700_000_000))
+
+
+def act(ledger: Ledger, chain: ChainSeen, program: Callable[[Membership, Follower], Awaitable[None]]) -> None:
+    async def main() -> None:
+        client: Any = ledger
+        host: Any = SimpleNamespace(peer_id=PEER, addresses=ADDRESSES)
+        follower = Follower(client, RUN, ChainClock())
+        follower.seen.set(chain)
+        await program(Membership(client, follower, host, RUN, ACCOUNT, bytes(32)), follower)
+
+    trio.run(main, clock=MockClock(rate=1000))
+
+
+def registered(nodes: dict[str, NodeRecord]) -> list[tuple[Any, ...]]:
+    ledger = Ledger()
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        await membership.register()
+
+    act(ledger, seen(nodes=nodes), program)
+    return ledger.sent
+
+
+def test_only_what_the_registry_does_not_know_is_sent() -> None:
+    ours = peer_id_from_base58(PEER)
+    assert registered({}) == [("register", ADDRESSES)]
+    assert registered({ACCOUNT: NodeRecord(b"\x07" * 39, ADDRESSES)}) == [("register", ADDRESSES)]
+    assert registered({ACCOUNT: NodeRecord(ours, ("/ip4/10.0.0.1/tcp/1",))}) == [("set_addresses", ADDRESSES)]
+    assert registered({ACCOUNT: NodeRecord(ours, ADDRESSES)}) == []
+
+
+def test_a_peer_id_of_another_account_takes_a_person() -> None:
+    with pytest.raises(Failure, match=r"is registered by account .* remove the folder's node\.key"):
+        registered({OTHER: NodeRecord(peer_id_from_base58(PEER), ADDRESSES)})
+
+
+def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
+    ledger = Ledger(full=(1,))
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.join, (1, ANY_STAGE))
+            await trio.sleep(1)
+            assert membership.slot is None
+            follower.seen.set(seen(member=True))
+        assert membership.slot == (0, 0)
+
+    act(ledger, seen(), program)
+    assert ledger.sent == [("join", ANY_STAGE)]
+
+
+def test_no_slot_says_why() -> None:
+    async def refused(membership: Membership, follower: Follower) -> None:
+        with pytest.raises(NoSlot, match="StageFull"):
+            await membership.join((1,))
+
+    async def unseen(membership: Membership, follower: Follower) -> None:
+        with pytest.raises(NoSlot, match="the chain's events do not show it after 30 s"):
+            await membership.join((0,))
+
+    act(Ledger(full=(1,)), seen(), refused)
+    act(Ledger(), seen(), unseen)
+
+
+def test_only_who_holds_a_slot_gives_one_back() -> None:
+    ledger = Ledger()
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        await membership.leave()
+        assert not ledger.sent
+        follower.seen.set(seen(member=True))
+        await membership.leave()
+
+    act(ledger, seen(), program)
+    assert ledger.sent == [("leave",)]

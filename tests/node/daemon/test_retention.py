@@ -1,0 +1,119 @@
+"""What stays on disk: what the manifest's retention says, and nothing of refused or superseded rounds."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.ground.blobs import BlobStore, Kind
+from dlx.node.daemon import retention as module
+from dlx.node.daemon.retention import Retention, kept_rounds, kept_versions
+from dlx.training.recipe.recipe import Retention as Terms
+from tests.node.daemon.test_versions import STAGE, FakeView, name, version_bytes
+
+RUN = b"\x01" * 32
+
+
+class View(FakeView):
+    """Each round counts one payload."""
+
+    def _seal(self, round: int) -> Any:
+        payload = SimpleNamespace(payload=name(payload_bytes(round)))
+        return SimpleNamespace(contributions=(SimpleNamespace(contribution=payload),))
+
+
+def payload_bytes(round: int) -> bytes:
+    return f"payload of round {round}".encode()
+
+
+def retention(store: BlobStore, payloads: Any = "run") -> Retention:
+    manifest: Any = SimpleNamespace(retention=Terms(payloads=payloads, versions=3, every=10))
+    return Retention(store, manifest, RUN, STAGE)
+
+
+def keep(kept: Retention, view: FakeView, adopted: int, own: tuple[bytes, ...] = ()) -> None:
+    seen: Any = view
+    kept.keep(seen, adopted, own)
+
+
+def put(store: BlobStore, *versions: int) -> None:
+    for number in versions:
+        store.put(version_bytes(number), Kind.VERSION)
+        if number:
+            store.put(version_bytes(number, "momentum"), Kind.VERSION)
+
+
+def versions_in(store: BlobStore, upto: int, what: str = "weights") -> list[int]:
+    return [number for number in range(upto + 1) if store.has(name(version_bytes(number, what)))]
+
+
+def payloads_in(store: BlobStore, upto: int) -> list[int]:
+    return [round for round in range(upto) if store.has(name(payload_bytes(round)))]
+
+
+def test_old_versions_go_and_every_tenth_stays(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    for number in range(27):
+        put(store, number)
+        keep(retention(store), View(number), number)
+    assert versions_in(store, 26) == [0, 10, 20, 24, 25, 26]
+    assert versions_in(store, 26, "momentum") == [10, 20, 24, 25, 26]
+
+
+def test_a_restart_and_a_jump_leave_nothing_old(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    put(store, 23, 24)
+    keep(retention(store), View(24), 24)
+    store.close()
+    store = BlobStore(tmp_path)
+    put(store, 98, 99)
+    keep(retention(store), View(99), 99)
+    assert versions_in(store, 99) == [98, 99]
+
+
+def test_a_version_that_an_empty_seal_repeats_is_not_dropped(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    put(store, *range(5))
+    for adopted in range(4, 10):
+        keep(retention(store), View(adopted, empty=set(range(4, 9))), adopted)  # versions 4 to 9 are the same
+    assert 4 in versions_in(store, 4)
+
+
+def test_payloads_stay_for_the_whole_run_or_for_the_last_rounds_with_a_version_below_them(tmp_path: Path) -> None:
+    for payloads, expected in (("run", list(range(26))), (4, list(range(20, 26)))):
+        store = BlobStore(tmp_path / str(payloads))
+        for round in range(26):
+            put(store, round)
+            store.put(payload_bytes(round), Kind.PAYLOAD)
+            keep(retention(store, payloads), View(round + 1), round)
+        assert payloads_in(store, 26) == expected
+        assert 20 in versions_in(store, 26)
+
+
+def test_refused_superseded_and_abandoned_payloads_go_when_no_round_can_need_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore(tmp_path)
+    sealed, refused, mine = (store.put(data, Kind.PAYLOAD) for data in (payload_bytes(0), b"refused", b"mine"))
+    manifest = store.put(b"a manifest")
+    keep(retention(store), View(1), 1, own=(mine,))
+    assert store.has(refused), "its round may yet be under way"
+    monkeypatch.setattr(module, "LOOKED_AT_SECONDS", 0.0)
+    keep(retention(store), View(1), 1, own=(mine,))
+    assert not store.has(refused)
+    assert store.has(sealed) and store.has(mine) and store.has(manifest)
+
+
+@given(st.integers(0, 300), st.integers(0, 3), st.integers(1, 20), st.integers(1, 12), st.integers(1, 50))
+def test_whoever_has_the_kept_payloads_has_a_version_to_begin_with(
+    adopted: int, ahead: int, versions: int, every: int, payloads: int
+) -> None:
+    terms, sealed = Terms(payloads=payloads, versions=versions, every=every), adopted + ahead
+    rounds = list(kept_rounds(terms, adopted, sealed))
+    assert rounds == list(range(rounds[0], sealed)) if rounds else sealed == 0
+    if rounds:
+        assert rounds[0] in kept_versions(terms, adopted, sealed)
+        assert rounds[0] <= max(0, adopted - payloads)

@@ -1,0 +1,142 @@
+"""The seat: a session for each slot that the ledger gives, whatever becomes of the one before."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dlx.node.daemon import seat as module
+from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.follower import Follower
+from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.supervisor import Supervisor
+
+
+class Membership:
+    """Slots as the test says; joining takes the next of `slots`."""
+
+    def __init__(self, *slots: tuple[int, int]) -> None:
+        self.slot: tuple[int, int] | None = None
+        self.slots, self.asked = list(slots), list[tuple[int, ...]]()
+
+    async def join(self, stages: tuple[int, ...]) -> None:
+        self.asked.append(stages)
+        if not self.slots:
+            await trio.sleep_forever()
+        self.slot = self.slots.pop(0)
+
+
+class Session:
+    """Ends when the test cancels it; the first one of the log fails where the test wants that."""
+
+    log: list[tuple[int, int]]
+    fail: bool
+
+    def __init__(self, context: Any, trainer: Any, slot: tuple[int, int], view: Any, block: int) -> None:
+        self.slot, self.over, self.told = slot, trio.Event(), 0
+        Session.log.append(slot)
+
+    async def run(self) -> None:
+        if Session.fail and len(Session.log) == 1:
+            raise RuntimeError("a fault of ours")
+        await self.over.wait()
+
+    def on_ledger(self, view: Any, block: int) -> None:
+        self.told += 1
+
+
+class Trainer:
+    alive = 0
+
+    def __init__(self) -> None:
+        self.loaded = trio.Event()
+        self.loaded.set()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        Trainer.alive += 1
+        try:
+            task_status.started()
+            await trio.sleep_forever()
+        finally:
+            Trainer.alive -= 1
+
+
+@pytest.fixture
+def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    def run(membership: Membership, program: Callable[[Seat], Awaitable[None]], stage: int | None = None) -> None:
+        Session.log, Session.fail, Trainer.alive = [], Session.fail, 0
+        monkeypatch.setattr(module, "Session", Session)
+        monkeypatch.setattr(module, "Trainer", Trainer)
+        monkeypatch.setattr(module, "Terms", SimpleNamespace(of=lambda manifest: None))
+
+        async def main() -> None:
+            nobody: Any = None
+            view: Any = SimpleNamespace(finished=False, next_round=lambda stage: 0, sealed={})
+            follower, supervisor = Follower(nobody, bytes(32), ChainClock()), Supervisor()
+            seen: Any = SimpleNamespace(view=view, head=SimpleNamespace(block=1))
+            follower.seen.set(seen)
+            place: Any = membership
+            seat = Seat(follower, place, supervisor, stage)
+            context: Any = SimpleNamespace(manifest=None, directory=tmp_path)
+            monkeypatch.setattr(Seat, "finished", False)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.keep, "training", seat.run)
+                await trio.sleep(1)
+                assert not Session.log, "there is nothing to train yet"
+                seat.open(context)
+                await program(seat)
+                nursery.cancel_scope.cancel()
+            assert Trainer.alive == 0 and seat.session is None
+
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+
+    Session.fail = False
+    return run
+
+
+def test_a_slot_that_is_lost_makes_room_for_the_next_one(act: Callable[..., None]) -> None:
+    membership = Membership((0, 1), (2, 1))
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(1)
+        first: Any = seat.session
+        assert first.slot == (0, 1) and first.told == 1 and Trainer.alive == 1
+        membership.slot = None
+        first.over.set()
+        await trio.sleep(1)
+        second: Any = seat.session
+        assert second.slot == (2, 1) and Trainer.alive == 1
+
+    act(membership, program)
+    assert Session.log == [(0, 1), (2, 1)]
+
+
+def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_its_own(
+    act: Callable[..., None],
+) -> None:
+    Session.fail = True
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(60)
+        assert seat.session is not None and Trainer.alive == 1
+
+    act(Membership((0, 1)), program)
+    assert Session.log == [(0, 1), (0, 1)]
+
+
+def test_it_asks_for_the_stage_that_it_has_the_state_of(act: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "stage-3" / "slot").mkdir(parents=True)
+    (tmp_path / "stage-3" / "slot" / "slot.json").write_text("{}")
+    membership, chosen = Membership((0, 3)), Membership((0, 1))
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(1)
+
+    act(membership, program)
+    assert membership.asked[0][0] == 3 and len(membership.asked[0]) == 2
+    act(chosen, program, stage=1)
+    assert chosen.asked == [(1,)], "what the user asked for, and nothing else"
