@@ -1,4 +1,4 @@
-"""Who to be connected to, and how they are found: the ledger, bootstrap addresses, the DHT."""
+"""Who to be connected to, and how they are found: the ledger, bootstrap addresses, the peer store, the DHT."""
 
 import hashlib
 import logging
@@ -33,6 +33,7 @@ class _Entry:
     addresses: list[Multiaddr]
     named: bool  # by the ledger or the operator, not only found in the DHT
     patient: bool  # it probably learns of us at the same time
+    lasting: bool  # tried again however often it failed
     failures: int = 0
     next_try: float = 0.0
     dialling: trio.Lock = field(default_factory=trio.Lock)
@@ -48,21 +49,27 @@ class Dialer:
         self._entries: dict[ID, _Entry] = {}
         self._changed = trio.Event()
 
-    def known(self, peer: ID, addresses: list[Multiaddr], named: bool = True, patient: bool = True) -> None:
-        """Add a peer, or new addresses of it (first in line)."""
-        entry = self._entries.setdefault(peer, _Entry([], named, patient))
-        entry.named = entry.named or named
-        fresh = [address for address in addresses if address not in entry.addresses]
-        if fresh:
-            entry.addresses = (fresh + entry.addresses)[:ADDRESSES_PER_PEER]
-            entry.failures, entry.next_try = 0, 0.0
-            self._changed.set()
+    def known(self, peer: ID, addresses: list[Multiaddr], patient: bool = True) -> None:
+        """Add a peer that the ledger or the operator names, or new addresses of it (first in line)."""
+        entry = self._entries.setdefault(peer, _Entry([], True, patient, True))
+        entry.named = entry.lasting = True
+        self._add(entry, addresses, first=True)
+
+    def met(self, peer: ID, addresses: list[Multiaddr]) -> None:
+        """A peer that agreed with us before."""
+        if str(peer) != self._own:
+            self._add(self._entries.setdefault(peer, _Entry([], False, False, True)), addresses, first=False)
 
     def found(self, peer: ID, addresses: list[Multiaddr]) -> None:
         """A peer that the DHT named."""
-        unnamed = sum(not entry.named for entry in self._entries.values())
-        if str(peer) != self._own and (peer in self._entries or unnamed < PEERS):
-            self.known(peer, addresses, named=False)
+        passing = sum(not entry.lasting for entry in self._entries.values())
+        if str(peer) != self._own and (peer in self._entries or passing < PEERS):
+            self._add(self._entries.setdefault(peer, _Entry([], False, True, False)), addresses, first=False)
+
+    def entry(self, peer: ID) -> tuple[list[Multiaddr], bool]:
+        """The addresses of a peer, and whether the ledger or the operator named it."""
+        entry = self._entries.get(peer)
+        return ([], False) if entry is None else (list(entry.addresses), entry.named)
 
     def refused(self, peer: ID, pause: float = REFUSED) -> None:
         if peer in self._entries:
@@ -108,6 +115,15 @@ class Dialer:
                     return True
         return False
 
+    def _add(self, entry: _Entry, addresses: list[Multiaddr], first: bool) -> None:
+        """New addresses; those of strangers come last, so that they push out none that the ledger names."""
+        fresh = [address for address in addresses if address not in entry.addresses]
+        there = entry.addresses
+        entry.addresses = (fresh + there if first else there + fresh)[:ADDRESSES_PER_PEER]
+        if entry.addresses != there:
+            entry.failures, entry.next_try = 0, 0.0
+            self._changed.set()
+
     async def _attempt(self, peer: ID, patience: float, limiter: trio.CapacityLimiter) -> None:
         await trio.sleep(patience)
         entry = self._entries.get(peer)
@@ -119,7 +135,7 @@ class Dialer:
             entry.failures, entry.next_try = 0, 0.0
             return
         entry.failures += 1
-        if not entry.named and entry.failures > 5:
+        if not entry.lasting and entry.failures > 5:
             self._entries.pop(peer, None)  # the DHT names it again if it comes back
         elif entry.next_try < trio.current_time() + 2 * BACKOFF[1]:  # not refused meanwhile
             entry.next_try = trio.current_time() + self._pause(entry)

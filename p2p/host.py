@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -13,12 +14,15 @@ from libp2p.abc import INetStream, INotifee
 from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.rcmgr import Direction
+from multiaddr import Multiaddr
 
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
 from dlx.p2p.discovery import Dialer, Discovery
 from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count_on, hard_close, stream_of
+from dlx.p2p.peerstore import PeerStore
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
 from dlx.p2p.transport import Meter
 
@@ -30,6 +34,7 @@ HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
 PING_INTERVAL = 5.0
 PING_DEADLINE = 3.0
 PING_MISSES = 3
+SAVE_INTERVAL, SAVE_PAUSE = 300.0, 5.0  # s between two savings of the peers, at most and at least
 BAN = 60.0  # s that a peer that misbehaved stays out
 
 log = logging.getLogger(__name__)
@@ -65,6 +70,7 @@ class Host:
     """One libp2p identity. Make the services (Gossip, BlobExchange, PipeService), then `async with host.run()`.
 
     `secret`: 32 bytes, secp256k1. `listen`, `announce`, `bootstrap`: multiaddrs; bootstrap ones end in /p2p/<peer id>.
+    `peer_store`: file of the peers that agreed before; they are dialled as well.
     `on_reject(reason, peer id)` is told of everything refused; reasons are short metric labels.
     Raises AddressError for addresses that cannot be used.
     """
@@ -77,6 +83,7 @@ class Host:
         hello: wire.Hello,
         bootstrap: Sequence[str] = (),
         on_reject: Reject = lambda reason, peer: None,
+        peer_store: Path | None = None,
     ) -> None:
         self._listen = [parse_address(text)[0] for text in listen]
         self._announce = [parse_address(text)[0] for text in announce]
@@ -100,6 +107,12 @@ class Host:
             if peer is None:
                 raise AddressError(f"bootstrap address {text!r} must end in /p2p/<peer id>")
             self._dialer.known(peer, [address], patient=False)
+        self._store = PeerStore(peer_store) if peer_store is not None else None
+        self._met = trio.Event()  # somebody who agreed is to be saved
+        if self._store is not None:
+            for peer, addresses in self._store.peers():
+                self._dialer.met(peer, addresses)
+            self.add_service(self._remember)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -119,6 +132,7 @@ class Host:
                 yield
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 3):
+                    await self._save_peers()
                     for listener in list(self._network.listeners.values()):
                         await listener.close()  # cancelling the library leaves them open
                 # polite closing waits for peers that may no longer read
@@ -319,6 +333,7 @@ class Host:
         else:
             peer.hello = hello
             self._discovery.nudge()
+            self._met.set()
             self._nursery.start_soon(self._watch, peer)
         peer.settled.set()
 
@@ -340,6 +355,37 @@ class Host:
 
     async def _await_agreement(self, peer: ID) -> bool:
         return bool(self._network.get_connections(peer)) and await self._admit(peer)
+
+    # -- peer store
+
+    async def _remember(self, task_status: Any) -> None:
+        task_status.started()
+        while True:
+            with trio.move_on_after(SAVE_INTERVAL):
+                await self._met.wait()
+            self._met = trio.Event()
+            await self._save_peers()
+            await trio.sleep(SAVE_PAUSE)  # several may come at once
+
+    async def _save_peers(self) -> None:
+        if self._store is None:
+            return
+        for peer in map(parse_peer_id, self.agreed()):
+            addresses, named = self._dialer.entry(peer)
+            addresses += [address for address in self._announced_by(peer) if address not in addresses]
+            if addresses:
+                self._store.agreed(peer, addresses, named, time.time())
+        try:
+            await trio.to_thread.run_sync(self._store.save)
+        except OSError as error:
+            log.warning("the known peers could not be saved: %s", error)
+
+    def _announced_by(self, peer: ID) -> list[Multiaddr]:
+        """What a peer says its addresses are; of one who dialled us we may know no other."""
+        try:
+            return usable(map(str, self.libp2p.get_peerstore().addrs(peer)), peer)
+        except PeerStoreError:
+            return []
 
     # -- ping
 

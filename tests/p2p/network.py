@@ -29,7 +29,13 @@ class Node:
     """A host with all its services, and what it refused."""
 
     def __init__(
-        self, index: int, directory: Path, bootstrap: Sequence[str] = (), frame_limit: int = 1 << 20, **hello
+        self,
+        index: int,
+        directory: Path,
+        bootstrap: Sequence[str] = (),
+        frame_limit: int = 1 << 20,
+        known: Path | None = None,
+        **hello,
     ) -> None:
         self.rejected: Counter[str] = Counter()
         self.bad: list[str] = []
@@ -40,6 +46,7 @@ class Node:
             msgspec.structs.replace(HELLO, **hello),
             bootstrap,
             on_reject=lambda reason, peer: self.rejected.update([reason]),
+            peer_store=known,
         )
         self.id = self.host.peer_id
         self.gossip = Gossip(self.host, (TOPIC,))
