@@ -86,4 +86,4 @@ def check_free(address: Multiaddr) -> None:
         try:
             probe.bind((address.value_for_protocol(family), port))
         except OSError as error:
-            raise AddressError(f"cannot listen on {address}: {error.strerror}; choose another port") from None
+            raise AddressError(f"cannot listen on {address}: {error.strerror}; choose another with --listen") from None

@@ -125,7 +125,7 @@ class Host:
             try:
                 bound = self.libp2p.get_transport_addrs()
                 if len(self._network.listeners) < len(set(map(str, self._listen))):
-                    raise AddressError(f"cannot listen on all of {', '.join(map(str, self._listen))}")
+                    raise AddressError(f"cannot listen on all of {', '.join(map(str, self._listen))}: see --listen")
                 self.libp2p.announce(self._announce or [address for each in bound for address in expand(each)])
                 for service in (*self._services, self._dialer.run, self._discovery.run):
                     await nursery.start(service)

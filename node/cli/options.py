@@ -79,6 +79,8 @@ LogFormatOption = Annotated[str | None, setting("log_format")]
 PasswordFileOption = Annotated[str | None, setting("password_file")]
 PrivateDataOption = Annotated[str | None, setting("private_data")]
 CheckpointActivationsOption = Annotated[bool | None, setting("checkpoint_activations")]
+DiskQuotaOption = Annotated[str | None, setting("disk_quota")]
+DiskFloorOption = Annotated[str | None, setting("disk_floor")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -31,6 +31,8 @@ def command(
     password_file: options.PasswordFileOption = None,
     private_data: options.PrivateDataOption = None,
     checkpoint_activations: options.CheckpointActivationsOption = None,
+    disk_quota: options.DiskQuotaOption = None,
+    disk_floor: options.DiskFloorOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
@@ -52,7 +54,7 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
         password_file=password_file, private_data=private_data,
-        checkpoint_activations=checkpoint_activations,
+        checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")

@@ -73,7 +73,7 @@ class Node:
         self._follower = Follower(client, startup.run, self._clock)
         self._signed = SignedBook(datadir.signed, account)
         take_over_files(self._signed, datadir.state)
-        self._store = BlobStore(datadir.blobs)
+        self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
         self._exchange = BlobExchange(self._host, self._store)
         prefix = f"/dlx/{startup.run.hex()}"
@@ -183,8 +183,9 @@ class Node:
         ledger = to_canonical_address(client.ledger)
         hello = wire.Hello(wire.VERSIONS, wire.FEATURES, settings.chain_id, ledger, self._startup.run, version()[:32])
         return Host(
-            self._startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap, self._reject
-        )
+            self._startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap, self._reject,
+            self._startup.datadir.state / self._startup.run.hex()[:16] / "peers.json",
+        )  # fmt: skip
 
     async def _meet_members(self) -> None:
         """Stay connected to those whom the ledger names."""

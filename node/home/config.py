@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rpc_url: str = "http://127.0.0.1:8545"
     chain_id: int = 31337
     ledger: str = ""
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/4650",)  # the same after a restart, as others remember it
     announce: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
     http_host: str = "127.0.0.1"
@@ -32,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     password_file: str = ""
     private_data: str = ""
     checkpoint_activations: bool = False
+    disk_quota: int = 0
+    disk_floor: int = 1 << 30
 
 
 HELP: dict[str, str] = {
@@ -47,6 +50,8 @@ HELP: dict[str, str] = {
     "log_format": "Format of the log lines: text or json.",
     "password_file": "File whose first line is the password of the account's keystore.",
     "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
+    "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
+    "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",
     "checkpoint_activations": "Compute activations again in the backward pass: less memory, about a third more time.",
 }
 
@@ -141,6 +146,8 @@ def _checked(source: str, key: str, value: Any) -> Any:
     """The value in its field's type, or one line that names where it came from."""
     name = f"DLX_{key.upper()}" if source == "environment" else key
     try:
+        if key in ("disk_quota", "disk_floor") and isinstance(value, str):
+            value = _bytes(value)
         # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
         result = msgspec.convert(value, _TYPES[key], strict=source != "environment")
     except msgspec.ValidationError as error:
@@ -149,6 +156,20 @@ def _checked(source: str, key: str, value: Any) -> Any:
     if wrong:
         raise UsageFailure(f"{source}: {name}: {wrong} (got {value!r})")
     return result
+
+
+def _bytes(text: str) -> int | str:
+    """The number of bytes that "20GB" or "1.5 TiB" means; other text as it is, to be refused."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([kKMGT])(i?))?B?", text.strip(), re.ASCII)
+    if found is None:
+        return text
+    number, letter, binary = found.groups()
+    power = " KMGT".index(letter.upper()) if letter else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def _wrong_size(size: int) -> str | None:
+    return None if 0 <= size < 2**63 else "expected a number of bytes, or text such as 20GB or 512MiB"
 
 
 def _wrong_network(name: str) -> str | None:
@@ -193,6 +214,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "announce": _wrong_multiaddrs,
     "bootstrap": _wrong_multiaddrs,
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
+    "disk_quota": _wrong_size,
+    "disk_floor": _wrong_size,
     "http_port": lambda port: None if 0 <= port < 65536 else "expected a port from 0 to 65535",
 }
 

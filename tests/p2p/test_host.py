@@ -271,7 +271,7 @@ async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path):
 async def test_a_port_in_use_is_an_error_and_not_shared():
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = Host(b"k" * 32, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"], [], HELLO)
-        with pytest.raises(AddressError, match="choose another port"):
+        with pytest.raises(AddressError, match="choose another with --listen"):
             async with host.run():
                 pass
 

@@ -50,6 +50,9 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ('log_format = "xml"', "log_format"),
         ('http_host = "0.0.0.0"', "http_host"),
         ("http_port = 65536", "http_port"),
+        ("disk_quota = -1", "disk_quota"),
+        ('disk_quota = "plenty"', "disk_quota"),
+        ('disk_floor = "1XB"', "disk_floor"),
         ('ledger = "0x12"', "ledger"),
         ('rpc_url = "127.0.0.1:8545"', "rpc_url"),
         ('listen = "/ip4/127.0.0.1/tcp/0"', "listen"),
@@ -68,6 +71,19 @@ def test_a_wrong_config_file_is_refused_by_file_and_key(folder: DataDir, text: s
 def test_a_wrong_environment_variable_is_named(folder: DataDir) -> None:
     with pytest.raises(UsageFailure, match="DLX_HTTP_PORT"):
         config.load(folder, {}, {"DLX_HTTP_PORT": "many"})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("123", 123), ("1000B", 1000), ("20GB", 20_000_000_000), ("20 GiB", 20 << 30), ("1.5TiB", 3 << 39),
+     ("512M", 512_000_000), ("3kB", 3000)],
+)  # fmt: skip
+def test_sizes_are_bytes_or_have_a_unit(folder: DataDir, text: str, size: int) -> None:
+    assert config.load(folder, {"disk_quota": text}, {"DLX_DISK_FLOOR": text}).disk_quota == size
+    folder.config.write_text(f'disk_floor = "{text}"\n')
+    assert config.load(folder, {}, {}).disk_floor == size
+    folder.config.write_text(f"disk_floor = {size}\n")
+    assert config.load(folder, {}, {}).disk_floor == size
 
 
 def test_the_written_file_reads_back_and_is_never_overwritten(folder: DataDir) -> None:
