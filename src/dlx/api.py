@@ -179,6 +179,7 @@ class Run:
         with explained():
             import tempfile
 
+            import torch  # noqa: F401  transformers does not say so clearly where it is missing
             from transformers import AutoModelForCausalLM
 
             with tempfile.TemporaryDirectory(prefix="dlx-model-") as temporary:

@@ -81,6 +81,12 @@ def test_a_version_is_pulled_and_loaded(run: dlx.Run, tmp_path: Path) -> None:
     assert all((parameters[name] == expected[name]).all() for name in expected)
 
 
+def test_a_model_without_torch_names_the_extra(run: dlx.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(dlx.DlxError, match=r'pip install "dlx-node\[train\]"'):
+        run.load()
+
+
 def test_what_cannot_be_is_one_line(honest_history: History, tmp_path: Path) -> None:
     url, ledger = honest_history.rpc_url, honest_history.ledger
     for arguments, options, reason in (
