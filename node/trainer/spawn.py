@@ -68,7 +68,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it; training processes end with their channels."""
+        """End it, and remove what it leaves; training processes end with their channels."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -90,8 +90,10 @@ def spawn() -> Spawned:
         with contextlib.suppress(OSError):  # its owner is gone
             return _ask(Path(shared))
     with _starting:
-        if _own is None or not _own.alive:
-            _own = ForkServer()
+        if _own is not None and not _own.alive:
+            _own.stop()
+            _own = None
+        _own = _own or ForkServer()
     return _ask(_own.path)
 
 

@@ -15,10 +15,11 @@ import pytest
 import trio
 import trio.testing
 
+from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import write_blob
 from dlx.node.home.errors import Failure
+from dlx.node.trainer import client, spawn
 from dlx.node.trainer import messages as m
-from dlx.node.trainer import spawn
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer
 from dlx.training.data.shards import Dataset
 from dlx.training.outer.step import SealedPayload, apply_round
@@ -67,6 +68,11 @@ class Run:
 @pytest.fixture
 def run(tiny_run: Callable[..., Manifest], blobs: Path, tmp_path: Path) -> Run:
     return Run(tiny_run([(0, 3)], rounds=4), blobs, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "RESTART", Backoff(0.05, 0.05))
 
 
 @asynccontextmanager
@@ -143,6 +149,40 @@ def test_a_process_killed_in_an_outer_step_fails_the_question_as_local_and_the_n
             counted = [SealedPayload(run.blobs / payload.hex(), 64, 32768, run.manifest.plan)]
             expected = apply_round(run.manifest, 0, run.blobs / run.genesis.hex(), None, counted, run.folder)
             assert answer.weights == expected.weights
+
+    in_trio(test)
+
+
+def test_kills_at_every_step_leave_the_bits_of_an_undisturbed_round(run: Run, dataset: Dataset) -> None:
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            for step in range(1, run.manifest.plan.inner_steps + 1):
+                one.post(m.Train(run.inputs))
+                while (await run.next(m.Step)).step < step:
+                    pass
+                await kill(one)
+                trained = (await run.next(m.Opened)).trained
+            if trained is None:  # the last kill may have come after the round was saved
+                one.post(m.Train(run.inputs))
+                trained = (await run.next(m.Finished)).trained
+            assert _bits(trained) == run.trained_here(dataset)
+
+    in_trio(test)
+
+
+def test_a_fork_server_that_was_killed_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(spawn.SHARED, raising=False)
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            opened = await one.open(run.opening, run.hear)
+            server = psutil.Process(one.pid).parent()
+            assert server is not None
+            server.kill()
+            server.wait(PATIENCE)
+            await kill(one)
+            assert await run.next(m.Opened) == opened
 
     in_trio(test)
 
