@@ -236,7 +236,6 @@ class LedgerClient:
         (registry,) = self.read("registry")
         if not self._registry_abi.same_code(rpc.data("eth_getCode", registry, "latest")):
             raise WrongLedger(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
-        # One sender for as long as the client lives: two would give the same nonce twice.
         sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
         return Domain(chain_id, self.ledger), registry, sender
 
@@ -289,10 +288,10 @@ class LedgerClient:
             call("latest")
 
 
-def deploy(rpc_url: str, key: bytes, timeout: float = 60.0) -> tuple[str, str]:
+def deploy(rpc_url: str, key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> tuple[str, str]:
     """Creates both contracts with the account's funds; their addresses (registry, ledger)."""
     rpc = Rpc(rpc_url)
-    sender = Sender(rpc, rpc.number("eth_chainId"), key, None)
+    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)
 
     def create(name: str, *args: Any) -> str:
         receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)

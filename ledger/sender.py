@@ -2,13 +2,17 @@
 
 A transaction that was accepted can still vanish (a restarted node, a full pool), and one that seems refused may have
 arrived. So the raw bytes stay in the outbox and are sent again until their nonce is used; sending the same bytes twice
-is harmless. A call that is already waiting is not signed a second time.
+is harmless. A call that is already waiting is not signed a second time. Several processes may share an outbox: a lock
+on it is held from the choice of a nonce until the transaction is on disk and sent.
 """
 
 import contextlib
+import fcntl
 import json
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +27,7 @@ from dlx.ledger.rpc import Rpc
 _POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
 _PATIENCE, _TURN = 2.0, 60.0  # seconds for one look, and for another thread's send to end
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
+_FORMAT = 1  # of an entry of the outbox
 _HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
 
 
@@ -45,7 +50,8 @@ class Pending:
 
 
 class Sender:
-    """The only sender of one account on one chain. Thread-safe."""
+    """Sends for one account on one chain. Thread-safe; other processes may send from the same outbox meanwhile, but
+    without a common outbox two senders would give the same nonce twice."""
 
     def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None) -> None:
         """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
@@ -55,9 +61,10 @@ class Sender:
         self._next: int | None = None
         self._folder = None if outbox is None else outbox / f"{chain_id}-{self.account}"
         self._pending: dict[int, Pending] = {}
+        self._guard: _Guard | None = None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._pending = {p.nonce: p for p in map(_load, sorted(self._folder.glob("*.json")))}
+            self._guard = _Guard(self._folder / "lock")
         with contextlib.suppress(LedgerUnavailable), self._turn():
             self._resubmit()
 
@@ -117,10 +124,27 @@ class Sender:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
+        """Alone with the outbox, and knowing what is in it."""
+        deadline = time.monotonic() + _TURN
+        busy = LedgerUnavailable(
+            f"earlier transactions of {self.account} still wait for the chain node: try again later"
+        )
         if not self._lock.acquire(timeout=_TURN):
-            raise LedgerUnavailable(f"earlier transactions of {self.account} still wait for the chain node")
+            raise busy
         try:
-            yield
+            if self._guard is None or self._folder is None:
+                yield
+                return
+            if not self._guard.acquire(deadline):
+                raise busy
+            try:
+                if self._guard.has_changed():
+                    self._pending = {p.nonce: p for p in map(_load, sorted(self._folder.glob("*.json")))}
+                    self._next = None
+                    self._guard.see()
+                yield
+            finally:
+                self._guard.release()
         finally:
             self._lock.release()
 
@@ -221,19 +245,62 @@ class Sender:
 
     def _keep(self, pending: Pending) -> None:
         self._pending[pending.nonce] = pending
-        if self._folder is None:
+        if self._guard is None or self._folder is None:
             return
-        durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(asdict(pending)).encode())
+        self._guard.change()
+        entry = {"format": _FORMAT, **asdict(pending)}
+        durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(entry).encode())
 
     def _drop(self, nonce: int) -> None:
         self._pending.pop(nonce, None)
-        if self._folder is not None:
+        if self._guard is not None and self._folder is not None:
+            self._guard.change()
             (self._folder / f"{nonce:012d}.json").unlink(missing_ok=True)
+
+
+class _Guard:
+    """A lock between processes, which the kernel frees when its holder dies. The file counts the changes of what it
+    guards: the count goes up before a change, so that whoever comes after a crash reads everything anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        weakref.finalize(self, os.close, self._file)
+        self._known = -1
+
+    def acquire(self, deadline: float) -> bool:
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_POLL)
+
+    def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def has_changed(self) -> bool:
+        """Whether others have changed anything since we last saw it."""
+        return self._count() != self._known
+
+    def see(self) -> None:
+        self._known = self._count()
+
+    def change(self) -> None:
+        self._known = self._count() + 1
+        os.pwrite(self._file, self._known.to_bytes(8, "big"), 0)
+
+    def _count(self) -> int:
+        return int.from_bytes(os.pread(self._file, 8, 0), "big")
 
 
 def _load(path: Path) -> Pending:
     try:
         fields = json.loads(path.read_text())
+        found = fields.pop("format", _FORMAT)  # the first releases wrote none
+        if found > _FORMAT:
+            raise LedgerError(f"{path} was written by a newer dlx-node (format {found}): use that one")
         return Pending(**{**fields, "hashes": tuple(fields["hashes"])})
-    except (ValueError, TypeError, KeyError) as error:
+    except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise LedgerError(f"{path} is damaged ({error}): remove it") from None

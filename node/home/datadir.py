@@ -61,6 +61,11 @@ class DataDir:
         return self.state / "run"
 
     @property
+    def outbox(self) -> Path:
+        """Transactions on their way; whatever sends with the folder's account goes through it."""
+        return self.state / "outbox"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

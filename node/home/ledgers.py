@@ -71,7 +71,7 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
             f"or write it to {datadir.config}"
         )
     address = checksum(bytes.fromhex(settings.ledger[2:]))
-    outbox = datadir.state / "outbox" if key else None
+    outbox = datadir.outbox if key else None
     return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id)
 
 
@@ -102,14 +102,14 @@ def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
         yield index
 
 
-def deploy_contracts(settings: Settings, key: bytes) -> dict[str, Any]:
+def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None) -> dict[str, Any]:
     """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger"}."""
     from dlx.ledger.client import deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings.rpc_url, account_of(key))
-    registry, ledger = deploy(settings.rpc_url, key)
+    registry, ledger = deploy(settings.rpc_url, key, outbox)
     return {"rpc_url": settings.rpc_url, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
 
 

@@ -1,6 +1,8 @@
 """The client against real chains: every write, every refusal by name, and the view beside the contract's own."""
 
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -279,6 +281,35 @@ def test_a_pending_block_that_is_blocks_behind_refuses_nothing(embedded, fake_ch
     behind = LedgerClient(fake_chain.url, embedded.ledger, key_of(42))
     run = behind.create_run(config(), "old", [b"\1" * 32] * 2)
     assert client.read("nextRound", run, 0) == (0,)
+
+
+_SEND_MANY = """
+import sys
+from pathlib import Path
+from dlx.ledger.client import LedgerClient
+url, ledger, key, outbox, name = sys.argv[1:]
+client = LedgerClient(url, ledger, bytes.fromhex(key), Path(outbox))
+sys.stdin.readline()
+for number in range(12):
+    client.set_addresses([f"/dns4/{name}-{number}/tcp/1"])
+"""
+
+
+def test_two_processes_send_with_one_key(embedded, tmp_path):
+    """As `run create` in the folder of a running node does."""
+    (client,) = embedded.members([43])
+    sent = client.rpc.number("eth_getTransactionCount", client.account, "latest")
+    command = [sys.executable, "-c", _SEND_MANY, embedded.url, embedded.ledger, key_of(43).hex(), str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, name], **pipes) for name in ("a", "b")]
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in both:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert client.rpc.number("eth_getTransactionCount", client.account, "latest") == sent + 24
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_code_is_compared_apart_from_immutables(embedded):

@@ -222,6 +222,30 @@ def test_a_damaged_outbox_says_which_file(fake_chain, sender, tmp_path):
         reopen(fake_chain, tmp_path)
 
 
+def test_an_outbox_of_a_newer_release_says_so_and_is_left_alone(fake_chain, sender, tmp_path):
+    sender.send(TO, b"a", 100_000)
+    (entry,) = files(tmp_path)
+    fields = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**fields, "format": 99, "priority": "high"}))
+    before = entry.read_bytes()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="written by a newer dlx-node"):
+            reopen(fake_chain, tmp_path)
+    assert entry.read_bytes() == before
+    del fields["format"]  # as the first releases wrote it
+    entry.write_text(json.dumps(fields))
+    assert reopen(fake_chain, tmp_path).waiting(TO, b"a")
+
+
+def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
+    other = reopen(fake_chain, tmp_path)
+    pendings = [one.send(TO, bytes([i]), 100_000) for i, one in enumerate([sender, other, other, sender, other])]
+    assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4] and sender.waiting(TO, bytes([4]))
+    fake_chain.mine()
+    assert all(other.wait(p, 5)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
+    assert sender.send(TO, b"x", 100_000).nonce == 5
+
+
 def test_the_node_may_start_before_its_chain(tmp_path):
     silent = Sender(Rpc("http://127.0.0.1:9", patience=0.2), 31337, KEY, tmp_path)
     started = time.monotonic()
