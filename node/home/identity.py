@@ -100,7 +100,7 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
         if sealed.label(data) != _LABEL + key.peer_id:
             raise ValueError("it is another peer's")
     except (SealError, ValueError) as error:
-        raise Failure(f"{datadir.node_key}: {error}; check --password-file, or restore it from a backup") from None
+        raise Failure(f"{datadir.node_key}: {error}") from None
     return key
 
 
@@ -112,7 +112,7 @@ def node_peer_id(datadir: DataDir) -> str:
     try:
         return sealed.label(data).removeprefix(_LABEL)
     except SealError as error:
-        raise Failure(f"{datadir.node_key}: {error}; restore it from a backup") from None
+        raise Failure(f"{datadir.node_key}: {error}") from None
 
 
 def load_account(datadir: DataDir, settings: Settings) -> Account:

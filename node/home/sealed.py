@@ -45,7 +45,7 @@ def unseal(sealed: bytes, password: str) -> bytes:
     try:
         return _cipher(password, salt, cost).decrypt(nonce, sealed[len(header) :], header)
     except InvalidTag:
-        raise SealError("the password does not open it, or it is damaged") from None
+        raise SealError("the password does not open it (check --password-file), or it is damaged") from None
 
 
 def label(sealed: bytes) -> str:
@@ -53,19 +53,19 @@ def label(sealed: bytes) -> str:
     try:
         return _header(sealed)[_FIXED:].decode()
     except UnicodeDecodeError:
-        raise SealError("it is damaged") from None
+        raise SealError("it is damaged: restore it from a backup") from None
 
 
 def _header(sealed: bytes) -> bytes:
     if not is_sealed(sealed):
         raise SealError("it is no sealed file of dlx-node")
     if len(sealed) < _FIXED:
-        raise SealError("it is damaged")
+        raise SealError("it is damaged: restore it from a backup")
     if sealed[_COST - 1] != VERSION:
-        raise SealError(f"it has format {sealed[_COST - 1]}, this release reads {VERSION}")
+        raise SealError(f"it has format {sealed[_COST - 1]}, this release reads {VERSION}: use another release")
     end = _FIXED + sealed[_FIXED - 1]
     if len(sealed) < end + _TAG or sealed[_COST] not in _COSTS:
-        raise SealError("it is damaged")
+        raise SealError("it is damaged: restore it from a backup")
     return sealed[:end]
 
 

@@ -29,12 +29,12 @@ _TABLES = """
 CREATE TABLE contributions (
     account TEXT, run BLOB, stage INTEGER, round INTEGER, record BLOB NOT NULL,
     PRIMARY KEY (account, run, stage, round)
-) WITHOUT ROWID;
+);
 CREATE TABLE seals (
     account TEXT, run BLOB, stage INTEGER, round INTEGER, basis BLOB, name BLOB, next BLOB NOT NULL,
     seal BLOB NOT NULL, signature BLOB NOT NULL,
     PRIMARY KEY (account, run, stage, round, basis, name)
-) WITHOUT ROWID;
+);
 """
 
 

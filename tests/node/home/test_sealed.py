@@ -17,7 +17,6 @@ CHEAP = 10
 def test_the_password_opens_what_it_sealed(plain: bytes, password: str, name: str) -> None:
     made = seal(plain, password, name, CHEAP)
     assert unseal(made, password) == plain and label(made) == name
-    assert len(plain) < 4 or plain not in made
     with pytest.raises(SealError, match="the password does not open it"):
         unseal(made, password + "x")
 
@@ -44,6 +43,7 @@ def test_the_same_secret_is_never_sealed_to_the_same_bytes() -> None:
 def test_the_layout_is_the_one_that_is_documented() -> None:
     """Another implementation can open the file from what the module says."""
     made = seal(b"a secret", "password", "whose", LIGHT)
+    assert b"a secret" not in made and b"password" not in made
     assert made[:12] == b"dlx-sealed\x01\x0c" and made[40:46] == b"\x05whose"
     key = Scrypt(made[12:28], 32, 2**12, 8, 1).derive(b"password")
     assert ChaCha20Poly1305(key).decrypt(made[28:40], made[46:], made[:46]) == b"a secret"
