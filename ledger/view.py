@@ -53,6 +53,7 @@ class _Member:
     replica: int
     stage: int
     joined_round: int  # the stage's next round at the time
+    joined_at: int  # s, Unix time
     last_active: int = 0
     accused: Accusation | None = None  # the last time
 
@@ -115,6 +116,10 @@ class RunView:
         """(replica, stage) held by the account."""
         member = self._members.get(account)
         return (member.replica, member.stage) if member is not None and member.holds else None
+
+    def joined_at(self, account: str) -> int:
+        """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
+        return self._members[account].joined_at
 
     def holder(self, replica: int, stage: int) -> str | None:
         return self._holders.get((replica, stage))
@@ -231,7 +236,9 @@ class RunView:
         # Changing stage starts anew; rejoining the same one goes on.
         last_active = before.last_active if before is not None and before.stage == stage else 0
         accused = None if before is None else before.accused
-        self._members[account] = _Member(True, replica, stage, self.next_round(stage), last_active, accused)
+        self._members[account] = _Member(
+            True, replica, stage, self.next_round(stage), event.at.time, last_active, accused
+        )
         self._holders[replica, stage] = account
 
     def _leave(self, event: Left | Evicted) -> None:

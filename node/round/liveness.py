@@ -53,18 +53,21 @@ class Liveness:
         return out
 
     def _silent(self, view: RunView, now: float) -> list[str]:
-        """Holders of unsealed stages that have said nothing for a round timeout, where the ledger lets us ask."""
+        """Holders of unsealed stages that have said nothing for a round timeout, where the ledger lets us ask. Who has
+        just joined is given as long from there."""
         if view.open_round is None or finished(self._rules, view):
             return []
-        hopeless = now > max(view.opened_at or now, self._since or now) + HEARSAY * self._rules.round_timeout
-        return [
-            account
-            for account, (_, stage) in view.members().items()
-            if account != self._account
-            and view.next_round(stage) == view.open_round
-            and (hopeless or now > self._heard.get(account, self._since or now) + self._rules.round_timeout)
-            and view.may_accuse(account, int(now))
-        ]
+        since, timeout = self._since or now, self._rules.round_timeout
+        found = []
+        for account, (_, stage) in view.members().items():
+            joined = view.joined_at(account)
+            silent = now > max(self._heard.get(account, since), joined) + timeout
+            hopeless = now > max(view.opened_at or now, since, joined) + HEARSAY * timeout
+            if account == self._account or view.next_round(stage) != view.open_round:
+                continue
+            if (hopeless or silent) and view.may_accuse(account, int(now)):
+                found.append(account)
+        return found
 
     def _may_move_down(self, view: RunView) -> bool:
         slot = view.slot_of(self._account)

@@ -51,6 +51,7 @@ class Member:
     payloads: set[bytes] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
     evidence: int = 0
+    behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
     trained: list[int] = field(default_factory=list)
 
     @property
@@ -134,15 +135,30 @@ class Simulation:
         member.alive = True
         self.connect(account)
 
+    def join(self, name: str, replica: int, stage: int) -> str:
+        """A newcomer takes a seat; it does nothing before `restart`."""
+        key = digest("key", name)
+        account = account_of(key)
+        self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
+        self.members[account] = Member(key, RoundMachine(self.rules, account, stage, self.view.copy()), alive=False)
+        return account
+
     # ---- the fake edges ----
 
     def feed(self, member: Member, event: e.Event) -> None:
         if member.alive:
-            for action in member.machine.handle(event, self.now):
+            for action in member.machine.handle(event, self.now - member.behind):
                 self.act(member, action)
 
     def later(self, member: Member, event: e.Event, seconds: float = 0.05) -> None:
-        self.mail.append((self.now + seconds * (0.5 + self.random.random()), lambda: self.feed(member, event)))
+        """What a process hears of its own doing: one that was started meanwhile does not."""
+        machine = member.machine
+
+        def deliver() -> None:
+            if member.machine is machine:
+                self.feed(member, event)
+
+        self.mail.append((self.now + seconds * (0.5 + self.random.random()), deliver))
 
     def done(self, member: Member, action: a.Action, outcome: e.Event, seconds: float = 0.05) -> None:
         self.later(member, e.Done(action, outcome), seconds)  # type: ignore[arg-type]
@@ -330,6 +346,13 @@ class Simulation:
                 assert slot is not None
                 self.apply(chain.Evicted(RUN, other, *slot, self.at()))
                 return True
+            case a.SendMoveDown() if (slot := view.slot_of(account)) is not None:
+                lower = next((r for r in range(slot[0]) if view.holder(r, slot[1]) is None), None)
+                if lower is not None and slot[0] not in view.complete_replicas():
+                    self.disconnect(account)
+                    self.apply(chain.Moved(RUN, account, slot[0], lower, slot[1], self.at()))
+                    self.connect(account)
+                    return True
         return False
 
     def seal(self, seal: Seal, listed: tuple, signatures: tuple) -> bool:

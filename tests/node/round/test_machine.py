@@ -8,6 +8,7 @@ from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules import OuterResult
+from tests.node.round import kills
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 
@@ -64,6 +65,27 @@ def test_a_chain_outage_stops_nobody_for_good_and_evicts_nobody() -> None:
     sim.ledger_up = True
     assert sim.run(lambda: sim.view.finished, 120)
     assert len(sim.view.members()) == 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("replicas", "stages"), kills.SHAPES)
+def test_a_run_under_dense_kills_is_finished(replicas: int, stages: int, seed: int) -> None:
+    """`python -m tests.node.round.kills` does it a hundred times, for longer."""
+    outcome = kills.run(seed, replicas, stages, rounds=12)
+    assert outcome.finished and sum(outcome.counts.values()) == 12 * stages
+
+
+def test_members_whose_clocks_lag_behind_the_chain_agree_all_the_same() -> None:
+    """A member reckons the chain's time from its newest block: it may be behind by a few seconds, never ahead."""
+    sim = Simulation(make_rules(rounds=8, straggler_grace=4, round_timeout=8), replicas=3, seed=11)
+    for index, member in enumerate(sim.members.values()):
+        member.behind = 0.8 * index
+    sent, transact = [], sim.transact
+    sim.transact = lambda member, action: sent.append(action) or transact(member, action)  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.view.finished, 120)
+    assert all(sealed.seal.count == 3 for sealed in sim.view.sealed.values())
+    assert not any(isinstance(action, a.SendAccuse | a.SendEvict) for action in sent)
+    assert all(not member.rejected for member in sim.members.values())
 
 
 def test_a_run_that_paused_wastes_no_round_when_it_goes_on() -> None:

@@ -1,0 +1,103 @@
+"""Who is asked whether it is still there, and when; and how a run comes back after everybody was gone."""
+
+import pytest
+
+from dlx.ledger import events as chain
+from tests.node.round.simulation import Simulation, make_rules
+
+
+class Asking(Simulation):
+    """Notes when each account was accused."""
+
+    def apply(self, event: chain.Event) -> None:
+        super().apply(event)
+        if isinstance(event, chain.Accused):
+            self.accused.setdefault(event.account, self.now)
+
+    def __init__(self, *args: object, **changes: object) -> None:
+        self.accused: dict[str, float] = {}
+        super().__init__(*args, **changes)  # type: ignore[arg-type]
+
+
+def overdue() -> Asking:
+    """A run whose stage 1 nobody holds any more: round 1 or so has been open for minutes."""
+    sim = Asking(make_rules(rounds=30), replicas=2, seed=1)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
+    for replica in range(2):
+        sim.kill(str(sim.view.holder(replica, 1)))
+    assert sim.run(lambda: not sim.view.holders(1), 120)
+    sim.run(lambda: False, 100)
+    return sim
+
+
+def test_a_newcomer_to_an_overdue_round_has_a_round_timeout_to_say_something() -> None:
+    sim = overdue()
+    joined, account = sim.now, sim.join("newcomer", 0, 1)  # its training process loads, say
+    assert sim.run(lambda: account in sim.accused, 40), "who stays silent is asked"
+    assert sim.accused[account] >= joined + sim.rules.round_timeout - 1, "the block's time is in whole seconds"
+
+
+def test_a_newcomer_that_speaks_in_its_first_round_timeout_is_not_asked() -> None:
+    sim = overdue()
+    account = sim.join("newcomer", 0, 1)
+    sim.run(lambda: False, 0.75 * sim.rules.round_timeout)
+    sealed = sim.view.next_round(1)
+    sim.restart(account)
+    assert sim.run(lambda: sim.view.next_round(1) > sealed + 3, 120)
+    assert account not in sim.accused and account in sim.view.sealed[1, sealed + 1].accounts
+
+
+def test_who_has_left_and_joined_again_is_new() -> None:
+    sim = overdue()
+    account = next(account for account in sim.members if not sim.members[account].alive)
+    assert account in sim.accused, "it was evicted"
+    del sim.accused[account]
+    joined = sim.now
+    sim.apply(chain.Joined(sim.rules.run, account, 0, 1, sim.at()))
+    assert sim.run(lambda: account in sim.accused, 40)
+    assert sim.accused[account] >= joined + sim.rules.round_timeout - 1
+
+
+def dead() -> Asking:
+    """A run of 2x2 whose holders all died after some rounds, hours ago."""
+    sim = Asking(make_rules(rounds=16), replicas=2, seed=4, train_seconds=2)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 3, 100)
+    for account in sim.members:
+        sim.kill(account)
+    sim.mail.clear()
+    sim.now += 7200
+    return sim
+
+
+@pytest.mark.parametrize("stages", [(0, 1), (1, 0)])
+def test_one_old_holder_of_each_stage_is_enough_to_go_on(stages: tuple[int, int]) -> None:
+    """Of two replicas, too: whoever comes back evicts the rest, and moves down into one replica."""
+    sim = dead()
+    back = [str(sim.view.holder(replica, stage)) for replica, stage in enumerate(stages)]
+    for account in back:
+        sim.restart(account)
+    assert sim.run(lambda: sim.finished, 600)
+    assert set(sim.view.members()) == set(back)
+    assert all(sim.view.last_round_counted(account) == 15 for account in back)
+
+
+def test_newcomers_go_on_from_the_published_versions_where_seats_are_free() -> None:
+    sim = dead()
+    came = [sim.join(f"newcomer {stage}", 2, stage) for stage in range(2)]
+    for account in came:
+        assert sim.members[account].machine.version is None
+        sim.restart(account)
+    assert sim.run(lambda: sim.finished, 600)
+    assert set(sim.view.members()) == set(came), "the dead were asked, and evicted"
+
+
+def test_one_old_holder_frees_the_seats_of_a_full_run_for_newcomers() -> None:
+    """Who holds no slot may not ask: with every seat taken by the dead, somebody of them has to come back."""
+    sim = dead()
+    old = str(sim.view.holder(1, 0))
+    sim.restart(old)
+    assert sim.run(lambda: set(sim.view.members()) == {old}, 120)
+    assert sim.run(lambda: sim.view.slot_of(old) == (0, 0), 60)
+    newcomer = sim.join("newcomer", 0, 1)
+    sim.restart(newcomer)
+    assert sim.run(lambda: sim.finished, 600)
