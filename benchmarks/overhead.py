@@ -45,7 +45,7 @@ def main(
             _note("bare loop, after")
             after = _bare(devnet, steps)
     bare = max(before["tokens_per_second"], after["tokens_per_second"], key=float)
-    nodes = demo.tokens_per_second(seen)
+    nodes = demo.tokens_per_second(seen) or 0.0
     result: dict[str, Any] = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.overhead", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",

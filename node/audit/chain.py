@@ -149,7 +149,7 @@ class _Recount:
             raise ViewError(f"round {event.round} states another opening time than its block's")
 
     def _seal(self, event: Sealed) -> None:
-        self._progress(f"seals: round {event.round + 1} of {self._view.config.rounds}, stage {event.stage}")
+        self._progress(f"seals: round {event.round}, stage {event.stage}, of {self._view.config.rounds} rounds")
         problems = verify_seal(self._view, event, self._domain)
         by_line: dict[str, list[Problem]] = {"seal": [], "quorum": [], "contributions": []}
         for problem in problems:

@@ -94,7 +94,7 @@ class _Audit:
         for round in range(rounds):
             for stage in stages:
                 if (stage, round) in self._view.sealed:
-                    self._progress(f"replay: round {round + 1} of {rounds}, stage {stage}")
+                    self._progress(f"replay: round {round}, stage {stage}, of {rounds} rounds")
                     self._round(stage, round)
         if finished(self._replay.terms, self._view):
             self._report.facts["state"] = "complete"  # perhaps by its inner steps, of which the ledger knows nothing

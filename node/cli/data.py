@@ -13,6 +13,7 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.shown import size
 
 if TYPE_CHECKING:
     from dlx.training.data.shards import DataManifest
@@ -93,6 +94,7 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
 
     from dlx.training.data.shards import canonical_bytes
 
+    total = sum(blob.size for blob in manifest.blobs())
     tokenizer = manifest.tokenizer if isinstance(manifest.tokenizer, str) else manifest.tokenizer.sha256
     found = {
         "data": str(where),
@@ -104,12 +106,13 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
         "train_tokens": manifest.tokens("train"),
         "heldout_tokens": manifest.tokens("heldout"),
         "shards": len(manifest.train) + len(manifest.heldout),
-        "bytes": sum(blob.size for blob in manifest.blobs()),
+        "bytes": total,
     }
     if json:
         options.print_json(found | {"problems": problems})
     else:
-        fields = [(name.replace("_", " "), value) for name, value in found.items()]
+        said = found | {"bytes": size(total)}
+        fields = [(name.replace("_", " "), value) for name, value in said.items()]
         options.print_fields([*fields, ("problems", len(problems) or "none")])
         for problem in problems:
             sys.stdout.write(f"wrong: {problem}\n")

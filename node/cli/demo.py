@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.shown import size
 
 _PLACE = Path("~/.dlx/demos")
 
@@ -41,7 +43,8 @@ def command(
     options.check_new_place(root)
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
     with demo.stopping(devnet):
-        options.note(f"run {devnet.record.run[:18]}: {len(devnet.names)} nodes in {root}")
+        last = devnet.record.rounds - 1
+        options.note(f"run {devnet.record.run[:18]}: {len(devnet.names)} nodes in {root}, rounds 0 to {last}")
         devnet.start()
         with Dashboard(devnet) as dashboard:
             seen = demo.watch(devnet, dashboard.on_round, dashboard.on_look)
@@ -60,7 +63,9 @@ def command(
         options.print_fields(
             [
                 ("held-out loss", f"{before:.3f} -> {result['heldout_loss']:.3f} nats per byte"),
-                ("tokens", f"{result['tokens']:,} at {result['tokens_per_second']:,.0f} per second"),
+                ("tokens", _tokens(result)),
+                ("work counted", _work(*demo.work_counted(result["seals"]))),
+                ("traffic sent", _sent(result)),
                 ("audit", f"{result['audit']['verdict']} ({', '.join(f'{n} {v}' for v, n in counts.items() if n)})"),
                 ("loss curve", curve),
                 ("checkpoint", result["checkpoint"]),
@@ -70,6 +75,28 @@ def command(
         )
     if problems:
         raise Failure("; ".join(problems[:3]))
+
+
+def _tokens(result: dict[str, Any]) -> str:
+    speed = result["tokens_per_second"]
+    return f"{result['tokens']:,}" + ("" if speed is None else f" at {speed:,.0f} per second")
+
+
+def _work(counted: int, possible: int) -> str | Text:
+    """The share of the replicas' work that seals count, and what to change where some was left out."""
+    said = f"{counted / max(1, possible):.0%} ({counted:,} of {possible:,} contributions)"
+    if counted >= possible:
+        return said
+    return options.amber(f"{said}: the rest came too late; a longer timing.straggler_grace in run.toml waits for it")
+
+
+def _sent(result: dict[str, Any]) -> str:
+    """By all nodes together."""
+    from msgspec.structs import asdict
+
+    kinds = [asdict(traffic) for traffic in result["traffic_per_node"]]
+    totals = {kind: sum(one[kind].sent for one in kinds) for kind in (kinds[0] if kinds else ())}
+    return ", ".join(f"{kind} {size(total)}" for kind, total in totals.items())
 
 
 def _place(resume: bool) -> Path:

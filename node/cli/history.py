@@ -12,7 +12,7 @@ from dlx.node.cli import options
 from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
-    from dlx.node.runs.history import History
+    from dlx.node.runs.history import History, StageRow
 
 
 def command(
@@ -63,9 +63,9 @@ def _print(found: History) -> None:
             "" if row.inner_steps is None else row.inner_steps,
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.total_tokens:,}",
-            "/".join(str(stage.contributions) for stage in row.stages),
-            "/".join(str(stage.signers) for stage in row.stages),
-            " ".join("-" if stage.level is None else f"{stage.level}/{stage.rank}" for stage in row.stages),
+            _each([str(stage.contributions) for stage in row.stages]),
+            _each([str(stage.signers) for stage in row.stages]),
+            _each([_codec(stage) for stage in row.stages]),
             " ".join(stage.weights[:8] for stage in row.stages),
             " ".join(stage.transaction[:10] for stage in row.stages),
         ]
@@ -73,6 +73,18 @@ def _print(found: History) -> None:
     ]
     columns = [
         *("ROUND", "SEALED AT", "STEPS", "LOSS", "TOKENS SO FAR", "COUNTED", "SIGNED"),
-        *("LEVEL/RANK", "WEIGHTS PER STAGE", "TRANSACTIONS"),
+        *("CODEC", "WEIGHTS PER STAGE", "TRANSACTIONS"),
     ]
     options.print_table(columns, rows)
+
+
+def _each(said: list[str]) -> str:
+    """Of the stages: once where all say the same."""
+    return said[0] if len(set(said)) == 1 else ", ".join(said)
+
+
+def _codec(stage: StageRow) -> str:
+    """The plan in force: bits of a value, and the rank of codecs that have one."""
+    if stage.level is None:
+        return ""
+    return f"{stage.level} bits" + (f", rank {stage.rank}" if stage.rank else "")

@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from dlx.node.home import config
@@ -165,7 +166,13 @@ def print_fields(fields: list[tuple[str, Any]]) -> None:
     """Name and value, one pair per line."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
-        sys.stdout.write(f"{name:<{width}}  {value}\n")
+        shown = value if isinstance(value, Text) else Text(str(value))
+        console().print(Text(f"{name:<{width}}  ") + shown, soft_wrap=True)
+
+
+def amber(text: str) -> Text:
+    """For what is no error but wants a look; plain where stdout is no terminal."""
+    return Text(text, style="yellow")
 
 
 def console() -> Console:

@@ -18,7 +18,10 @@ def command(
     round: Annotated[
         int | None,
         typer.Option(
-            min=0, help="The version after so many sealed rounds; 0 is the genesis.", show_default="the newest sealed"
+            min=0,
+            help="Version N: the weights after N rounds, so N - 1 is the last that counts; 0 is the genesis.",
+            metavar="N",
+            show_default="the newest sealed",
         ),
     ] = None,
     blobs: BlobsOption = None,
@@ -50,8 +53,9 @@ def command(
     if json:
         options.print_json(found | {"folder": str(out.absolute())})
         return
+    rounds = f"after {found['version']} of {found['rounds']} rounds"
     loss = "no loss yet" if found["loss"] is None else f"loss {found['loss']:.4f} nats per token"
-    sys.stdout.write(f"{out}: run {found['run'][:18]}, after {found['round']} of {found['rounds']} rounds, {loss}\n")
+    sys.stdout.write(f"{out}: run {found['run'][:18]}, version {found['version']}, {rounds}, {loss}\n")
     for stage in found["stages"]:
-        sealed = "genesis" if stage["transaction"] is None else f"sealed by {stage['transaction']}"
+        sealed = "genesis" if stage["transaction"] is None else f"transaction {stage['transaction']}"
         sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']} {sealed}\n")

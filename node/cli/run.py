@@ -13,6 +13,7 @@ import typer
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.shown import size
 
 app = options.Verbs(help="Plan, create, list and show training runs.")
 
@@ -68,11 +69,11 @@ def plan(
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
         ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
         *(
-            [f"bytes of {part.replace('_', ' ')}", *(f"{getattr(cost.memory, part):,}" for cost in costs)]
+            [f"memory of {part.replace('_', ' ')}", *(size(getattr(cost.memory, part)) for cost in costs)]
             for part in costs[0].memory.__struct_fields__
         ),
-        ["payload bytes per round", *(f"{cost.payload:,}" for cost in costs)],
-        ["pipe bytes per inner step", *(f"{cost.pipes:,}" for cost in costs)],
+        ["payload per round", *(size(cost.payload) for cost in costs)],
+        ["pipe per inner step", *(size(cost.pipes) for cost in costs)],
     ]
     options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
     shown = ", ".join(f"[{low}, {high}]" for low, high in suggested)
@@ -147,7 +148,7 @@ def list_(
         sys.stdout.write("no runs\n")
     else:
         rows = [
-            [run.run, run.name, f"{run.sealed_rounds}/{run.rounds}", run.stages, run.members, run.state, run.creator]
+            [run.run, run.name, f"{run.sealed_rounds} of {run.rounds}", run.stages, run.members, run.state, run.creator]
             for run in found
         ]
         options.print_table(["RUN", "NAME", "ROUNDS", "STAGES", "MEMBERS", "STATE", "CREATOR"], rows)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
+from rich.text import Text
+
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.status import NodeStatus
+from dlx.node.home.shown import counted, size
 
 
 def command(
@@ -37,11 +41,15 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
     ]
     if status.last_seal:
         seal = status.last_seal
-        rows.append(("last seal", f"round {seal.round}, weights {seal.weights[:16]}, transaction {seal.transaction}"))
+        count = counted([seal.counted], seal.replicas)
+        said = f"round {seal.round}, counted {count}, weights {seal.weights[:16]}, transaction {seal.transaction}"
+        rows.append(("last seal", options.amber(said) if seal.counted < seal.replicas else said))
     if status.loss is not None:
         speed = "" if status.tokens_per_second is None else f", {status.tokens_per_second:,.0f} tokens/s"
         rows.append(("loss", f"{status.loss:.4f} nats per token{speed}"))
-    rows.append(("traffic", f"{status.bytes_sent:,} bytes sent, {status.bytes_received:,} received"))
+    for name in ("sent", "received"):
+        parts = (f"{kind} {size(getattr(both, name))}" for kind, both in asdict(status.traffic).items())
+        rows.append((name, ", ".join(parts)))
     if status.rejected:
         rows.append(("refused", ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))))
     return rows
@@ -55,11 +63,13 @@ def _ledger(status: NodeStatus) -> str:
     return f"ledger {ledger.rpc_url} at block {ledger.block}{age}"
 
 
-def _counted(status: NodeStatus) -> str:
+def _counted(status: NodeStatus) -> str | Text:
     last = "never yet" if status.last_counted_round is None else f"last in round {status.last_counted_round}"
     if status.counted_in_last_round is None:
         return f"no round was sealed yet that could count this node ({last})"
-    return f"{'yes' if status.counted_in_last_round else 'NO'} in the last sealed round ({last})"
+    if status.counted_in_last_round:
+        return f"yes in the last sealed round ({last})"
+    return options.amber(f"NO in the last sealed round ({last})")
 
 
 def _now(status: NodeStatus) -> str:

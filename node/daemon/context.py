@@ -7,7 +7,7 @@ from pathlib import Path
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.home.signed import SignedBook
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
@@ -38,5 +38,5 @@ class RunContext:
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
-    bytes_sent: Callable[[], int]
+    traffic: Callable[[], Traffic]  # with peers, since the start
     now: Callable[[], float]  # the chain's time, in Unix seconds

@@ -62,7 +62,7 @@ class SlotHands:
     def start_round(self, order: a.StartRound) -> None:
         log.info("training", round=order.round, base=order.base, steps=order.plan.inner_steps)
         self._progress.begin(order.round, order.plan.inner_steps)
-        self._context.metrics.round.set(order.round)
+        self._context.metrics.of_stage(self._stage).round.set(order.round)
         inputs = RoundInputs(
             round=order.round,
             plan=manifest_plan(order.plan),

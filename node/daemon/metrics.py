@@ -2,41 +2,106 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from dlx.node import version
 
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_SLOT = ("run", "stage")  # the labels of what is measured in a slot
+
+Traffic = Mapping[str, tuple[int, int]]  # kind -> bytes (sent, received)
+
+
+@dataclass(frozen=True)
+class StageMetrics:
+    """What is measured while a stage of the run is held."""
+
+    round: Gauge
+    loss: Gauge
+    tokens: Counter
+    counted: Counter
+    seals: Counter
+    outer_seconds: Histogram
+    round_seconds: Histogram
 
 
 class Metrics:
-    """Set by the node as it goes; read at /metrics."""
+    """Set by the node as it goes; read at /metrics. `run` is the run's id, 0x hex."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
         self.registry = registry = CollectorRegistry()
+        for collect in (ProcessCollector, PlatformCollector, GCCollector):
+            collect(registry=registry)
+        Info("dlx_build", "Versions of what runs", registry=registry).info(
+            {"version": version(), "python": platform.python_version(), "torch": _installed("torch")}
+        )
         # prometheus_client adds "_total" to the names of counters.
         self._rejected = Counter("dlx_rejected", "Messages and blobs refused", ["reason"], registry=registry)
         self._action_failures = Counter(
-            "dlx_action_failures",
-            "What the round needed and could not be done",
-            ["action"],
-            registry=registry,
-        )
-        self.round = Gauge("dlx_round", "Round this node works on", registry=registry)
-        self.loss = Gauge("dlx_loss", "Training loss of the last round, nats per token", registry=registry)
-        self.tokens = Counter("dlx_tokens", "Tokens this node's replica trained on", registry=registry)
-        self.bytes_sent = Counter("dlx_bytes_sent", "Bytes sent to peers", registry=registry)
-        self.bytes_received = Counter("dlx_bytes_received", "Bytes received from peers", registry=registry)
-        self.peers = Gauge("dlx_peers", "Peers that agreed on chain, ledger and run", registry=registry)
-        self.counted = Counter("dlx_contributions_counted", "Own contributions that a seal counted", registry=registry)
-        self.seals = Counter("dlx_seals", "Seals of this node's stage seen on the ledger", registry=registry)
-        self.ledger_block = Gauge("dlx_ledger_block", "Newest ledger block seen", registry=registry)
-        self.outer_seconds = Histogram(
-            "dlx_outer_seconds", "Time of one outer step", registry=registry, buckets=_SECONDS
-        )
-        self.round_seconds = Histogram(
-            "dlx_round_seconds", "Time from one seal of the stage to the next", registry=registry, buckets=_SECONDS
+            "dlx_action_failures", "What the round needed and could not be done", ["action"], registry=registry
         )
         self._failures = Counter("dlx_part_failures", "Failures of the node's parts", ["part"], registry=registry)
+        self.peers = Gauge("dlx_peers", "Peers that agreed on chain, ledger and run", registry=registry)
+        self.ledger_block = Gauge("dlx_ledger_block", "Newest ledger block seen", registry=registry)
+        self._round = Gauge("dlx_round", "Round this node works on", _SLOT, registry=registry)
+        self._loss = Gauge("dlx_loss", "Training loss of the last round, nats per token", _SLOT, registry=registry)
+        self._tokens = Counter("dlx_tokens", "Tokens this node's replica trained on", _SLOT, registry=registry)
+        self._counted = Counter(
+            "dlx_contributions_counted", "Own contributions that a seal counted", _SLOT, registry=registry
+        )
+        self._seals = Counter("dlx_seals", "Seals of this node's stage seen on the ledger", _SLOT, registry=registry)
+        self._outer_seconds = Histogram(
+            "dlx_outer_seconds", "Time of one outer step", _SLOT, registry=registry, buckets=_SECONDS
+        )
+        self._round_seconds = Histogram(
+            "dlx_round_seconds",
+            "Time from seal to seal of the stage",
+            _SLOT,
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self._run = run
         self._reasons: dict[str, int] = {}
+        self._held: tuple[int, StageMetrics] | None = None
+
+    def of_stage(self, stage: int) -> StageMetrics:
+        """The metrics of the stage that this node holds, all there from the first call on. Round and loss are those
+        of this stage alone from then on; what is counted of an earlier one stays."""
+        if self._held is None or self._held[0] != stage:
+            self._round.clear()
+            self._loss.clear()
+            labels = (self._run, str(stage))
+            made = StageMetrics(
+                round=self._round.labels(*labels),
+                loss=self._loss.labels(*labels),
+                tokens=self._tokens.labels(*labels),
+                counted=self._counted.labels(*labels),
+                seals=self._seals.labels(*labels),
+                outer_seconds=self._outer_seconds.labels(*labels),
+                round_seconds=self._round_seconds.labels(*labels),
+            )
+            self._held = stage, made
+        return self._held[1]
+
+    def count_bytes(self, traffic: Callable[[], Traffic]) -> None:
+        """From now on `dlx_bytes_total` says what `traffic` does."""
+        self.registry.register(_Bytes(traffic))
 
     def rejected(self, reason: str) -> None:
         """Count one refusal. `reason` is one of the code's own few words, never text from the network."""
@@ -55,3 +120,24 @@ class Metrics:
     def rejections(self) -> dict[str, int]:
         """Refusals so far by reason, as the status shows them."""
         return dict(self._reasons)
+
+
+class _Bytes(Collector):
+    """Read from the host when asked, so that nobody has to keep it up to date."""
+
+    def __init__(self, traffic: Callable[[], Traffic]) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily("dlx_bytes", "Bytes to and from peers", labels=["direction", "kind"])
+        for kind, (sent, received) in self._traffic().items():
+            family.add_metric(["sent", kind], sent)
+            family.add_metric(["received", kind], received)
+        yield family
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

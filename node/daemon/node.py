@@ -67,7 +67,7 @@ class Node:
     def __init__(self, startup: Startup, client: LedgerClient) -> None:
         settings, datadir, account = startup.settings, startup.datadir, startup.account.address
         self._startup, self._client = startup, client
-        self._metrics = Metrics()
+        self._metrics = Metrics("0x" + startup.run.hex())
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
         self._follower = Follower(client, startup.run, self._clock)
@@ -75,6 +75,7 @@ class Node:
         take_over_files(self._signed, datadir.state)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
+        self._metrics.count_bytes(self._host.traffic)
         self._exchange = BlobExchange(self._host, self._store)
         prefix = f"/dlx/{startup.run.hex()}"
         self._topics = f"{prefix}/contributions", f"{prefix}/seals"
@@ -172,7 +173,7 @@ class Node:
                 blobs_directory=self._store.folder, private_data=private,
                 checkpoint_activations=startup.settings.checkpoint_activations, contributions_topic=self._topics[0],
                 seals_topic=self._topics[1], peer_of=self._peer_of, reject=self._reject, on_sealed=self._tally.add,
-                bytes_sent=lambda: self._host.bytes_sent, now=self._clock.now,
+                traffic=self._host.traffic, now=self._clock.now,
             )
         )  # fmt: skip
 
@@ -207,13 +208,9 @@ class Node:
         self._metrics.rejected(reason)
 
     async def _measure(self) -> None:
-        sent = received = 0
         while True:
             seen = self._follower.seen.value
             if seen is not None:
                 self._metrics.ledger_block.set(seen.head.block)
             self._metrics.peers.set(len(self._host.agreed()))
-            self._metrics.bytes_sent.inc(self._host.bytes_sent - sent)
-            self._metrics.bytes_received.inc(self._host.bytes_received - received)
-            sent, received = self._host.bytes_sent, self._host.bytes_received
             await trio.sleep(1)

@@ -11,7 +11,7 @@ from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.seat import Seat
-from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus
+from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_url
@@ -66,8 +66,7 @@ class Overview:
             counted_in_last_round=self.tally.counted,
             loss=progress.loss if progress else None,
             tokens_per_second=progress.tokens_per_second if progress else None,
-            bytes_sent=self.host.bytes_sent,
-            bytes_received=self.host.bytes_received,
+            traffic=Traffic.of(self.host.traffic()),
             last_seal=self._last_seal(),
             not_ready=self._not_ready(),
             rejected=self.metrics.rejections,
@@ -115,11 +114,15 @@ class Overview:
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
     def _last_seal(self) -> SealStatus | None:
-        sealed = self.tally.last
-        if sealed is None:
+        sealed, seen = self.tally.last, self.follower.seen.value
+        if sealed is None or seen is None:
             return None
         return SealStatus(
-            round=sealed.round, transaction="0x" + sealed.at.tx.hex(), weights=sealed.seal.next_weights.hex()
+            round=sealed.round,
+            counted=sealed.seal.count,
+            replicas=max(sealed.seal.count, len(seen.view.complete_replicas())),
+            transaction="0x" + sealed.at.tx.hex(),
+            weights=sealed.seal.next_weights.hex(),
         )
 
     def _needs_peers(self) -> bool:

@@ -78,7 +78,7 @@ class Payloads:
             answer = await self._mending(ask, view, round)
         note_made(self.context.store, answer)
         self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
-        self.context.metrics.outer_seconds.observe(time.monotonic() - started)
+        self.context.metrics.of_stage(self.stage).outer_seconds.observe(time.monotonic() - started)
         return OuterResult(answer.weights, answer.momentum), answer.energy
 
     def superseded(self, adopted: int) -> set[bytes]:

@@ -18,7 +18,7 @@ from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.versions import Versions
-from dlx.node.home import logs
+from dlx.node.home import logs, shown
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.faults import ActionFailed, LocalFault
@@ -42,6 +42,7 @@ class Session:
     def __init__(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], view: RunView, block: int) -> None:
         self.context, self.trainer, self.replica, self.stage = context, trainer, slot[0], slot[1]
         self.progress = Progress()
+        self._metrics = context.metrics.of_stage(self.stage)
         self._directory = context.directory / f"stage-{self.stage}"
         self.pipes = Pipes(
             context.pipe_service,
@@ -106,8 +107,9 @@ class Session:
         )  # fmt: skip
         self.machine = machine
         log.info(
-            "slot opened", replica=self.replica, stage=self.stage, version=newest, trained=self.machine.last_trained
-        )
+            "slot opened", replica=self.replica, stage=self.stage, version=newest,
+            last_trained=last_trained if last_trained >= 0 else None,
+        )  # fmt: skip
         self.emit(e.LedgerSeen(view, self._first_block))
         self._finish(opened.trained)
 
@@ -173,10 +175,10 @@ class Session:
         match message:
             case m.Step(round=round, step=step, loss=loss):
                 self.progress.at_step(round, step, loss, self.rules.tokens_per_step)
-                self.context.metrics.tokens.inc(self.rules.tokens_per_step)
+                self._metrics.tokens.inc(self.rules.tokens_per_step)
             case m.Finished(trained=trained):
                 self.progress.end(trained)
-                self.context.metrics.loss.set(trained.loss / MICRO)
+                self._metrics.loss.set(trained.loss / MICRO)
                 self.emit(e.RoundFinished(trained))
             case m.Abandoned(round=round, reason=reason):
                 log.info("round abandoned", round=round, reason=reason)
@@ -258,6 +260,7 @@ class Session:
         sealed = view.sealed[self.stage, round]
         counted = self.context.account in sealed.accounts
         self.context.on_sealed(sealed, counted)
+        sent = self.context.traffic()
         steps = sealed.contributions[0].contribution.inner_steps if sealed.contributions else 0
         log.info(
             "round sealed",
@@ -266,8 +269,9 @@ class Session:
             steps=steps,
             loss=round_loss(sealed.seal.mean_loss),
             tokens_per_second=round_rate(self.progress.tokens_per_second),
-            bytes=self.context.bytes_sent(),
-            counted=f"{sealed.seal.count}/{len(view.holders(self.stage))}",
+            payload_bytes=sent["payload"][0],
+            pipe_bytes=sent["pipe"][0],
+            counted=shown.counted([sealed.seal.count], max(sealed.seal.count, len(view.complete_replicas()))),
             mine=counted,
             weights=sealed.seal.next_weights.hex()[:12],
             transaction=sealed.at.tx.hex()[:12],

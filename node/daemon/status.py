@@ -1,6 +1,8 @@
-"""What a running node says about itself: the bodies of /v1/status and /v1/peers."""
+"""What a running node says about itself: the bodies of /v1/status and /v1/peers. Rounds are the ledger's, from 0."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -15,8 +17,29 @@ class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class SealStatus(msgspec.Struct, frozen=True, kw_only=True):
     round: int
+    counted: int  # contributions
+    replicas: int  # complete now, so many contributions there could be
     transaction: str  # 0x hex
     weights: str  # hash of the new version, hex
+
+
+class Bytes(msgspec.Struct, frozen=True, kw_only=True):
+    sent: int
+    received: int
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """With peers since the start. Payloads are what the protocol saves; pipes carry activations inside a replica."""
+
+    payload: Bytes
+    pipe: Bytes
+    blobs: Bytes  # all others: manifest, data, versions
+    signalling: Bytes  # statements, discovery, pings, handshakes
+
+    @classmethod
+    def of(cls, counted: Mapping[str, tuple[int, int]]) -> Traffic:
+        """`Host.traffic`."""
+        return cls(**{kind: Bytes(sent=sent, received=received) for kind, (sent, received) in counted.items()})
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +64,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     counted_in_last_round: bool | None  # None: no round was sealed while this node held a slot
     loss: float | None  # nats per token, of the newest inner step
     tokens_per_second: float | None
-    bytes_sent: int
-    bytes_received: int
+    traffic: Traffic
     last_seal: SealStatus | None
     not_ready: tuple[str, ...]  # empty when ready
     rejected: dict[str, int]  # reason -> messages refused

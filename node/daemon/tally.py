@@ -14,9 +14,10 @@ class Tally:
 
     def add(self, sealed: Sealed, counted: bool) -> None:
         """The next seal of our stage."""
-        self._metrics.seals.inc()
+        metrics = self._metrics.of_stage(sealed.stage)
+        metrics.seals.inc()
         if counted:
-            self._metrics.counted.inc()
+            metrics.counted.inc()
         if self.last is not None:
-            self._metrics.round_seconds.observe(max(0.0, sealed.at.time - self.last.at.time))
+            metrics.round_seconds.observe(max(0.0, sealed.at.time - self.last.at.time))
         self.last, self.counted = sealed, counted

@@ -15,6 +15,7 @@ from typing import Any
 
 from dlx.ground.constants import MICRO
 from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
@@ -37,6 +38,28 @@ class Observed:
     started: float = field(default_factory=time.time)
     statuses: dict[str, NodeStatus] = field(default_factory=dict)
     sealed_at: list[float] = field(default_factory=list)  # wall-clock time of each completed round
+    earlier: int = 0  # rounds of these that were complete before this process looked
+    replicas: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, round) -> complete when it was sealed
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Sealed):
+            complete = len(self.view.complete_replicas())
+            self.replicas[event.stage, event.round] = max(event.seal.count, complete)
+        self.view.apply(event)
+
+    def seals(self, round: int) -> list[Sealed]:
+        """Of every stage."""
+        return [self.view.sealed[stage, round] for stage in range(self.view.config.stages)]
+
+    def complete(self, now: float) -> range:
+        """Notes at this wall-clock time the rounds that every stage has sealed since the last call, and gives them."""
+        known, done = len(self.sealed_at), min(map(self.view.next_round, range(self.view.config.stages)))
+        for round in range(known, done):
+            block_time = max(sealed.at.time for sealed in self.seals(round))
+            live = block_time > self.started - 1
+            self.sealed_at.append(now if live else float(block_time))
+            self.earlier += not live
+        return range(known, done)
 
 
 def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Callable[[Observed], None]) -> Observed:
@@ -52,14 +75,9 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
             except LedgerUnavailable:
                 events = ()
             for event in events:
-                seen.view.apply(event)
+                seen.apply(event)
             if seen.view.created:
-                done = min(seen.view.next_round(stage) for stage in range(devnet.record.stages))
-                while len(seen.sealed_at) < done:
-                    round = len(seen.sealed_at)
-                    block_time = max(seen.view.sealed[s, round].at.time for s in range(devnet.record.stages))
-                    live = block_time > seen.started - 1
-                    seen.sealed_at.append(time.time() if live else float(block_time))
+                for round in seen.complete(time.time()):
                     on_round(seen, round)
                     moved = time.monotonic()
             over = finished(terms, seen.view)
@@ -104,22 +122,24 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
     seals = [
         {
             "round": round,
-            "stage": stage,
-            "count": view.sealed[stage, round].seal.count,
-            "weights": view.sealed[stage, round].seal.next_weights.hex(),
-            "transaction": "0x" + view.sealed[stage, round].at.tx.hex(),
+            "stage": sealed.stage,
+            "count": sealed.seal.count,
+            "replicas": seen.replicas[sealed.stage, round],
+            "weights": sealed.seal.next_weights.hex(),
+            "transaction": "0x" + sealed.at.tx.hex(),
         }
         for round in range(rounds)
-        for stage in range(stages)
+        for sealed in seen.seals(round)
     ]
+    speed = tokens_per_second(seen)
     return {
         "run": devnet.record.run,
         "rounds": rounds,
         "loss": losses,
         "heldout_loss": _heldout(devnet, checkpoint),
         "tokens": tokens,
-        "tokens_per_second": round(tokens_per_second(seen), 1),
-        "bytes_sent_per_node": [status.bytes_sent for _, status in sorted(seen.statuses.items())],
+        "tokens_per_second": None if speed is None else round(speed, 1),
+        "traffic_per_node": [status.traffic for _, status in sorted(seen.statuses.items())],
         "seals": seals,
         "audit": audited.json(),
         "checkpoint": str(checkpoint),
@@ -138,12 +158,19 @@ def passed(result: dict[str, Any]) -> list[str]:
     return problems
 
 
-def tokens_per_second(seen: Observed) -> float:
-    """Tokens counted by seals per second, from the first seal to the last (the first round pays for warming up)."""
-    if len(seen.sealed_at) < 2:
-        return 0.0
-    tokens = sum(seen.view.sealed[0, round].seal.total_tokens for round in range(1, len(seen.sealed_at)))
-    return tokens / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[0])
+def tokens_per_second(seen: Observed) -> float | None:
+    """Tokens counted by seals per second while this process looked, from the first such seal to the last (the first
+    round pays for warming up); None where it saw fewer than two."""
+    first, end = seen.earlier, len(seen.sealed_at)
+    if end - first < 2:
+        return None
+    tokens = sum(seen.view.sealed[0, round].seal.total_tokens for round in range(first + 1, end))
+    return tokens / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[first])
+
+
+def work_counted(seals: list[dict[str, Any]]) -> tuple[int, int]:
+    """Contributions that the seals count, and those that the complete replicas could have made."""
+    return sum(seal["count"] for seal in seals), sum(seal["replicas"] for seal in seals)
 
 
 def sample(checkpoint: Path) -> str:

@@ -1,7 +1,7 @@
 """A whole run on one machine, of real processes: the embedded chain, and nodes started with `dlx-node start`.
 
 Layout of the folder: chain/ (the embedded chain), nodes/node-0 ... (one data folder each; node-0 created the run),
-run.toml (the draft of the manifest), devnet.json (what resuming needs).
+run.toml (the draft of the manifest), text/ (the demo's documents), devnet.json (what resuming needs).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ num_key_value_heads = 4
 max_position_embeddings = 128
 
 [data]
-source = [{source}]
+source = ["text/*.py"]
 sequence_length = 128
 batch_size = 8
 micro_batches = 4
@@ -99,10 +99,7 @@ def draft(rounds: int, replicas: int, stages: int) -> str:
         raise UsageFailure(f"--replicas {replicas}: expected 1 to 14")
     bounds = [layers * stage // stages for stage in range(stages + 1)]
     ranges = [list(pair) for pair in pairwise(bounds)]
-    source = json.dumps(str(Path(sysconfig.get_paths()["stdlib"]) / "*.py"))
-    return _DRAFT.format(
-        rounds=rounds, replicas=replicas, stages=ranges, max_replicas=replicas + 2, source=source
-    )  # fmt: skip
+    return _DRAFT.format(rounds=rounds, replicas=replicas, stages=ranges, max_replicas=replicas + 2)
 
 
 @dataclass
@@ -133,11 +130,13 @@ class Devnet:
         `text` is the draft of another model than the demo's, of just these rounds and stages; `block_time`: seconds
         between blocks while transactions wait.
         """
-        text = text or draft(rounds, replicas, stages)
+        toml = text or draft(rounds, replicas, stages)
         if root.exists() and any(root.iterdir()):
             raise UsageFailure(f"{root} is not empty: name a new folder, or continue what is there with --resume")
         DataDir(root).create()
-        (root / "run.toml").write_text(text)
+        if text is None:
+            _copy_documents(root / "text")
+        (root / "run.toml").write_text(toml)
         devnet = cls(root, DevnetRecord("", rounds, replicas, stages, block_time))
         try:
             devnet.start_chain()
@@ -307,6 +306,13 @@ class Devnet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _copy_documents(folder: Path) -> None:
+    """The demo's documents: copied, so that its draft means the same wherever the folder lies."""
+    folder.mkdir()
+    for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _end_with_parent() -> None:

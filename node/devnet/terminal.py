@@ -13,6 +13,7 @@ from rich.text import Text
 from dlx.ground.constants import MICRO
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
+from dlx.node.home.shown import counted, size
 
 
 class Dashboard:
@@ -32,52 +33,60 @@ class Dashboard:
         if self._console.is_terminal:
             self._live.stop()
 
-    def say(self, line: str) -> None:
-        self._console.print(line, markup=False)
-
     def on_round(self, seen: Observed, round: int) -> None:
         """One line for a round that every stage has sealed."""
-        stages = self._devnet.record.stages
-        seals = [seen.view.sealed[stage, round] for stage in range(stages)]
-        last = seals[-1]
-        loss = f"{last.seal.mean_loss / MICRO:.3f}" if last.seal.count else "  -  "
-        before = seen.sealed_at[round - 1] if round else min(seen.started, seen.sealed_at[0] - 1)
-        rate = last.seal.total_tokens / max(0.05, seen.sealed_at[round] - before)
-        sent = sum(status.bytes_sent for status in seen.statuses.values())
-        peers = [status.peers for status in seen.statuses.values()]
-        counted = "/".join(str(sealed.seal.count) for sealed in seals)
-        self.say(
-            f"round {round + 1:>3}/{self._devnet.record.rounds}  loss {loss}  {rate:>7,.0f} tokens/s  "
-            f"counted {counted}  peers {min(peers, default=0)}  sent {sent / 1e6:,.1f} MB  "
-            f"seal 0x{last.at.tx.hex()[:12]}"
-        )
+        self._console.print(round_line(seen, round), soft_wrap=True)
 
     def on_look(self, seen: Observed) -> None:
         """The nodes' table, on a terminal only."""
         if not self._console.is_terminal:
             return
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2))
-        for column in ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "sent MB", "doing"):
+        for column in ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", "pipe", "doing"):
             table.add_column(column)
         for name in self._devnet.names:
             status = seen.statuses.get(name)
             if status is None:
-                table.add_row(name, "", "", "", "", "", "", "", "starting")
+                table.add_row(name, *[""] * 8, "starting")
                 continue
-            slot = "-" if status.stage is None else f"replica {status.replica}, stage {status.stage}"
+            slot = "" if status.stage is None else f"replica {status.replica}, stage {status.stage}"
             table.add_row(
                 name,
                 slot,
-                "" if status.round is None else str(status.round + 1),
-                f"{status.step}/{status.steps}",
+                "" if status.round is None else str(status.round),
+                "" if status.round is None else f"{status.step} of {status.steps}",
                 "" if status.loss is None else f"{status.loss:.3f}",
                 "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
                 str(status.peers),
-                f"{status.bytes_sent / 1e6:.1f}",
+                size(status.traffic.payload.sent),
+                size(status.traffic.pipe.sent),
                 status.waiting_for or status.phase,
             )
         elapsed = Text(f"{time.time() - seen.started:.0f} s", style="dim")
         self._live.update(Group(table, elapsed), refresh=True)
+
+
+def round_line(seen: Observed, round: int) -> Text:
+    """What a sealed round was, in the ledger's number of it; amber where work was left out. What the nodes say of
+    themselves is of now, so a round of before this start has less to show."""
+    seals = seen.seals(round)
+    last = seals[-1]
+    loss = f"{last.seal.mean_loss / MICRO:.3f}" if last.seal.count else f"{'-':^5}"
+    counts = [sealed.seal.count for sealed in seals]
+    replicas = max(seen.replicas[sealed.stage, round] for sealed in seals)
+    work = Text(f"counted {counted(counts, replicas)}", style="yellow" if min(counts) < replicas else "")
+    line = Text(f"round {round:>3}  loss {loss}  ")
+    if round >= seen.earlier:
+        before = seen.sealed_at[round - 1] if round > seen.earlier else min(seen.started, seen.sealed_at[round] - 1)
+        rate = last.seal.total_tokens / max(0.05, seen.sealed_at[round] - before)
+        traffic = [status.traffic for status in seen.statuses.values()]
+        payload, pipe = sum(t.payload.sent for t in traffic), sum(t.pipe.sent for t in traffic)
+        peers = min((status.peers for status in seen.statuses.values()), default=0)
+        line += Text(f"{rate:>7,.0f} tokens/s  ") + work
+        line += Text(f"  peers {peers}  payload {size(payload)}  pipe {size(pipe)}")
+    else:
+        line += work
+    return line + Text(f"  transaction 0x{last.at.tx.hex()[:12]}")
 
 
 def terminal_plot(losses: list[float], width: int = 72, height: int = 14) -> str:
@@ -87,7 +96,8 @@ def terminal_plot(losses: list[float], width: int = 72, height: int = 14) -> str
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(width, height)
-    plotext.plot(list(range(1, len(losses) + 1)), losses, marker="braille")
+    plotext.plot(list(range(len(losses))), losses, marker="braille")
+    plotext.xticks(sorted({round(quarter * (len(losses) - 1) / 4) for quarter in range(5)}))
     plotext.xlabel("round")
     plotext.title("training loss, nats per byte")
     return plotext.uncolorize(plotext.build())

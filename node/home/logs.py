@@ -65,7 +65,7 @@ def setup(style: Literal["text", "json"], folder: Path | None, level: str = "INF
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items() if value is not None)
         name = "" if record.name.startswith("dlx") else f"{record.name}: "
         line = f"{_stamp(record)} {record.levelname:<7} {name}{_on_one_line(record.getMessage())}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

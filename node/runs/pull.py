@@ -67,7 +67,9 @@ def pull(
     newest = min(view.next_round(stage) for stage in range(view.config.stages))
     chosen = newest if version is None else version
     if not 0 <= chosen <= newest:
-        raise Failure(f"round {chosen} is not sealed by every stage: choose --round from 0 to {newest}")
+        raise Failure(
+            f"there is no version {chosen} yet: all stages have sealed {newest} rounds, so choose 0 to {newest}"
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UsageFailure(f"{out} already exists: name a new or an empty folder")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
     last = view.sealed[view.config.stages - 1, version - 1].seal if version else None
     return {
         "run": "0x" + view.run.hex(),
-        "round": version,
+        "version": version,
         "rounds": view.config.rounds,
         "manifest": view.config.manifest.hex(),
         "chain_id": domain.chain_id,

@@ -147,9 +147,10 @@ class Run:
     ) -> dict[str, Any]:
         """Write a version of the model to the new or empty folder `out`, for `AutoModelForCausalLM.from_pretrained`.
 
-        `round` counts sealed rounds: 0 is the genesis, None the newest version that every stage has sealed. Only bytes
-        with the sealed hashes are used; versions that nobody keeps are recomputed from the payloads. `progress` hears a
-        line for each step. Returns what `out/provenance.json` says. The folder appears complete or not at all.
+        `round` is the version's number, the rounds that made it: 0 is the genesis, None the newest that every stage has
+        sealed. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed from the payloads.
+        `progress` hears a line for each step. Returns what `out/provenance.json` says. The folder appears complete or
+        not at all.
 
         Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
         """

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.metrics import Metrics
-from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus
+from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from tests.node.command import dlx
@@ -39,8 +39,7 @@ STATUS = NodeStatus(
     counted_in_last_round=True,
     loss=2.5,
     tokens_per_second=1000.0,
-    bytes_sent=1,
-    bytes_received=2,
+    traffic=Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "signalling": (7, 8)}),
     last_seal=None,
     not_ready=(),
     rejected={},
@@ -66,7 +65,7 @@ class Served:
 def serve(folder: Path, test: Callable[[Served], Awaitable[None]], host: str = "127.0.0.1") -> None:
     served = Served(DataDir(folder))
     served.folder.create()
-    metrics = Metrics()
+    metrics = Metrics(STATUS.run)
     metrics.rejected("too_large")
 
     async def main() -> None:
@@ -114,7 +113,7 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             waiting_for="a seal of round 2",
             not_ready=("no slot held",),
             ledger=replace(STATUS.ledger, reachable=False),
-            last_seal=SealStatus(round=2, transaction="0x" + "33" * 32, weights="44" * 32),
+            last_seal=SealStatus(round=2, counted=1, replicas=3, transaction="0x" + "33" * 32, weights="44" * 32),
             rejected={"too_large": 3},
         )
         shown = await ask(served, "status")
@@ -124,7 +123,9 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             "slot         none held",
             "counted      NO in the last sealed round",
             "waiting for  a seal of round 2",
-            "last seal    round 2, weights 4444444444444444, transaction 0x3333",
+            "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, signalling 7 B",
+            "received     payload 1 B, pipe 2 B, blobs 5.0 kB, signalling 8 B",
+            "last seal    round 2, counted 1 of 3 replicas, weights 4444444444444444, transaction 0x3333",
             "refused      too_large 3",
         ):
             assert line in shown
@@ -183,14 +184,22 @@ def test_rubbish_leaves_the_endpoint_alive(tmp_path: Path, rubbish: bytes) -> No
 def test_only_loopback_addresses_are_served(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com"):
         with pytest.raises(UsageFailure, match="loopback"):
-            trio.run(serve_http, host, 0, lambda: STATUS, list, Metrics().registry, tmp_path / "http.json")
+            trio.run(serve_http, host, 0, lambda: STATUS, list, Metrics(STATUS.run).registry, tmp_path / "http.json")
 
 
 def test_a_taken_port_is_one_clear_failure(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Failure, match="choose another --http-port"):
-            trio.run(serve_http, "127.0.0.1", port, lambda: STATUS, list, Metrics().registry, tmp_path / "http.json")
+            trio.run(
+                serve_http,
+                "127.0.0.1",
+                port,
+                lambda: STATUS,
+                list,
+                Metrics(STATUS.run).registry,
+                tmp_path / "http.json",
+            )
 
 
 def test_after_the_node_has_ended_reading_says_that_none_runs(tmp_path: Path) -> None:

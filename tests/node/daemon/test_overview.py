@@ -18,6 +18,7 @@ from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.daemon.tally import Tally
+from dlx.p2p.host import TRAFFIC
 
 RUN = b"\x01" * 32
 ACCOUNTS = [f"0x{index:040x}" for index in (1, 2)]
@@ -36,9 +37,9 @@ def overview(chain: ChainSeen | None, peers: int = 1, training: int | None = 0) 
     """Of the first member's node, whose session trains, or waits for a seal."""
     nobody: Any = None
     host: Any = SimpleNamespace(
-        peer_id="16U", addresses=(), agreed=lambda: ("peer",) * peers, bytes_sent=0, bytes_received=0
+        peer_id="16U", addresses=(), agreed=lambda: ("peer",) * peers, traffic=lambda: dict.fromkeys(TRAFFIC, (0, 0))
     )
-    clock, metrics, supervisor = ChainClock(), Metrics(), Supervisor(now=lambda: 0.0)
+    clock, metrics, supervisor = ChainClock(), Metrics("0x" + RUN.hex()), Supervisor(now=lambda: 0.0)
     follower = Follower(nobody, RUN, clock)
     follower.seen.value = chain
     membership = Membership(nobody, follower, host, RUN, ACCOUNTS[0], bytes(32))

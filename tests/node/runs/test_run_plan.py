@@ -8,6 +8,7 @@ import pytest
 from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.shown import size
 from tests.node.command import dlx
 
 DRAFT = """
@@ -59,7 +60,7 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
 
     text = dlx("run", "plan", "--manifest", draft).stdout
     assert "more balanced: stages = [[0, 5], [5, 6]]" in text
-    assert f"{first['parameters']:,}" in text and f"{last['memory']['peak']:,}" in text
+    assert f"{first['parameters']:,}" in text and size(last["memory"]["peak"]) in text
     assert "as balanced as can be: " in dlx("run", "plan", "--manifest", _write(tmp_path, "[[0, 5], [5, 6]]")).stdout
 
 

@@ -1,0 +1,20 @@
+"""How numbers are written for people; exact ones are in --json and in the logs."""
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(count: float) -> str:
+    """Bytes: 0 B, 999 B, 1.0 kB, 464.8 MB. A kB is 1,000 B."""
+    for unit in _UNITS:
+        if abs(count) < 999.95 or unit == _UNITS[-1]:
+            return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError(count)
+
+
+def counted(contributions: list[int], replicas: int) -> str:
+    """How much of the replicas' work the seals of a round count, one number for each stage: 2 of 3 replicas, or
+    1 to 2 of 3 replicas where stages differ."""
+    low, high = min(contributions), max(contributions)
+    some = str(low) if low == high else f"{low} to {high}"
+    return f"{some} of {replicas} replica{'' if replicas == 1 else 's'}"

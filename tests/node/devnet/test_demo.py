@@ -1,0 +1,98 @@
+"""What the demo says of a run under way, without a run."""
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dlx.ledger.events import EventPosition, Sealed
+from dlx.node.cli import demo as command
+from dlx.node.daemon.status import Bytes, Traffic
+from dlx.node.devnet import demo
+from dlx.node.devnet.demo import Observed
+from dlx.node.devnet.devnet import draft
+from dlx.node.devnet.terminal import round_line
+
+STARTED, STAGES, TOKENS = 1_800_000_000, 2, 1000
+
+
+class View:
+    """A run of two complete replicas, as far as its seals go."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(stages=STAGES)
+        self.sealed: dict[tuple[int, int], Sealed] = {}
+
+    def complete_replicas(self) -> tuple[int, ...]:
+        return (0, 1)
+
+    def next_round(self, stage: int) -> int:
+        return sum(found == stage for found, _ in self.sealed)
+
+    def apply(self, event: Sealed) -> None:
+        self.sealed[event.stage, event.round] = event
+
+
+def observed(*rounds: tuple[int, int]) -> Observed:
+    """A run of which each round took place so many seconds after the start of looking, and counted so many replicas."""
+    view: Any = View()
+    seen = Observed(view, started=STARTED)
+    for round, (seconds, count) in enumerate(rounds):
+        for stage in range(STAGES):
+            seal: Any = SimpleNamespace(count=count, mean_loss=2_500_000, total_tokens=TOKENS * count)
+            at = EventPosition(round, bytes(32), 0, b"\xab" * 32, STARTED + seconds)
+            seen.apply(Sealed(bytes(32), round, stage, b"\xcd" * 32, seal, b"", b"", at))
+        assert list(seen.complete(now=STARTED + seconds)) == [round]
+    traffic = Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "signalling": (7, 7)})
+    status: Any = SimpleNamespace(peers=3, traffic=traffic)
+    seen.statuses = {"node-0": status, "node-1": status}
+    return seen
+
+
+def test_a_round_has_the_ledgers_number_its_work_and_its_transaction() -> None:
+    line = round_line(observed((10, 2), (20, 1)), 1)
+    assert line.plain == (
+        "round   1  loss 2.500      100 tokens/s  counted 1 of 2 replicas  peers 3  payload 1.8 MB  pipe 42.0 MB  "
+        "transaction 0xabababababab"
+    )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_work_that_was_left_out_is_amber_on_a_terminal_and_plain_in_a_pipe(terminal: bool) -> None:
+    seen, shown = observed((10, 2), (20, 1)), io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, color_system="standard" if terminal else None, width=200)
+    for round in (0, 1):
+        console.print(round_line(seen, round))
+    all_counted, left_out = shown.getvalue().splitlines()
+    assert "\x1b" not in all_counted
+    assert ("\x1b[33mcounted 1 of 2 replicas\x1b[0m" in left_out) == terminal
+
+
+def test_the_speed_of_a_resumed_demo_is_that_of_what_it_saw() -> None:
+    resumed = observed((-9000, 2), (-8990, 2), (30, 2), (40, 2), (50, 2))
+    assert demo.tokens_per_second(resumed) == 2 * TOKENS / 10
+    assert "tokens/s" not in round_line(resumed, 1).plain
+    assert "     67 tokens/s" in round_line(resumed, 2).plain, "from its own start, not from yesterday's last round"
+    assert demo.tokens_per_second(observed((-10, 2), (10, 2))) is None
+    assert demo.tokens_per_second(observed((10, 2), (20, 2))) == 2 * TOKENS / 10
+
+
+def test_the_last_word_is_the_share_of_work_counted_and_what_to_change() -> None:
+    assert command._work(80, 80) == "100% (80 of 80 contributions)"
+    low: Any = command._work(60, 80)
+    assert low.plain.startswith("75% (60 of 80 contributions): ") and "straggler_grace" in low.plain
+    seals = [{"count": 1, "replicas": 2}, {"count": 2, "replicas": 2}]
+    assert demo.work_counted(seals) == (3, 4)
+
+
+def test_traffic_is_told_by_kind() -> None:
+    both = Traffic(**{kind: Bytes(sent=600_000, received=1) for kind in Traffic.__struct_fields__})
+    said = command._sent({"traffic_per_node": [both, both]})
+    assert said == "payload 1.2 MB, pipe 1.2 MB, blobs 1.2 MB, signalling 1.2 MB"
+
+
+def test_the_draft_names_no_place_of_this_machine() -> None:
+    assert 'source = ["text/*.py"]' in draft(3, 1, 1)
+    assert "/usr" not in draft(3, 1, 1) and "/home" not in draft(3, 1, 1)

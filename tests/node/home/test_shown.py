@@ -1,0 +1,26 @@
+import pytest
+
+from dlx.node.home.shown import counted, size
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (884_600, "884.6 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (464_812_345, "464.8 MB"),
+        (3 * 10**18, "3,000.0 PB"),
+    ],
+)
+def test_bytes_for_people(count: int, said: str) -> None:
+    assert size(count) == said
+
+
+def test_counted_work_says_of_what() -> None:
+    assert counted([2, 2], 3) == "2 of 3 replicas"
+    assert counted([1], 1) == "1 of 1 replica"
+    assert counted([2, 0, 1], 2) == "0 to 2 of 2 replicas"
