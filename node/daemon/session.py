@@ -108,7 +108,7 @@ class Session:
         self.machine = machine
         log.info(
             "slot opened", replica=self.replica, stage=self.stage, version=newest,
-            last_trained=last_trained if last_trained >= 0 else None,
+            last_trained=machine.last_trained if machine.last_trained >= 0 else None,
         )  # fmt: skip
         self.emit(e.LedgerSeen(view, self._first_block))
         self._finish(opened.trained)
