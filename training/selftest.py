@@ -38,7 +38,7 @@ def run() -> None:
     for what, digest in digests().items():
         if digest != _GOLDEN[what]:
             raise SelfTestError(
-                f"self-test failed: {what} gives other bits here than on other machines; reinstall torch and numpy"
+                f"self-test failed: {what} gives other bits here than on other machines; reinstall numpy"
             )
 
 
