@@ -96,3 +96,13 @@ def test_a_file_of_a_newer_version_is_said_and_left_alone(tmp_path, caplog):
     store.agreed(identity(1), [Multiaddr(ADDRESS)], named=True, when=1.0)
     store.save()
     assert "its version is 2, not 1" in caplog.text and (tmp_path / "peers.json").read_text() == text
+
+
+async def test_addresses_that_strangers_name_push_out_none_of_the_ledgers(tmp_path):
+    node, peer = Node(1, tmp_path), identity(2)
+    node.host.known(str(peer), [ADDRESS])
+    node.host._dialer.found(peer, [Multiaddr(f"/ip4/198.51.100.{number}/tcp/1") for number in range(40)])
+    addresses, named = node.host._dialer.entry(peer)
+    assert addresses[0] == Multiaddr(ADDRESS) and len(addresses) == 16 and named
+    node.host.known(str(peer), ["/ip4/192.0.2.9/tcp/1"])  # it moved
+    assert node.host._dialer.entry(peer)[0][:2] == [Multiaddr("/ip4/192.0.2.9/tcp/1"), Multiaddr(ADDRESS)]
