@@ -146,10 +146,9 @@ def _checked(source: str, key: str, value: Any) -> Any:
     """The value in its field's type, or one line that names where it came from."""
     name = f"DLX_{key.upper()}" if source == "environment" else key
     try:
-        if key in ("disk_quota", "disk_floor") and isinstance(value, str):
-            value = _bytes(value)
+        meant = _bytes(value) if key in ("disk_quota", "disk_floor") and isinstance(value, str) else value
         # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
-        result = msgspec.convert(value, _TYPES[key], strict=source != "environment")
+        result = msgspec.convert(meant, _TYPES[key], strict=source != "environment")
     except msgspec.ValidationError as error:
         raise UsageFailure(f"{source}: {name}: {error} (got {value!r})") from None
     wrong = _RULES[key](result) if key in _RULES else None
@@ -158,11 +157,11 @@ def _checked(source: str, key: str, value: Any) -> Any:
     return result
 
 
-def _bytes(text: str) -> int | str:
-    """The number of bytes that "20GB" or "1.5 TiB" means; other text as it is, to be refused."""
+def _bytes(text: str) -> int:
+    """The number of bytes that "20GB" or "1.5 TiB" means; -1 for what means none."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(?:([kKMGT])(i?))?B?", text.strip(), re.ASCII)
     if found is None:
-        return text
+        return -1
     number, letter, binary = found.groups()
     power = " KMGT".index(letter.upper()) if letter else 0
     return int(float(number) * (1024 if binary else 1000) ** power)

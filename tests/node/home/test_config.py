@@ -51,7 +51,10 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ('http_host = "0.0.0.0"', "http_host"),
         ("http_port = 65536", "http_port"),
         ("disk_quota = -1", "disk_quota"),
-        ('disk_quota = "plenty"', "disk_quota"),
+        (
+            'disk_quota = "plenty"',
+            "disk_quota: expected a number of bytes, or text such as 20GB or 512MiB (got 'plenty')",
+        ),
         ('disk_floor = "1XB"', "disk_floor"),
         ('ledger = "0x12"', "ledger"),
         ('rpc_url = "127.0.0.1:8545"', "rpc_url"),
