@@ -11,6 +11,8 @@ NPM    := npm --prefix contracts
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
+# Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
+# order, which tests/conftest.py makes: the long ones first.
 test: $(VENV)/.dev contracts/node_modules/.installed
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
