@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 Chunk = Any  # bytes, memoryview or a contiguous uint8 array: whatever offers the buffer protocol
+
+_DRAFT = re.compile(r"\.([0-9]{1,9})-[0-9a-f]{16}\.tmp")  # of the process with this id
 
 PUBLIC, SECRET = 0o644, 0o600  # modes of files
 
@@ -60,19 +63,32 @@ def file_hash(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def is_draft(name: str) -> bool:
-    """Whether a file of this name is what a process left that died while it wrote."""
-    return name.startswith(".") and name.endswith(".tmp")
+def drop_drafts(folder: Path) -> None:
+    """Remove what processes of this machine left in `folder` that died while they wrote a file."""
+    for path in folder.iterdir():
+        match = _DRAFT.fullmatch(path.name)
+        if match and not _lives(int(match[1])):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _draft(folder: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
-    draft = folder / f".{secrets.token_hex(8)}.tmp"
+    draft = folder / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file, draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sync(path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.node.trainer import messages as m
 from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
@@ -103,6 +104,7 @@ class Server:
         torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
         selftest.run()
         blobs = Path(message.blobs)
+        durable.drop_drafts(blobs)  # a process before this one may have been killed while it wrote
         manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
         if message.private_data:
             dataset = Dataset.open_private(Path(message.private_data))

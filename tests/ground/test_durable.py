@@ -1,9 +1,12 @@
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob, write_blob
 from dlx.ground.durable import write_bytes, write_chunks
 
@@ -48,3 +51,27 @@ def test_a_bad_blob_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="No such file") as caught:
         read_blob(tmp_path / ("0" * 64), 10)
     assert caught.value.blob == bytes(32)
+
+
+_WRITER = """\
+import os, sys, pathlib
+from dlx.ground import durable
+def chunks():
+    yield b"half"
+    print(flush=True)
+    sys.stdin.read()
+durable.write_chunks(pathlib.Path(sys.argv[1]) / "file", chunks())
+"""
+
+
+def test_what_a_killed_writer_left_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    (tmp_path / ".hidden.tmp").write_bytes(b"not ours")
+    command = [sys.executable, "-c", _WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        durable.drop_drafts(tmp_path)
+        assert len(os.listdir(tmp_path)) == 2, "it still writes"
+        writer.kill()
+    durable.drop_drafts(tmp_path)
+    assert os.listdir(tmp_path) == [".hidden.tmp"]
