@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.errors import LedgerError
@@ -104,6 +105,8 @@ class EventIndex:
             raise LedgerError(f"{self._path} cannot be opened: {error}") from None
         except sqlite3.DatabaseError:
             raise _Damaged from None
+        if origin is None:
+            raise _Damaged
         if origin != self._origin:
             raise LedgerError(f"{self._path} belongs to another ledger or chain: remove it or name another file")
 
@@ -119,11 +122,17 @@ class EventIndex:
             f"{where} ORDER BY block, log_index",
             values,
         )
-        for block, block_hash, time, log_index, topics, data, tx in rows:
+        for block, block_hash, time, log_index, topics, data, tx in self._whole(rows):
             parts = tuple(topics[i : i + 32] for i in range(0, len(topics), 32))
             event = decode_log(RawLog("", parts, data, block, block_hash, log_index, tx), time)
             if event is not None:
                 yield event
+
+    def _whole(self, rows: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from rows
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{self._path} is damaged ({error}): remove it and it is read again") from None
 
     def _tidy(self) -> int:
         """The last block read, after forgetting earlier ones without logs."""

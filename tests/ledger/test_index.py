@@ -81,6 +81,14 @@ def test_a_damaged_index_or_an_older_one_is_read_again(fake_chain, rpc, index, t
     again.sync(rpc)
     assert replicas(again.events()) == [1]
     again.close()
+    unfinished = sqlite3.connect(path)
+    unfinished.execute("DELETE FROM origin")
+    unfinished.commit()
+    unfinished.close()
+    again = EventIndex(path, 31337, LEDGER, REGISTRY)
+    again.sync(rpc)
+    assert replicas(again.events()) == [1]
+    again.close()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))  # found out while it is used
     again = EventIndex(path, 31337, LEDGER, REGISTRY)
