@@ -53,7 +53,7 @@ class Overview:
             steps=progress.steps if progress else 0,
             phase=self._phase(),
             waiting_for=self._waiting_for(),
-            failing=self.supervisor.reasons(),
+            failing=(*self.supervisor.reasons(), *self._failing_actions()),
             peers=len(self.host.agreed()),
             ledger=LedgerStatus(
                 rpc_url=shown_url(self.rpc_url),
@@ -112,6 +112,14 @@ class Overview:
         if self.seat.finished:
             return "nothing: the run is finished"
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
+
+    def _failing_actions(self) -> tuple[str, ...]:
+        """What the round needs and could not be done the last time."""
+        failing = self._machine.failing(self.clock.now()) if self._machine else []
+        return tuple(
+            f"{one.action}: {one.reason} (failed {one.failures} times, tried again in {one.next_try:.0f} s)"
+            for one in failing
+        )
 
     def _last_seal(self) -> SealStatus | None:
         sealed, seen = self.tally.last, self.follower.seen.value

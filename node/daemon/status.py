@@ -57,7 +57,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     phase: str
     waiting_for: str | None
-    failing: tuple[str, ...]  # parts of the node that do not work now, why, and when they are tried again
+    failing: tuple[str, ...]  # parts of the node, and actions, that fail now: why, and when they are tried again
     peers: int
     ledger: LedgerStatus
     last_counted_round: int | None

@@ -18,6 +18,7 @@ from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.daemon.tally import Tally
+from dlx.node.round.pending import Failing
 from dlx.p2p.host import TRAFFIC
 
 RUN = b"\x01" * 32
@@ -33,7 +34,9 @@ def seen(stages: int = 1, min_replicas: int = 1, members: int = 1) -> ChainSeen:
     return ChainSeen(view, NodeTable(), Head(1, bytes(32), 1_700_000_000))
 
 
-def overview(chain: ChainSeen | None, peers: int = 1, training: int | None = 0) -> Overview:
+def overview(
+    chain: ChainSeen | None, peers: int = 1, training: int | None = 0, failing: tuple[Failing, ...] = ()
+) -> Overview:
     """Of the first member's node, whose session trains, or waits for a seal."""
     nobody: Any = None
     host: Any = SimpleNamespace(
@@ -44,7 +47,10 @@ def overview(chain: ChainSeen | None, peers: int = 1, training: int | None = 0) 
     follower.seen.value = chain
     membership = Membership(nobody, follower, host, RUN, ACCOUNTS[0], bytes(32))
     seat = Seat(follower, membership, supervisor, None)
-    machine = SimpleNamespace(waiting_for=lambda now: "the seal of round 3", diverged=None, training=training)
+    machine = SimpleNamespace(
+        waiting_for=lambda now: "the seal of round 3", diverged=None, training=training,
+        failing=lambda now: list(failing),
+    )  # fmt: skip
     progress = SimpleNamespace(round=0, step=1, steps=10, loss=None, tokens_per_second=None)
     session: Any = SimpleNamespace(machine=machine, progress=progress)
     seat.session = session if chain is not None else None
@@ -88,3 +94,9 @@ def test_a_part_that_fails_is_named_with_its_reason() -> None:
     (reason,) = node.status().failing
     assert reason.startswith("following the chain: round 7 does not fit (failed 3 times")
     assert node.status().not_ready == (reason,)
+
+
+def test_an_action_that_fails_is_named_with_its_reason() -> None:
+    node = overview(seen(), failing=(Failing("SendSeal", "no funds", 3, 4.2),))
+    assert node.status().failing == ("SendSeal: no funds (failed 3 times, tried again in 4 s)",)
+    assert node.status().not_ready == ()

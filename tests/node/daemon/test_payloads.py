@@ -1,0 +1,104 @@
+"""Others' payloads: refused for what their bytes are, never for what our own disk or training process did."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from dlx.ground.blobs import BlobStore, Kind, NoRoom
+from dlx.node.daemon.payloads import Payloads
+from dlx.node.daemon.versions import Versions
+from dlx.node.round.faults import ActionFailed, BadPayload, LocalFault
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
+from dlx.p2p.exchange import BlobNotFound, BlobTooLarge
+from tests.node.daemon.test_versions import STAGE, FakeView, name
+from tests.node.round.simulation import make_rules
+
+GOOD, LONG = b"payload", b"x" * 2000
+
+
+@dataclass
+class World:
+    """A store, peers that have `there`, and a training process that raises the `answers` one by one, then agrees."""
+
+    folder: Path
+    there: tuple[bytes, ...] = (GOOD,)
+    answers: list[Exception | None] = field(default_factory=list)
+    disk: Exception | None = None
+    fetched: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = BlobStore(self.folder)
+
+    async def fetch(self, hash_: bytes, max_size: int, peers: Any, seconds: float, kind: Kind) -> Path:
+        if not self.store.has(hash_):
+            if self.disk is not None:
+                raise self.disk
+            data = next((data for data in self.there if name(data) == hash_), None)
+            if data is None:
+                raise BlobNotFound("nobody has it")
+            self.fetched.append(self.store.put(data))
+        size = self.store.path(hash_).stat().st_size
+        if size > max_size:
+            raise BlobTooLarge(f"{size} bytes, allowed were {max_size}")
+        return self.store.path(hash_)
+
+    async def check(self, payload: bytes, plan: Any) -> None:
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+
+    def have(self, data: bytes, view: Any = None, **rules: Any) -> int:
+        """Fetch it as a contribution to round 0 would."""
+        made, trainer = make_rules(**rules), SimpleNamespace(check=self.check)
+        context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
+        manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
+        versions = Versions(made, manifest, STAGE, self.store, self, trainer)  # type: ignore[arg-type]
+        payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
+        statement = SimpleNamespace(payload=name(data), round=0, account="0x1")
+        return trio.run(payloads.fetch, view or FakeView(0), SimpleNamespace(contribution=statement))
+
+
+def test_a_payload_that_decodes_is_taken_with_its_size(tmp_path: Path) -> None:
+    assert World(tmp_path).have(GOOD) == len(GOOD)
+
+
+def test_bytes_that_are_what_their_name_says_and_do_not_decode_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadPayload) as error:
+        World(tmp_path, answers=[Wrong("a nibble is -8")]).have(GOOD)
+    assert error.value.reason == "bad_payload"
+    with pytest.raises(BadPayload) as error:
+        World(tmp_path, there=(LONG,)).have(LONG)
+    assert error.value.reason == "payload_size"
+
+
+@pytest.mark.parametrize("rotten", [b"rotten", b"r" * 2000], ids=["other bytes", "and too many"])
+def test_a_payload_that_our_disk_has_damaged_is_had_again_and_nobody_blamed(tmp_path: Path, rotten: bytes) -> None:
+    trouble = BlobTrouble("its bytes do not match its name", (name(GOOD),))
+    world = World(tmp_path, answers=[trouble] if len(rotten) < 1000 else [])
+    world.store.path(name(GOOD)).write_bytes(rotten)
+    assert world.have(GOOD) == len(GOOD)
+    assert world.fetched == [name(GOOD)]
+
+
+@pytest.mark.parametrize(
+    "trouble", [LocalTrouble("out of memory"), TrainerSilent("no answer")], ids=["memory", "silence"]
+)
+def test_trouble_of_the_training_process_is_our_own(tmp_path: Path, trouble: Exception) -> None:
+    with pytest.raises(LocalFault):
+        World(tmp_path, answers=[trouble]).have(GOOD)
+
+
+def test_a_full_disk_is_our_own_trouble_and_says_so(tmp_path: Path) -> None:
+    full = NoRoom(tmp_path, "the disk quota: 9 bytes too little")
+    with pytest.raises(LocalFault, match="the disk quota: 9 bytes too little"):
+        World(tmp_path, disk=full).have(GOOD)
+
+
+def test_a_payload_that_nobody_has_is_asked_for_again_later(tmp_path: Path) -> None:
+    with pytest.raises(ActionFailed, match="nobody has it") as error:
+        World(tmp_path, there=()).have(GOOD)
+    assert not isinstance(error.value, LocalFault)
