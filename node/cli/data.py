@@ -111,7 +111,12 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
     if json:
         options.print_json(found | {"problems": problems})
     else:
-        said = found | {"bytes": size(total)}
+        said = found | {
+            "separator": "none" if manifest.separator is None else manifest.separator,
+            "train_tokens": f"{manifest.tokens('train'):,}",
+            "heldout_tokens": f"{manifest.tokens('heldout'):,}",
+            "bytes": size(total),
+        }
         fields = [(name.replace("_", " "), value) for name, value in said.items()]
         options.print_fields([*fields, ("problems", len(problems) or "none")])
         for problem in problems:

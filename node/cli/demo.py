@@ -44,7 +44,8 @@ def command(
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
     with demo.stopping(devnet):
         last = devnet.record.rounds - 1
-        options.note(f"run {devnet.record.run[:18]}: {len(devnet.names)} nodes in {root}, rounds 0 to {last}")
+        nodes = "1 node" if len(devnet.names) == 1 else f"{len(devnet.names)} nodes"
+        options.note(f"run {devnet.record.run[:18]}: {nodes} in {root}, rounds 0 to {last}")
         devnet.start()
         with Dashboard(devnet) as dashboard:
             seen = demo.watch(devnet, dashboard.on_round, dashboard.on_look)

@@ -119,8 +119,8 @@ class RoundMachine:
                 return f"the weights of version {base}"
             needed, signed = self.view.quorum(self.stage), self._sealing.votes(self.unsealed)
             return (
-                f"the seal of round {self.unsealed} ({held}/{expected} contributions, {signed}/{needed} signatures"
-                f"{', too few members cooperate' if now > self._overdue_at() else ''})"
+                f"the seal of round {self.unsealed} ({held} of {expected} contributions, "
+                f"{signed} of {needed} signatures{', too few members cooperate' if now > self._overdue_at() else ''})"
             )
         if plan_of(self.rules, self.view, self.stage, round) is None:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
+from dlx.node.home import shown
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Recipe, activation_bytes
@@ -19,8 +20,8 @@ def check_pipes(recipe: Recipe) -> None:
     size = activation_bytes(recipe)
     if size + _FRAME_OVERHEAD > FRAME_LIMIT:
         raise ManifestError(
-            f"data.micro_batches: one micro-batch's activations take {size} bytes, but a pipe carries frames of "
-            f"{FRAME_LIMIT}: use more micro-batches"
+            f"data.micro_batches: one micro-batch's activations take {shown.size(size)}, but a pipe carries frames of "
+            f"{shown.size(FRAME_LIMIT)}: use more micro-batches"
         )
 
 

@@ -54,7 +54,8 @@ def test_prepare_says_what_it_made_and_check_finds_it_intact(
     manifest = read_prepared(prepared)
     assert (found["vocab_size"], found["dtype"], found["separator"], found["problems"]) == (320, "uint16", 0, [])
     assert found["train_tokens"] == manifest.tokens("train") > 1000
-    assert "problems        none" in dlx("data", "check", prepared / "data.json").stdout
+    said = dlx("data", "check", prepared / "data.json").stdout
+    assert "problems        none" in said and "None" not in said and f"{found['train_tokens']:,}" in said
 
 
 def test_check_names_every_wrong_blob(prepared: Path) -> None:
