@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 class Round(TypedDict):
     """One round of a run's history. Lists have one entry for each stage that has sealed the round, in their order."""
 
-    round: int
+    round: int  # as the ledger counts them, from 0; its seals made version `round + 1`
     time: int  # of the last seal's block, Unix seconds
     inner_steps: int | None  # that each counted contribution took; None: nothing was counted
     loss: float | None  # nats per token, the token-weighted mean of the last stage; None: not sealed yet, or empty
