@@ -35,7 +35,7 @@ def test_the_examples_run(
     (example,) = examples(guide)
     exec(compile(example, guide, "exec"), names)
     if guide == "agent.md":
-        assert names["found"]["round"] == 2 and len(names["rows"]) == 2
+        assert names["found"]["version"] == 2 and len(names["rows"]) == 2
         assert "guides 2 of 2 finished" in capsys.readouterr().out
         assert names["model"].num_parameters() > 0
     else:
