@@ -241,6 +241,17 @@ def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Cha
         dlx("run", "show", given, "--datadir", folder, code=code)
 
 
+def test_a_stage_that_the_run_does_not_have_is_refused_at_once(folder: Path, chain: Chain, draft: Path) -> None:
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    run = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)["run"]
+    start = ["start", "--datadir", str(folder), "--run", run, "--stage", "2"]
+    done = subprocess.run(  # a process of its own: it sets up logging
+        [sys.executable, "-m", "dlx.node.cli.app", *start], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == "dlx-node: --stage 2: the run has stages 0 to 1"
+
+
 @pytest.mark.parametrize(
     ("line", "wrong", "said"),
     [
