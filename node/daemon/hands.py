@@ -21,7 +21,9 @@ from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.node.daemon.troubles import told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
+from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
+from dlx.node.round.faults import Differs
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, Rules
 from dlx.node.trainer import messages as m
@@ -107,6 +109,12 @@ class SlotHands:
         with told():
             await trio.to_thread.run_sync(self._keep, view, version)
 
+    async def settle(self) -> None:
+        """Pin what the disk has, before anything else may ask for room."""
+        version = self._versions.newest(self._view())[0]
+        if version is not None:
+            await trio.to_thread.run_sync(self._keep, self._view(), version)
+
     def _keep(self, view: RunView, version: int) -> None:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
         own = [self._own[at].contribution.payload for at in self._own if at >= version - OWN_ROUNDS]
@@ -144,7 +152,10 @@ class SlotHands:
         context = self._context
         with told():
             sign = context.signed.sign_seal
-            return await trio.to_thread.run_sync(sign, seal, self._rules.domain, context.account_key)
+            try:
+                return await trio.to_thread.run_sync(sign, seal, self._rules.domain, context.account_key)
+            except Contradiction as error:  # the same inputs gave us something else before
+                raise Differs(str(error)) from error
 
     async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None:
         log.warning("two contributions to one round", account=first.contribution.account)

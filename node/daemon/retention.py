@@ -32,14 +32,19 @@ class Retention:
             self.store.release(owner)
         for owner, version in versions.items():
             if owner not in pinned or version >= adopted:  # a reorg may have put another in its place
-                self.store.pin(owner, version_hashes(view, self.stage, version))
+                self._pin(owner, version_hashes(view, self.stage, version), Kind.VERSION if version else Kind.PUBLIC)
         for owner, round in rounds.items():
             seal = view.sealed.get((self.stage, round))
             if seal is not None and (owner not in pinned or round >= adopted - 1):
-                self.store.pin(owner, [record.contribution.payload for record in seal.contributions])
-        self.store.pin(f"{prefix}own", own)
+                self._pin(owner, [record.contribution.payload for record in seal.contributions], Kind.PAYLOAD)
+        self._pin(f"{prefix}own", own, Kind.PAYLOAD)
         for kind in (Kind.PAYLOAD, Kind.VERSION):
             self.store.evict(kind, LOOKED_AT_SECONDS)
+
+    def _pin(self, owner: str, hashes: Collection[bytes], kind: Kind) -> None:
+        self.store.pin(owner, hashes)
+        for hash_ in hashes:  # whoever wrote them, and even where the index was lost
+            self.store.note(hash_, kind)
 
 
 def kept_versions(terms: Terms, adopted: int, sealed: int) -> set[int]:

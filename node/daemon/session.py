@@ -74,6 +74,7 @@ class Session:
                 self._on_trainer,
             )  # fmt: skip
             self._begin(opened)
+            await self._hands.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)

@@ -19,9 +19,9 @@ def told() -> Iterator[None]:
     """Raises LocalFault for what this machine is at fault for, ActionFailed for what may go better later."""
     try:
         yield
-    except (LocalTrouble, OSError) as error:
+    except (LocalTrouble, Contradiction, OSError) as error:
         raise LocalFault(_line(error)) from error
-    except (BlobError, BlobTrouble, Wrong, LedgerError, Contradiction) as error:
+    except (BlobError, BlobTrouble, Wrong, LedgerError) as error:
         raise ActionFailed(_line(error)) from error
 
 

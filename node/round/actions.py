@@ -49,7 +49,7 @@ class Hands(Protocol):
         """Our statement about a trained round, signed and on disk."""
 
     async def sign(self, seal: Seal) -> bytes:
-        """Our signature over its digest."""
+        """Our signature over its digest. Raises Differs for another result of inputs that we signed for before."""
 
     async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None: ...
 
@@ -249,7 +249,10 @@ class SignSeal(Task):
         return "sign", self.digest
 
     async def run(self, hands: Hands) -> e.Event:
-        return e.SealSigned(self.digest, await hands.sign(self.seal))
+        try:
+            return e.SealSigned(self.digest, await hands.sign(self.seal))
+        except Differs as error:
+            return e.VersionDiffers(self.seal.round + 1, str(error))
 
 
 @dataclass(frozen=True, slots=True)

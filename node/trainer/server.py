@@ -57,6 +57,12 @@ class Forks:
     def run(self) -> None:
         signal.set_wakeup_fd(self._wake.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            self._serve()
+        finally:  # a process that ends from here on wakes nobody
+            signal.set_wakeup_fd(-1)
+
+    def _serve(self) -> None:
         while True:
             ready = connection.wait([_STDIN, self._listener, self._woken, *self._askers.values()])
             if _STDIN in ready:

@@ -117,3 +117,10 @@ def test_whoever_has_the_kept_payloads_has_a_version_to_begin_with(
     if rounds:
         assert rounds[0] in kept_versions(terms, adopted, sealed)
         assert rounds[0] <= max(0, adopted - payloads)
+
+
+def test_what_the_training_process_wrote_is_known_for_what_it_is_also_where_the_index_was_lost(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    weights, payload = store.put(version_bytes(1)), store.put(payload_bytes(0))  # as files that nobody spoke of
+    keep(retention(store), View(1), 1)
+    assert (store.kind(weights), store.kind(payload)) == (Kind.VERSION, Kind.PAYLOAD)
