@@ -175,8 +175,11 @@ def work_counted(seals: list[dict[str, Any]]) -> tuple[int, int]:
 
 def sample(checkpoint: Path) -> str:
     """Text that the trained model writes."""
+    import torch
+
     from dlx.training.models.evaluate import generate
 
+    torch.set_num_threads(1)  # the model is small: on a busy machine threads would wait for each other
     return generate(checkpoint, PROMPT, SAMPLE_BYTES, seed=0, temperature=0.6).decode("utf-8", "replace")
 
 

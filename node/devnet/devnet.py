@@ -33,6 +33,7 @@ from dlx.node.trainer.spawn import SHARED, ForkServer
 CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
 _RECORD = "devnet.json"
+FORMAT = 1  # of it
 
 _DRAFT = """\
 # The run of `dlx-node demo`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
@@ -88,6 +89,7 @@ class DevnetRecord:
     replicas: int
     stages: int
     block_time: float = 1.0  # seconds
+    format: int = FORMAT
 
 
 def draft(rounds: int, replicas: int, stages: int) -> str:
@@ -159,7 +161,10 @@ class Devnet:
     def open(cls, root: Path) -> Devnet:
         """An earlier one, stopped. Raises Failure when there is none."""
         try:
-            return cls(root, DevnetRecord(**json.loads((root / _RECORD).read_text())))
+            found = json.loads((root / _RECORD).read_text())
+            if found.get("format", FORMAT) > FORMAT:
+                raise UsageFailure(f"{root} was made by a newer dlx-node (format {found['format']}): use that one")
+            return cls(root, DevnetRecord(**found))
         except FileNotFoundError:
             raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
         except (ValueError, TypeError) as error:

@@ -62,7 +62,15 @@ class Member:
 class Simulation:
     """`step()` moves time on by a tenth of a second; `random` decides about faults."""
 
-    def __init__(self, rules: Rules, replicas: int, seed: int, loss: float = 0.0, train_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        replicas: int,
+        seed: int,
+        loss: float = 0.0,
+        train_seconds: float = 1.0,
+        genesis: tuple[bytes, ...] | None = None,
+    ) -> None:
         self.rules, self.random, self.loss, self.train_seconds = rules, random.Random(seed), loss, train_seconds
         self.now, self.block = START, 10
         self.ledger_up = True
@@ -73,7 +81,7 @@ class Simulation:
             bytes(32), rules.rounds, rules.stages, replicas, replicas + 2, 2, 3, int(rules.round_timeout),
             int(rules.eviction_time), rules.tokens_per_step,
         )  # fmt: skip
-        genesis = tuple(digest("genesis", s) for s in range(rules.stages))
+        genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
         keys = [digest("key", i) for i in range(replicas * rules.stages)]
         self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, self.at()))
         slots = [(r, s) for r in range(replicas) for s in range(rules.stages)]

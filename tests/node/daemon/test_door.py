@@ -1,0 +1,60 @@
+"""What comes in goes to the session of the moment, and is turned away while there is none."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from dlx.node.daemon import door as module
+from dlx.node.daemon.door import Door
+
+
+class Session:
+    def __init__(self, takes: bool) -> None:
+        self.heard, self.taken, self.takes = list[str](), list[Any](), takes
+        self.pipes = SimpleNamespace(refusal=lambda peer, hello: f"asked for {peer}")
+
+    def on_gossip(self, item: str) -> None:
+        self.heard.append(item)
+
+    def take_pipe(self, pipe: Any) -> bool:
+        self.taken.append(pipe)
+        return self.takes
+
+
+class Pipe:
+    closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[Session] = []
+
+    async def main() -> None:
+        send_gossip, messages = trio.open_memory_channel[str](9)
+        send_pipe, incoming = trio.open_memory_channel[Pipe](9)
+        made: Any = lambda host, refuse: SimpleNamespace(incoming=incoming, refuse=refuse)  # noqa: E731
+        monkeypatch.setattr(module, "PipeService", made)
+        nobody: Any = None
+        gossip: Any = SimpleNamespace(messages=messages)
+        door: Any = Door(nobody, gossip, lambda: sessions[-1] if sessions else None)  # type: ignore[arg-type,return-value]
+        early, refused, taken = Pipe(), Pipe(), Pipe()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(door.run)
+            assert door.pipes.refuse("a peer", None) == "no slot yet"
+            rounds = ([], early, "early"), ([Session(False)], refused, "first"), ([Session(True)], taken, "second")
+            for arriving, pipe, item in rounds:
+                sessions.extend(arriving)
+                send_gossip.send_nowait(item)
+                send_pipe.send_nowait(pipe)
+                await trio.testing.wait_all_tasks_blocked()
+            assert door.pipes.refuse("a peer", None) == "asked for a peer"
+            nursery.cancel_scope.cancel()
+        assert (early.closed, refused.closed, taken.closed) == (True, True, False)
+
+    trio.run(main)
+    assert [session.heard for session in sessions] == [["first"], ["second"]]

@@ -1,0 +1,217 @@
+"""One slot's session over a fake training process and the simulation's ledger: what it does when things fail."""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dlx.ground.blobs import BlobStore
+from dlx.ground.constants import NO_HASH
+from dlx.ledger import events as chain
+from dlx.ledger.errors import Reverted
+from dlx.node.daemon import session as module
+from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.session import Session
+from dlx.node.home.signed import SignedBook
+from dlx.node.trainer import messages as m
+from dlx.node.trainer.client import LocalTrouble
+from dlx.p2p.exchange import BlobNotFound
+from dlx.training.recipe.recipe import Retention
+from dlx.training.slot.records import Trained
+from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, make_rules
+
+ROUNDS = 3
+
+
+def weights(version: int) -> bytes:
+    return f"weights {version}".encode()
+
+
+class Trainer:
+    """Trains at once, unless the test holds it up; `faults` are raised by the next outer steps."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self.store, self.faults, self.hold = store, list[Exception](), False
+        self.trained: list[int] = []
+        self.tell: Callable[[Any], None] = lambda message: None
+
+    async def open(self, opening: m.Open, on_message: Callable[[Any], None]) -> m.Opened:
+        self.tell = on_message
+        return m.Opened(None, ({0: 1000},))
+
+    def post(self, message: Any) -> None:
+        if isinstance(message, m.Train):
+            self.trained.append(message.inputs.round)
+            if not self.hold:
+                trio.lowlevel.spawn_system_task(self._finish, message.inputs.round)
+
+    async def _finish(self, round: int) -> None:
+        await trio.sleep(0.5)
+        payload = self.store.put(f"payload {round}".encode())
+        self.tell(m.Finished(trained(round, payload)))
+
+    async def check(self, payload: bytes, plan: Any) -> None:
+        pass
+
+    async def outer(self, base: bytes, momentum: bytes, payloads: Any, ranks: Any = ()) -> m.Answer:
+        if self.faults:
+            raise self.faults.pop(0)
+        version = next(v for v in range(ROUNDS) if base == name_of(v)) + 1
+        return m.Answer(1, None, self.store.put(weights(version)), NO_HASH)
+
+
+def name_of(version: int) -> bytes:
+    return hashlib.sha256(weights(version)).digest()
+
+
+def trained(round: int, payload: bytes) -> Trained:
+    return Trained(
+        round=round, payload=payload, payload_size=len(f"payload {round}"), base_weights=name_of(round),
+        start_payload=NO_HASH, folded=(), weights_before=NO_HASH, weights_after=NO_HASH, optimiser_before=NO_HASH,
+        optimiser_after=NO_HASH, residual_before=NO_HASH, residual_after=NO_HASH, segments_root=NO_HASH, segments=2,
+        inner_steps=5, tokens=320, loss=5_000_000 - round, training_ms=500, reset=round == 0,
+    )  # fmt: skip
+
+
+class Scene:
+    """A run of one node: the simulation's ledger, and the session of its only slot."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rules = make_rules(rounds=ROUNDS, stages=1, delay=0, max_payload_sizes=({0: 1000},))
+        monkeypatch.setattr(module.Rules, "of_run", lambda *_: rules)
+        self.ledger = Simulation(rules, replicas=1, seed=1, genesis=(name_of(0),))
+        (self.account,) = self.ledger.members
+        self.ledger.outer = lambda round, listed, multipliers: name_of(round + 1)  # type: ignore[method-assign]
+        self.store = BlobStore(folder / "blobs")
+        self.store.put(weights(0))
+        self.trainer, self.counted = Trainer(self.store), list[bool]()
+        self.book, self.metrics, self.refusals = SignedBook(folder / "signed.sqlite", self.account), Metrics(RUN), 0
+        key = self.ledger.members[self.account].key
+        manifest = SimpleNamespace(
+            stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0
+        )
+        self.context: Any = SimpleNamespace(
+            run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
+            account_key=key, signed=self.book,
+            client=self, store=self.store, exchange=self, gossip=SimpleNamespace(publish=self._publish),
+            pipe_service=None, metrics=self.metrics, directory=folder, blobs_directory=self.store.folder,
+            private_data=None, checkpoint_activations=False, contributions_topic="c", seals_topic="s",
+            peer_of=lambda account: None, reject=lambda reason, source: None,
+            on_sealed=lambda sealed, counted: self.counted.append(counted),
+            traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "signalling"), (0, 0)),
+            now=lambda: START + trio.current_time(), domain=DOMAIN,
+        )  # fmt: skip
+        self.domain = DOMAIN
+
+    async def _publish(self, topic: str, data: bytes) -> None:
+        pass
+
+    async def fetch(self, name: bytes, limit: int, peers: Any, seconds: float, *kind: Any) -> Path:
+        if not self.store.has(name):
+            raise BlobNotFound("nobody has it")
+        return self.store.path(name)
+
+    def seal(self, seal: Any, listed: Any, signatures: dict[str, bytes]) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise Reverted("NotYet")
+        self.ledger.block += 1
+        assert self.ledger.seal(seal, listed, tuple(signatures.items()))
+        return SimpleNamespace(block=self.ledger.block)
+
+    def play(self, program: Callable[[Session], Awaitable[None]]) -> None:
+        async def main() -> None:
+            start = trio.current_time()
+            self.context.now = lambda: START + trio.current_time() - start
+            slot = self.ledger.view.slot_of(self.account)
+            assert slot is not None
+            trainer: Any = self.trainer
+            session = Session(self.context, trainer, slot, self.ledger.kept.copy(), self.ledger.block)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow, session)
+                nursery.start_soon(session.run)
+                with trio.fail_after(3000):
+                    await program(session)
+                nursery.cancel_scope.cancel()
+
+        trio.run(main, clock=MockClock(rate=30))
+
+    async def _follow(self, session: Session) -> None:
+        while True:
+            await trio.sleep(0.5)
+            self.ledger.now = self.context.now()
+            self.ledger.block += 1
+            session.on_ledger(self.ledger.kept.copy(), self.ledger.block)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await trio.sleep(0.2)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_rounds_are_trained_signed_sealed_and_adopted(scene: Scene) -> None:
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
+
+    scene.play(program)
+    assert scene.trainer.trained == [0, 1, 2] and scene.counted == [True] * ROUNDS
+    assert sorted(scene.book.contributions(RUN, 0)) == [0, 1, 2]
+    assert scene.store.has(name_of(ROUNDS))
+
+
+def test_a_full_disk_is_told_and_waited_out_and_nothing_is_lost(scene: Scene) -> None:
+    scene.trainer.faults = [LocalTrouble("No space left on device")] * 3
+    told: list[str] = []
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        assert session.machine is not None
+        told.extend(one.reason for one in session.machine.failing(scene.context.now()))
+        await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
+        assert session.machine.diverged is None and not session.machine.failing(scene.context.now())
+
+    scene.play(program)
+    assert told == ["No space left on device"]
+    assert scene.trainer.trained == [0, 1, 2], "each round once"
+
+
+def test_a_training_process_that_dies_costs_its_round_and_no_more(scene: Scene) -> None:
+    async def program(session: Session) -> None:
+        scene.trainer.hold = True
+        await scene.until(lambda: scene.trainer.trained == [0])
+        scene.trainer.hold = False
+        scene.trainer.tell(m.Gone("killed by signal 9"))
+        await scene.until(lambda: session.machine is not None and session.machine.training is None)
+        scene.trainer.tell(m.Opened(None, ({0: 1000},)))
+        await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
+
+    scene.play(program)
+    assert scene.trainer.trained == [0, 0, 1, 2]
+
+
+def test_a_refused_transaction_is_sent_again(scene: Scene) -> None:
+    scene.refusals = 2
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
+
+    scene.play(program)
+    assert scene.refusals == 0
+
+
+def test_it_ends_when_the_slot_is_no_longer_ours(scene: Scene) -> None:
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None)
+        scene.ledger.apply(chain.Left(RUN, scene.account, 0, 0, scene.ledger.at()))
+        await scene.until(lambda: session.lost)
+
+    scene.play(program)
