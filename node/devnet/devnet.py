@@ -167,7 +167,7 @@ class Devnet:
             return cls(root, DevnetRecord(**found))
         except FileNotFoundError:
             raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise Failure(f"{root / _RECORD} is damaged ({error}): start a new demo in another folder") from None
 
     @property
