@@ -1,15 +1,14 @@
 """What the status shows of the training under way."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dlx.ground.constants import MICRO
 from dlx.training.slot.records import Trained
 
 
 @dataclass
 class Progress:
-    """`loss` in nats per token, of the newest step; `losses` by round."""
+    """`loss` in nats per token, of the newest step."""
 
     round: int | None = None
     step: int = 0
@@ -17,7 +16,6 @@ class Progress:
     loss: float | None = None
     tokens_per_second: float | None = None
     tokens: int = 0
-    losses: dict[int, float] = field(default_factory=dict)
     _started: float = 0.0
 
     def begin(self, round: int, steps: int) -> None:
@@ -30,4 +28,3 @@ class Progress:
     def end(self, trained: Trained) -> None:
         seconds = time.monotonic() - self._started
         self.tokens_per_second = trained.tokens / seconds if seconds > 0 else None
-        self.losses[trained.round] = trained.loss / MICRO

@@ -60,6 +60,7 @@ class RoundMachine:
         self._exchange: dict[int, float] = {}  # how long it then took until we had the version that it went into
         # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
         self.last_trained = max(self.last_trained, *self.own, -1)
+        self._forget_own()
         for signed in self.own.values():
             self._known.file_own(signed, here=False)
 
@@ -241,8 +242,16 @@ class RoundMachine:
         self._end_round(None, now)
         self.last_trained = max(self.last_trained, round)
         self.own[round] = signed
+        self._forget_own()
         self._ended = {at: ended for at, ended in self._ended.items() if at >= round - MEASURED_ROUNDS} | {round: now}
         self._known.file_own(signed, here=True)
+
+    def _forget_own(self) -> None:
+        """Of the own contributions whose seals the view has no more, only the newest can matter: the next one names it.
+        In place, because others hold the same dictionary."""
+        oldest = self.view.sealed.oldest(self.stage)
+        for round in [round for round in self.own if round < oldest and round != max(self.own)]:
+            del self.own[round]
 
     def _end_round(self, abandoned: e.RoundAbandoned | None, now: float) -> None:
         """The round under way is trained, unless `abandoned`."""
