@@ -10,6 +10,9 @@ from dlx.node.trainer.spawn import SHARED, ForkServer
 
 @pytest.fixture(scope="session", autouse=True)
 def fork_server() -> Iterator[None]:
+    if SHARED in os.environ:  # of another conftest
+        yield
+        return
     server = ForkServer()
     os.environ[SHARED] = str(server.path)
     yield

@@ -20,7 +20,6 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
-from dlx.ground.blobs import BlobStore
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
@@ -34,6 +33,7 @@ from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
 from dlx.p2p.streams import StreamBroken, write_all
 from tests.e2e.devnets import Watched
+from tests.liars import Unchecked
 from tests.patience import PATIENCE
 
 DELAY = 1  # of the runs in devnets.py
@@ -92,7 +92,7 @@ class Attacker:
         )
         self.gossip = Gossip(self.host, (self.contributions, self.seals))
         self.pipes = PipeService(self.host, lambda peer, hello: "never")
-        self._store = _Unchecked(directory)
+        self._store = Unchecked(directory)
         BlobExchange(self.host, self._store)
         self._records: dict[bytes, SignedContribution] = {}
         self._proposals: dict[bytes, wire.ProposalMessage] = {}  # by the seal's digest
@@ -200,13 +200,6 @@ class Attacker:
         message.signature = self.host.libp2p.get_private_key().sign(b"libp2p-pubsub:" + message.SerializeToString())
         message.key = self.host.libp2p.get_public_key().serialize()
         return message
-
-
-class _Unchecked(BlobStore):
-    """Whose blobs are all as good as any: an honest node serves none that does not match its name."""
-
-    def sound(self, hash_: bytes) -> bool:
-        return self.has(hash_)
 
 
 def lie(fault: Fault, view: RunView, member: Account, domain: Domain) -> SignedContribution:

@@ -18,6 +18,7 @@ from dlx.ledger.events import Evicted, Left
 from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 from tests.node.command import dlx
+from tests.patience import until
 
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 LEAVING = 15.0  # seconds that a clean end may take
@@ -53,7 +54,8 @@ class Terminal:
 
     def start(self, name: str, *arguments: str) -> None:
         """`dlx-node start` in the folder `name`, which goes on running."""
-        command = [sys.executable, "-m", "dlx.node.cli.app", "start", "--datadir", str(self.place / name), *arguments]
+        options = ["--datadir", str(self.place / name), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments]
+        command = [sys.executable, "-m", "dlx.node.cli.app", "start", *options]
         with self.log(name).open("ab") as log:
             self._started[name] = subprocess.Popen(
                 command,
@@ -162,6 +164,8 @@ def test_a_chain_that_does_not_answer(tmp_path: Path, terminal: Terminal) -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     terminal.start("node", "--rpc-url", closed, "--ledger", "0x" + "11" * 20)
-    assert terminal.wait("node") == 3
+    until("the reason why it waits", lambda: "waiting for the chain" in terminal.log("node").read_text())
     (line,) = terminal.log("node").read_text().splitlines()
-    assert line.startswith(f"dlx-node: {closed}: ") and "check --rpc-url" in line
+    assert line.startswith("dlx-node: waiting for the chain, to find the run: no answer from the chain node")
+    code, seconds = terminal.ctrl_c("node")
+    assert code != 0 and seconds < LEAVING and "Traceback" not in terminal.log("node").read_text()

@@ -219,7 +219,7 @@ def test_a_killed_chain_comes_back_and_every_send_arrives_once(tmp_path):
             runs = {future.result() for future in sent}
         update = client.poll(feed)
         assert not update.reorg and sorted(e.run for e in update.events) == sorted(runs)
-        assert not list(tmp_path.rglob("outbox/*/*"))
+        assert not list(tmp_path.rglob("outbox/*/*.json"))
     finally:
         world.stop()
 

@@ -15,7 +15,6 @@ import trio
 import typer
 from typer.testing import CliRunner
 
-from dlx.ground.blobs import BlobStore
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord
@@ -28,6 +27,7 @@ from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.host import Host
 from tests.history_builder import History
+from tests.liars import Unchecked
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -78,7 +78,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
     app.command("pull")(pull_command.command)
     common = [
         *("--run", honest_history.run.hex()[:12], "--rpc-url", honest_history.rpc_url),
-        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path / "nowhere"), "--json"),
+        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path), "--json"),
     ]
     with _peer(honest_history, honest_history.blobs, node_key) as host:
         from dlx.ledger.client import LedgerClient
@@ -92,7 +92,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
     assert (report["run"], report["verdict"]) == ("0x" + honest_history.run.hex(), "PASS")
     assert report["counts"]["PASS"] == len(report["checks"]) and report["not_established"]
     assert pulled.exit_code == 0, pulled.output
-    assert json.loads(pulled.stdout)["round"] == 2
+    assert json.loads(pulled.stdout)["version"] == 2
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
@@ -102,7 +102,7 @@ def test_exit_code_one_only_on_fail(honest_history: History, tmp_path: Path) -> 
     folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
     arguments = [
         *("--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url, "--blobs", str(folder)),
-        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path / "nowhere")),
+        *("--ledger", honest_history.ledger, "--datadir", str(tmp_path)),
     ]
     (folder / honest_history.payloads[0, 0][0].hex()).unlink()
     warned = CliRunner().invoke(app, arguments)
@@ -131,7 +131,7 @@ def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
     chain_id = history.client().chain_id
     hello = wire.Hello(wire.VERSIONS, wire.FEATURES, chain_id, account_bytes(history.ledger), history.run, version())
     host = Host(secret, ["/ip4/127.0.0.1/tcp/0"], [], hello)
-    BlobExchange(host, BlobStore(folder))
+    BlobExchange(host, Unchecked(folder))
     ready = threading.Event()
     scope = trio.CancelScope()
     tokens: list[trio.lowlevel.TrioToken] = []

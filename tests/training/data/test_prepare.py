@@ -126,7 +126,7 @@ def test_the_separator_is_the_end_of_text_or_the_one_named(rows: Path, tmp_path:
     for separator, reason in ((None, "name one"), ("<c>", "no token '<c>'"), (320, "no token of id"), (-1, "id -1")):
         with pytest.raises(DataError, match=reason):
             Vocabulary.read(plain, separator)
-    with pytest.raises(DataError, match="without one, byte 0 stands"):
+    with pytest.raises(DataError, match="without, byte 0 stands"):
         prepare_folder(Preparation([rows], separator="</s>"), tmp_path / "out")
 
 
