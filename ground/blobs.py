@@ -143,6 +143,8 @@ class BlobStore:
         except OSError as error:
             if error.errno not in LOST:
                 raise
+            if error.errno == errno.ENOENT:  # nothing to remove: what is there by now is another's good copy
+                return False
         path.unlink(missing_ok=True)
         return False
 

@@ -106,7 +106,7 @@ class Replay:
     def step(self, state: State) -> Version:
         """What the payloads sealed after `state` make of it; its files lie among the working copies.
 
-        Raises as `payload` does, or what `training.outer.apply_round` raises.
+        Raises as `payload` does, or what `training.outer.step.apply_round` raises.
         """
         sealed = self.view.sealed[state.stage, state.version]
         contributions = [record.contribution for record in sealed.contributions]

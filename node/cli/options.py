@@ -52,7 +52,7 @@ class Verbs(typer.Typer):
 
 
 def setting(key: str) -> Any:
-    """The option of a setting: what it means, its environment variable and its default come from node.config."""
+    """The option of a setting: what it means, its environment variable and its default come from node.home.config."""
     default = getattr(_DEFAULTS, key)
     shown = " ".join(default) if isinstance(default, tuple) else "off" if default is False else str(default)
     return typer.Option(

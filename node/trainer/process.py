@@ -141,8 +141,6 @@ class Server:
                 raise
             except Exception as error:
                 trouble = trouble_of(error)
-                if trouble.kind is m.Kind.WRONG and not last:
-                    raise  # it diverged alone; where there are neighbours, their numbers may be what spoilt the round
                 self.send(m.Abandoned(order.inputs.round, trouble.reason, trouble))
             else:
                 self.send(m.Finished(trained))

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.ground import blob_index, room
+from dlx.ground import blob_index, blobs, room
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom
 from dlx.ground.partial import Partial
 
@@ -62,6 +63,19 @@ def test_a_damaged_blob_is_found_removed_and_put_again(tmp_path):
     assert store.put(b"good") == name and store.path(name).read_bytes() == b"good"
     store.path(name).write_bytes(b"goof")
     assert not store.sound(name) and not store.has(name) and not store.sound(name)
+
+
+def test_a_blob_that_comes_while_somebody_looks_for_it_stays(tmp_path, monkeypatch):
+    store, name = BlobStore(tmp_path), hashlib.sha256(b"good").digest()
+
+    def missed(path):
+        monkeypatch.undo()
+        store.put(b"good")
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(blobs, "file_hash", missed)
+    assert not store.sound(name)
+    assert store.path(name).read_bytes() == b"good"
 
 
 # ---- downloads ----

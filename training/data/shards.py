@@ -1,7 +1,7 @@
 """Training data as blobs: shards of token ids, a data manifest that lists them, and who trains on which sample.
 
 Importing this module loads neither torch nor pyarrow, so that a node can list a run's shards without them;
-`training.prepare` makes shards of documents.
+`training.data.prepare` makes shards of documents.
 """
 
 import hashlib

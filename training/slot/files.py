@@ -22,7 +22,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from dlx.ground import durable
-from dlx.ground.blobs import Damaged
+from dlx.ground.blobs import LOST, Damaged
 from dlx.training.models import weights
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Plan
@@ -67,7 +67,9 @@ class SlotFiles:
         directory.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> State | None:
-        """The committed state, None before the first. Raises SlotError; a newer format's is left as it is."""
+        """The committed state, None before the first. Raises SlotError; a newer format's is left as it is.
+
+        Raises OSError for trouble that is not the file's."""
         if not self._file.exists():
             return None
         try:
@@ -79,7 +81,11 @@ class SlotFiles:
                     "one; nothing was changed"
                 )
             state = msgspec.json.decode(data, type=State)
-        except (OSError, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
+            raise self.damaged(f"slot.json: {error}") from error
+        except OSError as error:
+            if error.errno not in LOST:  # a full or busy machine's
+                raise
             raise self.damaged(f"slot.json: {error}") from error
         if (state.manifest, state.stage) != (self._manifest, self._stage) or not state.recent:
             raise SlotError(f"{self._directory} holds the state of another run or stage (stage {state.stage})")

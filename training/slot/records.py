@@ -19,8 +19,8 @@ class RoundInputs(Struct, frozen=True):
 
 
 class Trained(Struct, frozen=True, forbid_unknown_fields=True):
-    """A finished round, ready to be published. Hashes are 32 bytes: of canonical files (see training.weights), where a
-    state that was never used is the file of its zeros."""
+    """A finished round, ready to be published. Hashes are 32 bytes: of canonical files (see training.models.weights),
+    where a state that was never used is the file of its zeros."""
 
     round: int
     payload: bytes
@@ -34,7 +34,7 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     optimiser_after: bytes
     residual_before: bytes
     residual_after: bytes
-    segments_root: bytes  # over the leaves of `states`, see training.segments
+    segments_root: bytes  # over the leaves of `states`, see training.slot.segments
     segments: int
     inner_steps: int
     tokens: int

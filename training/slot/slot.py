@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def recent(self) -> tuple[Trained, ...]:
-        """The last rounds, newest last, whose private states lie in the slot's directory (see training.slotfiles)."""
+        """The last rounds, newest last, whose private states lie in the slot's directory (see training.slot.files)."""
         return self._state.recent if self._state else ()
 
     def train(

@@ -391,6 +391,21 @@ def test_damaged_state_is_reported(damage: str, history: Callable[..., _History]
         history(0)
 
 
+def test_a_state_that_a_busy_machine_cannot_read_is_not_called_damaged(
+    history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = (run := history(0)).round()
+
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            history(0)
+    assert history(0).slot.last == run.slot.last == trained
+
+
 def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callable[..., _History]) -> None:
     run = history(0)
     run.round()
