@@ -30,6 +30,7 @@ class ChainUpdate:
     head: Head
     events: tuple[Event, ...]
     reorg: bool
+    complete: bool = True  # whether the events told so far reach the block that the feed wants to be at
 
 
 @dataclass(frozen=True)

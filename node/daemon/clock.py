@@ -6,13 +6,19 @@ Timeouts count from block times. A wall clock that is wrong by minutes would mak
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import median_high
 
-_HEADS = 16  # looked back on: a reorganised chain may have gone back in time
+_HEADS = 16  # looked back on
+_WRONG_SECONDS = 60.0  # by which the clock has to be ahead before it is set back
 _SKEW_SECONDS = 5.0  # between the wall clock and the chain's time that are worth a warning
 
 
 class ChainClock:
-    """Unix seconds as the chain counts them. Never goes backwards, and goes on while the chain is silent."""
+    """Unix seconds as the chain counts them, which go on while the chain is silent.
+
+    They rest on the median of the newest blocks, so that one block with a wrong time changes nothing. They never go
+    back, but where they were wrong by more than a minute.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic, self._wall = monotonic, wall
@@ -27,8 +33,9 @@ class ChainClock:
         """The wall clock's time until the first block is seen."""
         if not self._offsets:
             return self._wall()
-        # Blocks come late by as long as they travel, so the one that came soonest is the best witness.
-        self._latest = max(self._latest, self._monotonic() + max(self._offsets))
+        reckoned = self._monotonic() + median_high(self._offsets)
+        if not self._latest - _WRONG_SECONDS <= reckoned <= self._latest:
+            self._latest = reckoned
         return self._latest
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import trio
 
 from dlx.node.daemon.session import Session
+from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
@@ -18,19 +19,21 @@ class Door:
         self._gossip, self._session = gossip, session
         self.pipes = PipeService(host, self._refusal)
 
-    async def run(self) -> None:
+    async def run(self, well: Well) -> None:
+        """Raises what the session does with something; that is gone then, and run again it goes on with the next."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_gossip)
+            nursery.start_soon(self._read_gossip, well)
             async for pipe in self.pipes.incoming:
                 session = self._session()
                 if session is None or not session.take_pipe(pipe):
                     nursery.start_soon(pipe.aclose)
 
-    async def _read_gossip(self) -> None:
+    async def _read_gossip(self, well: Well) -> None:
         async for item in self._gossip.messages:
             session = self._session()
             if session is not None:
                 session.on_gossip(item)
+                well()
 
     def _refusal(self, peer_id: str, hello: wire.PipeHello) -> str | None:
         session = self._session()

@@ -1,9 +1,11 @@
 """Follows the chain: the run and the registered nodes as its events say, rebuilt whenever they cannot be trusted."""
 
 from dataclasses import dataclass
+from random import Random
 
 import trio
 
+from dlx.ground.backoff import Backoff
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.feed import Head
@@ -17,7 +19,7 @@ from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 
 POLL_SECONDS = 0.4
-SILENT_POLL_SECONDS = 2.0  # while the chain does not answer
+SILENCE = Backoff(0.5, 5.0)  # while the chain does not answer
 log = logs.get(__name__)
 
 
@@ -47,7 +49,7 @@ class Follower:
         self.silence: str | None = None  # why the chain does not answer
         self._client, self._run, self._clock = client, run, clock
         self._confirmations, self._seals = 0, 1
-        self._generation = trio.CancelScope()
+        self._generation, self._random = trio.CancelScope(), Random()
 
     def confirm(self, confirmations: int, seals: int) -> None:
         """From here on events count only below so many blocks, and the view has so many of a stage's newest seals; the
@@ -71,7 +73,7 @@ class Follower:
 
     async def _follow(self, well: Well) -> None:
         view, nodes, head = RunView(self._run, self._seals), NodeTable(), None
-        feed = self._client.feed(self._run, self._confirmations)
+        feed, failures, whole = self._client.feed(self._run, self._confirmations), 0, False
         while True:
             try:
                 update = await trio.to_thread.run_sync(self._client.poll, feed, abandon_on_cancel=True)
@@ -79,20 +81,23 @@ class Follower:
                 raise Failure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
             except LedgerUnavailable as error:
                 self._fall_silent(str(error))
-                await trio.sleep(SILENT_POLL_SECONDS)
+                failures += 1
+                await trio.sleep(SILENCE.delay(failures, self._random))
                 continue
+            failures = 0
             if self.silence is not None:
                 self.silence = None
                 log.info("the chain answers again")
             if update.reorg:
                 log.warning("the chain was reorganised: reading the run again")
-                view, nodes = RunView(self._run, self._seals), NodeTable()
+                view, nodes, whole = RunView(self._run, self._seals), NodeTable(), False
             for event in update.events:
                 view.apply(event)
                 nodes.apply(event)
             if head is None or update.head.hash != head.hash:
                 self._see_time(update.head)
-            if update.events or update.reorg or update.head != head:
+            whole = whole or update.complete
+            if whole and (update.events or update.reorg or update.head != head):  # not half of a run
                 head = update.head
                 self.seen.set(ChainSeen(view.copy(), nodes.copy(), head))
             well()

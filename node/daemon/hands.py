@@ -8,7 +8,7 @@ import trio
 
 from dlx.ground.blobs import Kind
 from dlx.ledger.client import Receipt
-from dlx.ledger.typed import Plan, Seal, SignedContribution
+from dlx.ledger.typed import Contribution, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
@@ -23,7 +23,7 @@ from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
-from dlx.node.round.faults import Differs
+from dlx.node.round.faults import Differs, LocalFault
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, Rules
 from dlx.node.trainer import messages as m
@@ -32,6 +32,7 @@ from dlx.p2p import wire
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import RoundInputs, Trained
 
+STATE_FILES = 4  # of the size of the weights: those after a round, two moments, the residual
 OWN_ROUNDS = 4  # whose payloads a later round may fold back: more than any delay
 log = logs.get(__name__)
 
@@ -121,6 +122,9 @@ class SlotHands:
         self._retention.keep(view, version, own)
         for name in self._payloads.superseded(version):
             self._context.store.discard(name)
+        # The next round's files and payload: before it begins, because the training process knows no quota.
+        weights = self._context.manifest.genesis[self._stage].size
+        self._context.store.make_room(STATE_FILES * weights)
 
     async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what our disk has lost of a round's inputs."""
@@ -131,8 +135,12 @@ class SlotHands:
 
     async def contribute(self, trained: Trained, plan: Plan, exchange_seconds: float | None) -> SignedContribution:
         context = self._context
+        if not self._own and not trained.reset:  # it has trained before, and the book knows nothing of it
+            raise LocalFault(
+                f"what this account signed for stage {self._stage} is not in {context.signed.path}: put the file back, "
+                f"or `dlx-node keys import-signed` what was exported, or remove {self._directory / 'slot'}"
+            )
         with told():
-            context.store.note(trained.payload, Kind.PAYLOAD)  # the training process wrote it
             contribution = make_contribution(
                 trained,
                 run=context.run,
@@ -143,9 +151,14 @@ class SlotHands:
                 exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
                 own=self._own,
             )
-            sign = context.signed.sign_contribution
-            signed = await trio.to_thread.run_sync(sign, contribution, self._rules.domain, context.account_key)
-            drop_other_stages(context.directory, self._stage)
+            return await trio.to_thread.run_sync(self._sign_contribution, contribution)
+
+    def _sign_contribution(self, contribution: Contribution) -> SignedContribution:
+        context = self._context
+        context.store.note(contribution.payload, Kind.PAYLOAD)  # the training process wrote it
+        signed = context.signed.sign_contribution(contribution, self._rules.domain, context.account_key)
+        drop_other_stages(context.directory, self._stage)
+        self._retention.release_other_stages()
         return signed
 
     async def sign(self, seal: Seal) -> bytes:
@@ -160,7 +173,7 @@ class SlotHands:
     async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None:
         log.warning("two contributions to one round", account=first.contribution.account)
         with told():
-            keep_evidence(self._directory / "evidence", first, second)
+            await trio.to_thread.run_sync(keep_evidence, self._directory / "evidence", first, second)
 
     async def gossip(self, statement: a.Statement) -> None:
         context = self._context

@@ -40,6 +40,7 @@ from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
 
 LEAVE_SECONDS = 8.0
+MEET_SECONDS = 10.0
 log = logs.get(__name__)
 
 
@@ -106,9 +107,9 @@ class Node:
             for address in self._host.addresses:
                 log.info("listening", address=address)
             nursery.start_soon(keep, "following the chain", self._follower.run)
-            nursery.start_soon(self._door.run)
-            nursery.start_soon(self._meet_members)
-            nursery.start_soon(self._measure)
+            nursery.start_soon(keep, "hearing peers", self._door.run)
+            nursery.start_soon(keep, "meeting members", self._meet_members)
+            nursery.start_soon(keep, "measuring", self._measure)
             nursery.start_soon(keep, "training", self._seat.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
@@ -134,7 +135,7 @@ class Node:
             if for_good and not self._seat.finished:
                 try:
                     await self._membership.leave()
-                except LedgerError as error:
+                except (LedgerError, OSError) as error:
                     log.warning("the slot could not be returned", error=str(error))
         self._scope.cancel()
 
@@ -153,6 +154,9 @@ class Node:
         """Have manifest, data and first weights of the run; then the seat opens."""
         startup, public = self._startup, PublicData(self._store, self._exchange)
         view = (await self._follower.first()).view
+        with trio.move_on_after(MEET_SECONDS):  # nobody has anything before somebody is there
+            while not self._store.has(view.config.manifest) and not self._host.agreed():
+                await trio.sleep(0.1)
         try:
             manifest = await public.manifest(view)
             listed = await public.everything(manifest)
@@ -188,7 +192,7 @@ class Node:
             self._startup.datadir.state / self._startup.run.hex()[:16] / "peers.json",
         )  # fmt: skip
 
-    async def _meet_members(self) -> None:
+    async def _meet_members(self, well: Well) -> None:
         """Stay connected to those whom the ledger names."""
         async for seen in self._follower.seen.values():
             if seen is None or not seen.view.created:
@@ -207,7 +211,7 @@ class Node:
         log.debug("refused", reason=reason, source=source)
         self._metrics.rejected(reason)
 
-    async def _measure(self) -> None:
+    async def _measure(self, well: Well) -> None:
         while True:
             seen = self._follower.seen.value
             if seen is not None:

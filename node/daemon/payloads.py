@@ -13,7 +13,7 @@ from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
-from dlx.node.daemon.versions import Versions, note_made
+from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload
 from dlx.node.round.plans import manifest_plan, plan_of
@@ -74,9 +74,8 @@ class Payloads:
         weights, momentum = view.weights(self.stage, round), view.momentum(self.stage, round)
         started = time.monotonic()
         with told():
-            ask = partial(self.trainer.outer, weights, momentum, payloads, tuple(ranks))
+            ask = partial(self.versions.step, weights, momentum, payloads, tuple(ranks))
             answer = await self._mending(ask, view, round)
-        note_made(self.context.store, answer)
         self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
         self.context.metrics.of_stage(self.stage).outer_seconds.observe(time.monotonic() - started)
         return OuterResult(answer.weights, answer.momentum), answer.energy

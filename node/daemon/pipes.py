@@ -4,15 +4,17 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from random import Random
 
 import trio
 from eth_utils import to_canonical_address
 
+from dlx.ground.backoff import Backoff
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
 
-RETRY_SECONDS = 0.5
+REDIAL = Backoff(0.5, 5.0)
 log = logging.getLogger(__name__)
 
 
@@ -84,14 +86,18 @@ class Pipes:
                 link.scope.cancel()
 
     async def _keep_dialling(self) -> None:
+        failures, random = 0, Random()
         while True:
             holder = self._holder(self._hello.stage + 1)
+            failures += 1
             if holder is not None:
                 try:
-                    await self._pump("next", await self._service.open(holder[1], self._hello))
+                    pipe = await self._service.open(holder[1], self._hello)
+                    failures = 1
+                    await self._pump("next", pipe)
                 except PipeClosed as error:
                     log.debug("no pipe to the next stage: %s", error)
-            await trio.sleep(RETRY_SECONDS)
+            await trio.sleep(REDIAL.delay(failures, random))
 
     async def _pump(self, name: str, pipe: Pipe) -> None:
         outgoing, to_send = trio.open_memory_channel[PipeFrame](math.inf)

@@ -1,6 +1,5 @@
 """A run's public data, by hash, from whoever has it: manifest, data shards, first weights."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,20 @@ from dlx.ledger.view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.runs.fit import check_pipes, differences
-from dlx.p2p.exchange import BlobError, BlobExchange
+from dlx.p2p.exchange import BlobExchange
 from dlx.training.data import shards
 from dlx.training.data.shards import DataManifest
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.recipe import BlobRef
 
-TRY_SECONDS = 30.0  # one try to fetch a blob; it is repeated until the node is stopped
-SAY_SECONDS = 10.0
+TRY_SECONDS = 30.0  # to fetch a blob; what came of it is kept for the next try
 _AT_ONCE = 4
 log = logs.get(__name__)
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """Fetches into `store`; each wait goes on until the node is stopped, and says what it waits for."""
+    """Fetches into `store`. Raises BlobError, OSError where something cannot be had now: ask again, and it goes on."""
 
     store: BlobStore
     exchange: BlobExchange
@@ -66,18 +64,17 @@ class PublicData:
                 nursery.start_soon(one, blob)
 
     async def _fetch(self, name: bytes, size: int) -> Path:
-        told = -math.inf
-        while True:
-            try:
-                path = await self.exchange.fetch(name, size, None, TRY_SECONDS)
-                if await trio.to_thread.run_sync(self.store.sound, name):
-                    self.store.note(name, Kind.PUBLIC)
-                    return path
-            except (BlobError, OSError) as error:
-                if trio.current_time() > told + SAY_SECONDS:
-                    told = trio.current_time()
-                    log.info("waiting for a public blob", blob=name.hex()[:12], error=str(error))
-                await trio.sleep(0.3)
+        for _ in range(2):  # a damaged copy goes, and is had again
+            path = await self.exchange.fetch(name, size, None, TRY_SECONDS)
+            if await trio.to_thread.run_sync(self._noted, name):
+                return path
+        raise OSError(f"this disk damages what is written to it: {path}")
+
+    def _noted(self, name: bytes) -> bool:
+        sound = self.store.sound(name)
+        if sound:
+            self.store.note(name, Kind.PUBLIC)
+        return sound
 
 
 def private_folder(chosen: str, blobs: Path, manifest: Manifest, public: DataManifest) -> Path | None:

@@ -41,6 +41,12 @@ class Retention:
         for kind in (Kind.PAYLOAD, Kind.VERSION):
             self.store.evict(kind, LOOKED_AT_SECONDS)
 
+    def release_other_stages(self) -> None:
+        """The node has left the stages that it held before, for good."""
+        run = f"{self.run.hex()[:16]}/"
+        for owner in self.store.owners(run) - self.store.owners(f"{run}{self.stage}/"):
+            self.store.release(owner)
+
     def _pin(self, owner: str, hashes: Collection[bytes], kind: Kind) -> None:
         self.store.pin(owner, hashes)
         for hash_ in hashes:  # whoever wrote them, and even where the index was lost

@@ -59,8 +59,7 @@ class Seat:
                 while (slot := self._membership.slot) is None and not self.finished:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))
                 if slot is not None:
-                    well()
-                    await self._hold(context, trainer, slot)
+                    await self._hold(context, trainer, slot, well)
                 nursery.cancel_scope.cancel()
             if self.finished:
                 log.info("the run is finished: serving its blobs until stopped")
@@ -80,21 +79,25 @@ class Seat:
         kept = kept_stage(context.directory)
         await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE))
 
-    async def _hold(self, context: RunContext, trainer: Trainer, slot: tuple[int, int]) -> None:
+    async def _hold(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], well: Well) -> None:
         """One session, from the slot's opening until it is no longer ours."""
         seen = await self._follower.first()
         session = Session(context, trainer, slot, seen.view, seen.head.block)
-        self.session = session
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell, session)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, session, well)
+            self.session = session
+            try:
                 await session.run()
-                nursery.cancel_scope.cancel()
-        finally:
-            self.session = None
+            finally:
+                self.session = None  # at once: whoever came with something would find its task group closed
+            nursery.cancel_scope.cancel()
         log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
 
-    async def _tell(self, session: Session) -> None:
+    async def _tell(self, session: Session, well: Well) -> None:
+        worked = session.last_trained
         async for seen in self._follower.seen.values():
             if seen is not None:
                 session.on_ledger(seen.view, seen.head.block)
+                if session.last_trained != worked:
+                    worked = session.last_trained
+                    well()  # a session that trains rounds is no failure, however it ends

@@ -4,11 +4,14 @@ Everything runs in the trio task group of `Session.run`; the machine decides, th
 """
 
 import contextlib
+from random import Random
 
 import trio
 
+from dlx.ground.backoff import Backoff
 from dlx.ground.constants import MICRO
-from dlx.ledger.typed import SignatureError, TypedError
+from dlx.ground.errors import DlxError
+from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.hands import SlotHands
@@ -33,7 +36,12 @@ from dlx.p2p.pipe import Pipe
 from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
+REFETCH = Backoff(0.5, 30.0)
 log = logs.get(__name__)
+
+
+class ClockCorrected(DlxError):
+    """All that the round machine waits for was reckoned by a wrong time: it begins anew."""
 
 
 class Session:
@@ -56,8 +64,13 @@ class Session:
         )
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
-        self._over = trio.Event()
+        self._over, self._now = trio.Event(), 0.0
         self.lost = False
+
+    @property
+    def last_trained(self) -> int | None:
+        """The newest round that was trained here; None before the slot is open."""
+        return None if self.machine is None else self.machine.last_trained
 
     # ---- life ----
 
@@ -73,7 +86,9 @@ class Session:
                 ),
                 self._on_trainer,
             )  # fmt: skip
-            self._begin(opened)
+            own = await trio.to_thread.run_sync(context.signed.contributions, context.run, self.stage)
+            await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
+            self._begin(opened, own)
             await self._hands.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
@@ -89,14 +104,12 @@ class Session:
                 while self.machine.training is not None:
                     await trio.sleep(0.05)
 
-    def _begin(self, opened: m.Opened) -> None:
-        context = self.context
+    def _begin(self, opened: m.Opened, own: dict[int, SignedContribution]) -> None:
+        context, view = self.context, self._first_view
         self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
         self.versions = Versions(
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
         )
-        own, view = context.signed.contributions(context.run, self.stage), self._first_view
-        drop_other_stages(context.directory, self.stage)
         newest, oldest = self.versions.newest(view)
         machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
@@ -130,7 +143,11 @@ class Session:
         """Feeds the machine and starts what it asks for."""
         if self.machine is None:
             return
-        for action in self.machine.handle(event, self.context.now()):
+        now = self.context.now()
+        if now < self._now:
+            raise ClockCorrected(f"the chain's time went back by {self._now - now:.0f} s")
+        self._now = now
+        for action in self.machine.handle(event, now):
             if isinstance(action, a.Prompt):
                 action.act(self._hands)
             else:
@@ -233,9 +250,16 @@ class Session:
         context = self.context
         for name in blobs:
             await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
-        public = PublicData(context.store, context.exchange)
-        await public.manifest(self.machine.view if self.machine else self._first_view)
-        await public.everything(context.manifest)
+        public, failures = PublicData(context.store, context.exchange), 0
+        while True:
+            try:
+                await public.manifest(self.machine.view if self.machine else self._first_view)
+                await public.everything(context.manifest)
+                return
+            except (DlxError, OSError) as error:
+                failures += 1
+                log.warning("public data that this disk has lost is not here again yet", error=str(error))
+                await trio.sleep(REFETCH.delay(failures, Random()))
 
     async def _abandoned(self, message: m.Abandoned) -> None:
         """The round machine hears of it when what was missing or damaged on our disk is here again, or cannot be."""

@@ -63,6 +63,18 @@ class Versions:
             for name in self._hashes(view, version):
                 await fetch(self.exchange, self.store, name, self._size_limit, None, FETCH_SECONDS, Kind.VERSION)
 
+    async def step(
+        self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...], ranks: tuple[int, ...] = ()
+    ) -> Answer:
+        """The training process's outer step, see `Trainer.outer`. What it writes has room, and is known for what it is.
+
+        Raises NoRoom too.
+        """
+        await trio.to_thread.run_sync(self.store.make_room, 2 * self._size_limit)  # weights and outer momentum
+        answer = await self.trainer.outer(weights, momentum, payloads, ranks)
+        await trio.to_thread.run_sync(self._note_made, answer)
+        return answer
+
     async def mend(self, view: RunView, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what of a round's inputs (its base version, payloads) is missing or damaged on our disk."""
         base = self._hashes(view, round) if round <= view.next_round(self.stage) else []
@@ -92,7 +104,7 @@ class Versions:
                     Kind.PAYLOAD,
                 )  # fmt: skip
             try:
-                answer = await self.trainer.outer(
+                answer = await self.step(
                     sealed.seal.previous_weights, sealed.seal.previous_momentum, self._payloads(view, sealed)
                 )
             except BlobTrouble as error:
@@ -101,7 +113,6 @@ class Versions:
             except Wrong as error:
                 verdict = str(error)
             else:
-                note_made(self.store, answer)
                 if (answer.weights, answer.momentum) == expected:
                     return
                 verdict = f"{answer.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
@@ -131,9 +142,7 @@ class Versions:
     def _size_limit(self) -> int:
         return self.manifest.genesis[self.stage].size  # all versions of a stage have the genesis' layout
 
-
-def note_made(store: BlobStore, made: Answer) -> None:
-    """Tell the store what an outer step of the training process wrote into its folder."""
-    for name in (made.weights, made.momentum):
-        if name != NO_HASH:
-            store.note(name, Kind.VERSION)
+    def _note_made(self, answer: Answer) -> None:
+        for name in (answer.weights, answer.momentum):
+            if name != NO_HASH:
+                self.store.note(name, Kind.VERSION)

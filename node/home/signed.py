@@ -67,7 +67,7 @@ class SignedBook:
 
     def __init__(self, path: Path, account: str) -> None:
         self.account = account
-        self._path, self._lock = path, threading.Lock()
+        self.path, self._lock = path, threading.Lock()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, durable.SECRET))
         durable.sync_directory(path.parent)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -184,13 +184,13 @@ class SignedBook:
             yield
         except sqlite3.OperationalError as error:  # full, read-only, busy: what is stored is whole
             full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(self._path)) from error
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(self.path)) from error
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> Failure:
         return Failure(
-            f"{self._path} is damaged ({error}): restore it from a backup or an export; "
+            f"{self.path} is damaged ({error}): restore it from a backup or an export; "
             "without it this account may sign two things about one round"
         )
 

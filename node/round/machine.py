@@ -188,7 +188,7 @@ class RoundMachine:
                 self._see_finished(trained, now)
             case e.RoundTrained():
                 self._see_trained(event.signed, now)
-            case e.RoundAbandoned():
+            case e.RoundAbandoned() if event.round == self.training:  # a late one speaks of another
                 self._end_round(event, now)
             case e.TrainerGone(reason=reason):
                 self._gone = reason

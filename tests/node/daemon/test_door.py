@@ -44,7 +44,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
         door: Any = Door(nobody, gossip, lambda: sessions[-1] if sessions else None)  # type: ignore[arg-type,return-value]
         early, refused, taken = Pipe(), Pipe(), Pipe()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(door.run)
+            nursery.start_soon(door.run, lambda: None)
             assert door.pipes.refuse("a peer", None) == "no slot yet"
             rounds = ([], early, "early"), ([Session(False)], refused, "first"), ([Session(True)], taken, "second")
             for arriving, pipe, item in rounds:

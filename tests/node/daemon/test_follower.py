@@ -23,8 +23,8 @@ JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
 
 
-def update(block: int, *events: Event, reorg: bool = False) -> ChainUpdate:
-    return ChainUpdate(Head(block, bytes([block]) * 32, 1_700_000_000 + block), events, reorg)
+def update(block: int, *events: Event, reorg: bool = False, complete: bool = True) -> ChainUpdate:
+    return ChainUpdate(Head(block, bytes([block]) * 32, 1_700_000_000 + block), events, reorg, complete)
 
 
 class Client:
@@ -122,6 +122,16 @@ def test_confirmations_that_become_known_forget_what_may_yet_be_taken_back() -> 
         assert follower.seen.value is None
         seen = await follower.first()
         assert not seen.view.members() and client.feeds == [0, 1]
+
+    follow(client, program)
+
+
+def test_half_of_a_run_is_not_taken_for_the_whole() -> None:
+    client = Client(update(1, complete=False), update(2, CREATED, complete=False), update(3, JOINED))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        seen = await follower.first()
+        assert seen.head.block == 3 and set(seen.view.members()) == {CREATOR}
 
     follow(client, program)
 

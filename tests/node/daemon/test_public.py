@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from dlx.ground.blobs import BlobStore
 from dlx.node.daemon import public as module
 from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.recipe.recipe import BlobRef
@@ -35,14 +36,28 @@ class Exchange:
 
 
 def test_it_is_asked_for_until_it_is_here_and_a_damaged_copy_is_had_again(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path)
+    store, told = BlobStore(tmp_path), list[str]()
     exchange: Any = Exchange(store, BlobNotFound("nobody has it"), OSError(28, "No space left"), b"damaged!", GOOD)
 
     async def main() -> None:
-        await PublicData(store, exchange)._fetch_all([REF])
+        supervisor = Supervisor(lambda part: told.extend(one.reason for one in supervisor.troubles.values()))
+
+        async def part(well: Any) -> None:
+            await PublicData(store, exchange)._fetch_all([REF])
+
+        await supervisor.keep("preparing the run", part)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert not exchange.answers and store.path(NAME).read_bytes() == GOOD
+    assert told == ["nobody has it", "[Errno 28] No space left"], "each with its reason"
+
+
+def test_a_disk_that_damages_everything_is_at_fault_and_nobody_else(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    exchange: Any = Exchange(store, b"damaged!", b"damaged!")
+    with pytest.raises(ExceptionGroup) as raised:
+        trio.run(PublicData(store, exchange)._fetch_all, [REF])
+    assert raised.group_contains(OSError, match="this disk damages what is written to it")
 
 
 def test_a_manifest_that_the_ledger_contradicts_takes_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,3 +124,17 @@ def test_what_the_training_process_wrote_is_known_for_what_it_is_also_where_the_
     weights, payload = store.put(version_bytes(1)), store.put(payload_bytes(0))  # as files that nobody spoke of
     keep(retention(store), View(1), 1)
     assert (store.kind(weights), store.kind(payload)) == (Kind.VERSION, Kind.PAYLOAD)
+
+
+def test_a_stage_that_was_left_needs_nothing_any_more(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    here = retention(store)
+    there = Retention(store, here.manifest, RUN, STAGE + 1)
+    mine, theirs = store.put(b"mine", Kind.PAYLOAD), store.put(b"of the old stage", Kind.PAYLOAD)
+    store.pin(f"{RUN.hex()[:16]}/{STAGE}/own", [mine])
+    store.pin(f"{RUN.hex()[:16]}/{STAGE + 1}/own", [theirs])
+    there.store.pin("another run/0/own", [theirs])
+    here.release_other_stages()
+    assert store.has(mine) and store.has(theirs), "another run needs it"
+    store.release("another run/0/own")
+    assert not store.has(theirs)

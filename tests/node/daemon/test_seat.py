@@ -31,17 +31,17 @@ class Membership:
 
 
 class Session:
-    """Ends when the test cancels it; the first one of the log fails where the test wants that."""
+    """Ends when the test cancels it, or fails where the test wants that."""
 
     log: list[tuple[int, int]]
-    fail: bool
+    fail: int  # so many of the first sessions
 
     def __init__(self, context: Any, trainer: Any, slot: tuple[int, int], view: Any, block: int) -> None:
-        self.slot, self.over, self.told = slot, trio.Event(), 0
+        self.slot, self.over, self.told, self.last_trained = slot, trio.Event(), 0, 0
         Session.log.append(slot)
 
     async def run(self) -> None:
-        if Session.fail and len(Session.log) == 1:
+        if len(Session.log) <= Session.fail:
             raise RuntimeError("a fault of ours")
         await self.over.wait()
 
@@ -94,7 +94,7 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
 
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
-    Session.fail = False
+    Session.fail = 0
     return run
 
 
@@ -118,7 +118,7 @@ def test_a_slot_that_is_lost_makes_room_for_the_next_one(act: Callable[..., None
 def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_its_own(
     act: Callable[..., None],
 ) -> None:
-    Session.fail = True
+    Session.fail = 1
 
     async def program(seat: Seat) -> None:
         await trio.sleep(60)
@@ -126,6 +126,16 @@ def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_
 
     act(Membership((0, 1)), program)
     assert Session.log == [(0, 1), (0, 1)]
+
+
+def test_sessions_that_fail_before_they_trained_anything_are_tried_ever_less_often(act: Callable[..., None]) -> None:
+    Session.fail = 1000
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(300)
+
+    act(Membership((0, 1)), program)
+    assert 10 <= len(Session.log) <= 20, "0.5 s doubling to 30 s"
 
 
 def test_it_asks_for_the_stage_that_it_has_the_state_of(act: Callable[..., None], tmp_path: Path) -> None:

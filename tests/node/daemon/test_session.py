@@ -38,6 +38,7 @@ class Trainer:
     def __init__(self, store: BlobStore) -> None:
         self.store, self.faults, self.hold = store, list[Exception](), False
         self.trained: list[int] = []
+        self.fresh = True
         self.tell: Callable[[Any], None] = lambda message: None
 
     async def open(self, opening: m.Open, on_message: Callable[[Any], None]) -> m.Opened:
@@ -53,7 +54,7 @@ class Trainer:
     async def _finish(self, round: int) -> None:
         await trio.sleep(0.5)
         payload = self.store.put(f"payload {round}".encode())
-        self.tell(m.Finished(trained(round, payload)))
+        self.tell(m.Finished(trained(round, payload, self.fresh and round == 0)))
 
     async def check(self, payload: bytes, plan: Any) -> None:
         pass
@@ -69,12 +70,12 @@ def name_of(version: int) -> bytes:
     return hashlib.sha256(weights(version)).digest()
 
 
-def trained(round: int, payload: bytes) -> Trained:
+def trained(round: int, payload: bytes, reset: bool) -> Trained:
     return Trained(
         round=round, payload=payload, payload_size=len(f"payload {round}"), base_weights=name_of(round),
         start_payload=NO_HASH, folded=(), weights_before=NO_HASH, weights_after=NO_HASH, optimiser_before=NO_HASH,
         optimiser_after=NO_HASH, residual_before=NO_HASH, residual_after=NO_HASH, segments_root=NO_HASH, segments=2,
-        inner_steps=5, tokens=320, loss=5_000_000 - round, training_ms=500, reset=round == 0,
+        inner_steps=5, tokens=320, loss=5_000_000 - round, training_ms=500, reset=reset,
     )  # fmt: skip
 
 
@@ -215,3 +216,28 @@ def test_it_ends_when_the_slot_is_no_longer_ours(scene: Scene) -> None:
         await scene.until(lambda: session.lost)
 
     scene.play(program)
+
+
+def test_without_the_record_of_what_was_signed_nothing_is_signed_that_might_contradict_it(scene: Scene) -> None:
+    told: list[str] = []
+    scene.trainer.fresh = False  # its state has rounds that the book knows nothing of
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        assert session.machine is not None
+        told.extend(one.reason for one in session.machine.failing(scene.context.now()))
+
+    scene.play(program)
+    assert "signed.sqlite: put the file back" in told[0] and not scene.book.contributions(RUN, 0)
+
+
+def test_a_clock_that_was_set_back_has_the_session_begin_anew(scene: Scene) -> None:
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None)
+        true = scene.context.now
+        scene.context.now = lambda: true() - 3600
+        await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        scene.play(program)
+    assert raised.group_contains(module.ClockCorrected)

@@ -87,7 +87,7 @@ class FakeTrainer:
     def __init__(self, *answers: tuple[bytes, bytes] | Exception) -> None:
         self.answers = list(answers)
 
-    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...]) -> Any:
+    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...], ranks: Any) -> Any:
         assert [payload.payload for payload in payloads] == [name(b"payload")]
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):

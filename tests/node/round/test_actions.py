@@ -7,6 +7,7 @@ import trio
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.faults import Differs
+from tests.node.round.simulation import Simulation, make_rules
 
 
 class Hands:
@@ -21,3 +22,13 @@ def test_a_machine_whose_arithmetic_contradicts_what_it_signed_stops_contributin
     hands: Any = Hands()
     outcome = trio.run(a.SignSeal(seal, b"digest").run, hands)
     assert outcome == e.VersionDiffers(5, "another next version was signed for the same contributions")
+
+
+def test_what_is_said_late_of_another_round_does_not_end_the_one_under_way() -> None:
+    sim = Simulation(make_rules(stages=1, delay=0), replicas=1, seed=3)
+    (member,) = sim.members.values()
+    assert sim.run(lambda: member.machine.training == 1, 60)
+    sim.feed(member, e.RoundAbandoned(0, "a blob was damaged"))
+    assert member.machine.training == 1
+    sim.feed(member, e.RoundAbandoned(1, "a blob was damaged"))
+    assert member.machine.training is None
