@@ -19,6 +19,7 @@ from dlx.training.recipe.recipe import Plan
 OPEN_SECONDS = 120.0  # a large slot's state is read from disk
 REQUEST_SECONDS = 120.0  # for each payload of a request
 RESTART = Backoff(first=0.5, cap=60.0)
+SILENCES = 2  # questions in a row without even a late answer: it hangs
 STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
 MAX_WAITING_FRAMES = 256
 log = logs.get(__name__)
@@ -66,7 +67,7 @@ class Trainer:
     trainer gets again."""
 
     def __init__(self) -> None:
-        self.restarts = 0
+        self.trouble: str | None = None  # why there is no open slot, or no process; None: all is well, as far as known
         self.pid: int | None = None  # None while there is no process
         self.loaded = trio.Event()  # a slot would open quickly now
         self._on_message: OnMessage = lambda message: None
@@ -78,26 +79,27 @@ class Trainer:
         self._requests = count(1)
         self._answers: dict[int, trio.MemorySendChannel[m.Answer]] = {}
         self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
-        self._scope = trio.CancelScope()
+        self._silences = 0  # in a row, of the process that runs now
+        self._life = trio.CancelScope()  # of that process
+        self._given_up = ""  # why its life was cancelled
         self._random = Random()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Runs until `close`. A process that ends, whatever ended it, is started again with back-off; `on_message`
+        """Runs until cancelled. A process that ends, whatever ended it, is started again with back-off; `on_message`
         hears of it. Raises Failure for what no other process would mend."""
         task_status.started()
         failures = 0
-        with self._scope:
-            while True:
-                began = trio.current_time()
-                trouble = await self._live()
-                if trouble.kind is m.Kind.WRONG:
-                    raise Failure(f"the training process failed: {trouble.reason}")
-                failures = 1 if trio.current_time() - began > STEADY_SECONDS else failures + 1
-                delay = RESTART.delay(failures, self._random)
-                log.warning("the training process ended", error=trouble.reason, again_in_seconds=round(delay, 1))
-                self._void(trouble)
-                await trio.sleep(delay)
-                self.restarts += 1
+        while True:
+            began = trio.current_time()
+            trouble = await self._live()
+            if trouble.kind is m.Kind.WRONG:
+                raise Failure(f"the training process failed: {trouble.reason}")
+            failures = 1 if trio.current_time() - began > STEADY_SECONDS else failures + 1
+            delay = RESTART.delay(failures, self._random)
+            log.warning("the training process ended", error=trouble.reason, again_in_seconds=round(delay, 1))
+            self.trouble = trouble.reason + (f" ({failures} times in a row)" if failures > 1 else "")
+            self._void(trouble)
+            await trio.sleep(delay)
 
     async def open(self, opening: m.Open, on_message: OnMessage) -> m.Opened:
         """Gives the process its slot, once; from then on `on_message` hears of everything else, in order.
@@ -110,10 +112,6 @@ class Trainer:
         await self._was_opened.wait()
         assert self._first_opened is not None
         return self._first_opened
-
-    def close(self) -> None:
-        """Ends the process for good."""
-        self._scope.cancel()
 
     def post(self, message: m.ToTrainer) -> None:
         """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says."""
@@ -159,6 +157,9 @@ class Trainer:
                 with trio.fail_after(seconds):
                     answer = await receive.receive()
         except trio.TooSlowError:
+            self._silences += 1
+            if self._silences >= SILENCES:
+                self._give_up(f"it left {self._silences} questions in a row without an answer")
             raise TrainerSilent(f"no answer from the training process within {seconds:.0f} s") from None
         finally:
             self._answers.pop(request, None)
@@ -175,7 +176,7 @@ class Trainer:
         except OSError as error:
             return m.Trouble(m.Kind.LOCAL, f"it could not be started: {error}")
         log.info("training process started", pid=spawned.pid)
-        self.pid, self._is_open = spawned.pid, trio.Event()
+        self.pid, self._is_open, self._silences = spawned.pid, trio.Event(), 0
         try:
             failed = await self._talk(spawned)
         finally:
@@ -191,8 +192,9 @@ class Trainer:
         if self._opening is not None:
             self.post(self._opening)
         async with stream, trio.open_nursery() as nursery:
+            self._life = nursery.cancel_scope
             nursery.start_soon(_write, stream, to_send)
-            nursery.start_soon(self._await_opening, nursery.cancel_scope)
+            nursery.start_soon(self._await_opening)
             while (message := await _read(stream)) is not None:
                 if isinstance(message, m.Failed):
                     nursery.cancel_scope.cancel()
@@ -200,21 +202,29 @@ class Trainer:
                 self._dispatch(message)
             nursery.cancel_scope.cancel()
             return None
-        return m.Trouble(m.Kind.LOCAL, f"it did not open its slot within {OPEN_SECONDS:.0f} s")
+        return m.Trouble(m.Kind.LOCAL, self._given_up)
 
-    async def _await_opening(self, life: trio.CancelScope) -> None:
+    async def _await_opening(self) -> None:
         """A process that does not open its slot in time is given up."""
         await self._asked.wait()
         with trio.move_on_after(OPEN_SECONDS):
             await self._is_open.wait()
             return
-        life.cancel()
+        self._give_up(f"it did not open its slot within {OPEN_SECONDS:.0f} s")
+
+    def _give_up(self, reason: str) -> None:
+        """End the process that runs now; `run` starts another."""
+        self._given_up = reason
+        self._life.cancel()
 
     def _dispatch(self, message: m.FromTrainer) -> None:
         match message:
             case m.Loaded():
                 self.loaded.set()
+                if self._opening is None:
+                    self.trouble = None
             case m.Opened():
+                self.trouble = None
                 self._is_open.set()
                 if self._first_opened is None:
                     self._first_opened = message
@@ -222,6 +232,7 @@ class Trainer:
                 else:
                     self._on_message(message)
             case m.Answer(request=request):
+                self._silences = 0
                 if request in self._answers:
                     self._answers.pop(request).send_nowait(message)
             case _:

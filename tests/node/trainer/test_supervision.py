@@ -20,7 +20,7 @@ from dlx.ground.blobs import write_blob
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import client, spawn
 from dlx.node.trainer import messages as m
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, TrainerSilent
 from dlx.training.data.shards import Dataset
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
@@ -82,7 +82,7 @@ async def trainer(run: Run) -> AsyncIterator[Trainer]:
             made = Trainer()
             await nursery.start(made.run)
             yield made
-            made.close()
+            nursery.cancel_scope.cancel()
 
 
 def in_trio(test: Callable[[], Awaitable[None]]) -> None:
@@ -102,7 +102,57 @@ def test_a_process_killed_while_idle_comes_back_with_its_slot(run: Run) -> None:
             await kill(one)
             assert "SIGKILL" in (await run.next(m.Gone)).reason
             assert await run.next(m.Opened) == opened
-            assert one.restarts == 1 and one.pid not in (None, first)
+            assert one.trouble is None and one.pid not in (None, first)
+
+    in_trio(test)
+
+
+def test_why_there_is_no_process_is_known_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = list[str | None]()
+
+    async def test() -> None:
+        one = Trainer()
+
+        def fails_twice() -> spawn.Spawned:
+            known.append(one.trouble)
+            if len(known) < 3:
+                raise OSError("no room for another process")
+            return spawn.spawn()
+
+        monkeypatch.setattr(client, "spawn", fails_twice)
+        with trio.fail_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(one.run)
+                await one.loaded.wait()
+                nursery.cancel_scope.cancel()
+        assert one.trouble is None
+        reason = "it could not be started: no room for another process"
+        assert known == [None, reason, f"{reason} (2 times in a row)"]
+
+    in_trio(test)
+
+
+def test_a_process_that_hangs_is_ended_after_two_silences_and_comes_back(
+    run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = run.trained_here(dataset).payload
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            assert one.pid is not None
+            first = one.pid
+            os.kill(first, signal.SIGSTOP)
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "REQUEST_SECONDS", 0.1)
+                for _ in range(2):
+                    assert one.pid == first
+                    with pytest.raises(TrainerSilent):
+                        await one.check(payload, run.manifest.plan)
+            assert "2 questions in a row without an answer" in (await run.next(m.Gone)).reason
+            await run.next(m.Opened)
+            assert one.trouble is None and one.pid != first
+            await one.check(payload, run.manifest.plan)
 
     in_trio(test)
 
@@ -228,14 +278,16 @@ def test_a_slot_whose_manifest_is_lost_opens_when_it_is_back(run: Run) -> None:
     whole = path.read_bytes()
     path.unlink()
 
-    async def bring_back() -> None:
+    async def bring_back(one: Trainer) -> None:
         assert (await run.next(m.Gone)).blobs == (run.name,)
+        assert one.trouble is not None and run.name.hex() in one.trouble
         path.write_bytes(whole)
 
     async def test() -> None:
         async with trainer(run) as one, trio.open_nursery() as nursery:
-            nursery.start_soon(bring_back)
+            nursery.start_soon(bring_back, one)
             assert (await one.open(run.opening, run.hear)).trained is None
+            assert one.trouble is None
 
     in_trio(test)
 
