@@ -8,7 +8,6 @@ import errno
 import functools
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -165,20 +164,6 @@ class BlobStore:
             durable.write_bytes(self._target(hash_, kind), data)
         else:
             self.note(hash_, kind)
-        return hash_
-
-    def put_file(self, source: Path, kind: Kind = Kind.PUBLIC) -> bytes:
-        """Store a copy of a file, durable on return; its sha256. Raises NoRoom where there is none."""
-        self.make_room(source.stat().st_size)
-        copy = self._partials / f"copy-{os.urandom(8).hex()}"
-        try:
-            shutil.copyfile(source, copy)  # hash the copy: the source may change meanwhile
-            hash_ = file_hash(copy)
-            self.note(hash_, kind)
-            if not self.has(hash_):
-                durable.move(copy, self._target(hash_, kind))
-        finally:
-            copy.unlink(missing_ok=True)
         return hash_
 
     def remove(self, hash_: bytes) -> None:

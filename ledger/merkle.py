@@ -23,13 +23,6 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     return tuple(proof)
 
 
-def verify_proof(leaf: bytes, proof: Sequence[bytes], root: bytes) -> bool:
-    """Whether the proof leads from the leaf to the root."""
-    for sibling in proof:
-        leaf = _pair(leaf, sibling)
-    return leaf == root
-
-
 def _parents(level: list[bytes]) -> list[bytes]:
     paired = [_pair(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
     return paired + level[2 * len(paired) :]

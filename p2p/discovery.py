@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import trio
@@ -13,11 +13,12 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
+from dlx.ground.backoff import Backoff
 from dlx.p2p.addresses import ADDRESSES_PER_PEER, usable
 from dlx.p2p.guard import GuardedHost, GuardedSwarm
 
 DIAL_DEADLINE = 5.0  # s per address
-BACKOFF = 1.0, 60.0  # s, first and longest pause between two attempts
+RETRY = Backoff(first=1.0, cap=60.0)
 REFUSED = 300.0  # s before a peer of another run is tried again
 PEERS = 128  # connections that the loop makes by itself
 PARALLEL = 8
@@ -48,6 +49,7 @@ class Dialer:
         self._agreed = agreed
         self._entries: dict[ID, _Entry] = {}
         self._changed = trio.Event()
+        self._random = Random()
 
     def known(self, peer: ID, addresses: list[Multiaddr], patient: bool = True) -> None:
         """Add a peer that the ledger or the operator names, or new addresses of it (first in line)."""
@@ -94,7 +96,7 @@ class Dialer:
                 for peer in due[: max(0, PEERS - len(self._network.connections))]:
                     # when two peers learn of each other at once, one connection is enough
                     patience = PATIENCE if self._entries[peer].patient and self._own > str(peer) else 0.0
-                    self._entries[peer].next_try = trio.current_time() + patience + BACKOFF[1]
+                    self._entries[peer].next_try = trio.current_time() + patience + RETRY.cap
                     nursery.start_soon(self._attempt, peer, patience, limiters[self._entries[peer].named])
                 with trio.move_on_after(1):
                     await self._changed.wait()
@@ -137,7 +139,7 @@ class Dialer:
         entry.failures += 1
         if not entry.lasting and entry.failures > 5:
             self._entries.pop(peer, None)  # the DHT names it again if it comes back
-        elif entry.next_try < trio.current_time() + 2 * BACKOFF[1]:  # not refused meanwhile
+        elif entry.next_try < trio.current_time() + 2 * RETRY.cap:  # not refused meanwhile
             entry.next_try = trio.current_time() + self._pause(entry)
 
     async def _dial(self, peer: ID, address: Multiaddr) -> None:
@@ -155,9 +157,8 @@ class Dialer:
             and not entry.dialling.locked()
         )
 
-    @staticmethod
-    def _pause(entry: _Entry) -> float:
-        return min(BACKOFF[1], BACKOFF[0] * 2 ** min(entry.failures, 10)) * random.uniform(0.75, 1.25)
+    def _pause(self, entry: _Entry) -> float:
+        return RETRY.delay(entry.failures + 1, self._random)
 
 
 class Discovery:

@@ -1,19 +1,21 @@
 """Blobs between peers: ranges of at most 1 MiB, from several peers at once, checked before use."""
 
 import hashlib
+import itertools
 import logging
 import math
 import os
-import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import trio
 from libp2p.abc import INetStream
 
+from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, Partial
 from dlx.ground.errors import DlxError
 from dlx.p2p import wire
@@ -27,6 +29,7 @@ IDLE = 30.0  # s that a client may leave a stream unused
 CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
 ASK_DEADLINE = 10.0
 PATIENCE = 0.5  # s for the other answers once there is one
+RETRY = Backoff(first=0.5, cap=5.0)
 PROVIDERS = 4  # at once
 EMPTY = hashlib.sha256().digest()
 RECHECK = 60.0  # s that a look at a blob that is served counts: as long as a ban for a damaged one
@@ -77,15 +80,13 @@ class _Look:
 class BlobExchange:
     """Make it before the host runs. Serves what the store holds, fetches what it lacks.
 
-    `on_bad_peer(peer id, hash)` is told of peers that served wrong bytes; they are also disconnected for a while.
+    Peers that served wrong bytes are disconnected for a while.
     """
 
-    def __init__(
-        self, host: Host, store: BlobStore, on_bad_peer: Callable[[str, bytes], None] = lambda peer, hash_: None
-    ) -> None:
+    def __init__(self, host: Host, store: BlobStore) -> None:
         self._host = host
         self._store = store
-        self._on_bad_peer = on_bad_peer
+        self._random = Random()
         self._downloads: dict[bytes, _Download] = {}
         self._serving: dict[str, int] = defaultdict(int)
         self._looks: dict[bytes, _Look] = {}
@@ -204,8 +205,7 @@ class BlobExchange:
                 download.over.set()
 
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
-        pause = 0.5
-        while True:
+        for attempt in itertools.count(1):
             callers = download.callers
             sizes, unsure = await self._ask(hash_, download)
             no_room: NoRoom | None = None
@@ -219,8 +219,7 @@ class BlobExchange:
                 raise no_room
             if not sizes and not unsure and callers == download.callers:  # a new one may allow more, or name others
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
-            await trio.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            await trio.sleep(RETRY.delay(attempt, self._random))
 
     async def _ask(self, hash_: bytes, download: _Download) -> tuple[dict[int, list[str]], bool]:
         """Who has it, by the size they claim; and whether somebody could not be asked."""
@@ -261,7 +260,7 @@ class BlobExchange:
         partial = await trio.to_thread.run_sync(self._store.partial, hash_, size, download.kind)
         try:
             # those that failed least, in no fixed order
-            peers.sort(key=lambda peer: (download.failures[peer], random.random()))
+            peers.sort(key=lambda peer: (download.failures[peer], self._random.random()))
             best = [peer for peer in peers if download.failures[peer] == download.failures[peers[0]]]
             for attempt in [best[:PROVIDERS], *([peer] for peer in peers)]:
                 willing = [peer for peer in attempt if peer not in download.bad]
@@ -271,10 +270,10 @@ class BlobExchange:
                         return False  # the rest may come later, or from others
                     continue
                 if await trio.to_thread.run_sync(partial.finish):
-                    await self._convict(partial, download, hash_)
+                    await self._convict(partial, download)
                     return True
                 if len(set(sources.values())) == 1 and len(sources) == partial.count:
-                    self._bad(next(iter(sources.values())), hash_, download)
+                    self._bad(next(iter(sources.values())), download)
                 else:
                     download.suspects += [(index, peer, partial.received[index]) for index, peer in sources.items()]
                 await trio.to_thread.run_sync(partial.discard)
@@ -354,16 +353,15 @@ class BlobExchange:
             raise StreamBroken("the peer no longer has it")
         return data
 
-    async def _convict(self, partial: Partial, download: _Download, hash_: bytes) -> None:
+    async def _convict(self, partial: Partial, download: _Download) -> None:
         """With the right bytes at hand, whose were wrong?"""
         for index, peer, chunk in download.suspects:
             if peer not in download.bad and await trio.to_thread.run_sync(partial.chunk_hash, index) != chunk:
-                self._bad(peer, hash_, download)
+                self._bad(peer, download)
 
-    def _bad(self, peer: str, hash_: bytes, download: _Download) -> None:
+    def _bad(self, peer: str, download: _Download) -> None:
         download.bad.add(peer)
         self._host.ban(peer, "bad_blob")
-        self._on_bad_peer(peer, hash_)
 
 
 async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:

@@ -45,16 +45,21 @@ class Node:
             [],
             msgspec.structs.replace(HELLO, **hello),
             bootstrap,
-            on_reject=lambda reason, peer: self.rejected.update([reason]),
+            on_reject=self._rejects,
             peer_store=known,
         )
         self.id = self.host.peer_id
         self.gossip = Gossip(self.host, (TOPIC,))
         self.store = BlobStore(directory / f"blobs{index}")
-        self.blobs = BlobExchange(self.host, self.store, lambda peer, hash_: self.bad.append(peer))
+        self.blobs = BlobExchange(self.host, self.store)
         self.pipes = PipeService(
             self.host, lambda peer, hello: "no such stage" if hello.stage > 9 else None, frame_limit
         )
+
+    def _rejects(self, reason: str, peer: str) -> None:
+        self.rejected[reason] += 1
+        if reason == "bad_blob":
+            self.bad.append(peer)
 
 
 @asynccontextmanager

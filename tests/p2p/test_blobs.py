@@ -257,7 +257,7 @@ async def test_a_download_survives_the_death_of_its_provider(tmp_path):
             assert not node.store.has(peer.blob)
             # another node has the same file
             other = Node(5, tmp_path / "b", node.host.addresses)
-            other.store.put_file(BlobStore(tmp_path / "a" / "blobs99").path(peer.blob))
+            other.store.put(BlobStore(tmp_path / "a" / "blobs99").path(peer.blob).read_bytes())
             async with other.host.run():
                 await until(lambda: other.id in node.host.agreed())
                 before = node.host.bytes_received
