@@ -9,17 +9,16 @@ from typing import TypeVar
 import trio
 
 from dlx.ground.blobs import Kind
-from dlx.ledger.typed import Plan, SignedContribution
+from dlx.ledger.typed import SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload
-from dlx.node.round.plans import manifest_plan, plan_of
+from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
-from dlx.node.trainer.messages import SealedPayload
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.training.outer.policy import Measured
 
@@ -42,7 +41,7 @@ class Payloads:
     async def fetch(self, view: RunView, signed: SignedContribution) -> int:
         """Have the payload in the blob store, and know that it decodes; its size in bytes. Raises BadPayload too."""
         statement = signed.contribution
-        payload, plan = statement.payload, self._plan(view, statement.round)
+        payload, plan = statement.payload, self.versions.plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
         exchange, store = self.context.exchange, self.context.store
         peer = None if statement.account == self.context.account else self.context.peer_of(statement.account)
@@ -68,7 +67,7 @@ class Payloads:
         ranks: Sequence[int],
     ) -> tuple[OuterResult, dict[int, float]]:
         """V[round + 1], and what the ranks keep of the mean."""
-        payloads = self._sealed(view, round, listed, multipliers)
+        payloads = self.versions.inputs(view, round, listed, multipliers)
         if round > view.next_round(self.stage):
             raise ActionFailed(f"the seal of round {round - 1} was taken back")
         weights, momentum = view.weights(self.stage, round), view.momentum(self.stage, round)
@@ -86,7 +85,7 @@ class Payloads:
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""
-        payloads = self._sealed(view, round, listed, unit_multipliers(len(listed)))
+        payloads = self.versions.inputs(view, round, listed, unit_multipliers(len(listed)))
         with told():
             return await self._mending(partial(self.trainer.measure, payloads), view, round)
 
@@ -97,18 +96,3 @@ class Payloads:
         except BlobTrouble as error:
             await self.versions.mend(view, round, error.blobs)
             return await ask()
-
-    def _sealed(
-        self, view: RunView, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]
-    ) -> tuple[SealedPayload, ...]:
-        plan = manifest_plan(self._plan(view, round))
-        return tuple(
-            SealedPayload(signed.contribution.payload, signed.contribution.tokens, multiplier, plan)
-            for signed, multiplier in zip(listed, multipliers, strict=True)
-        )
-
-    def _plan(self, view: RunView, round: int) -> Plan:
-        plan = plan_of(self.rules, view, self.stage, round)
-        if plan is None:
-            raise ActionFailed(f"the seals that plan round {round} were taken back")
-        return plan

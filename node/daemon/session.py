@@ -280,20 +280,20 @@ class Session:
         peer = self.context.peer_of(account) if account else None
         return (account, peer) if account and peer else None
 
-    def _report_seal(self, view: RunView, round: int) -> None:
+    def _report_seal(self, view: RunView, number: int) -> None:
         """The one line per round."""
-        sealed = view.sealed[self.stage, round]
+        sealed = view.sealed[self.stage, number]
         counted = self.context.account in sealed.accounts
         self.context.on_sealed(sealed, counted)
-        sent = self.context.traffic()
+        sent, rate = self.context.traffic(), self.progress.tokens_per_second
         steps = sealed.contributions[0].contribution.inner_steps if sealed.contributions else 0
         log.info(
             "round sealed",
-            round=round,
+            round=number,
             stage=self.stage,
             steps=steps,
-            loss=round_loss(sealed.seal.mean_loss),
-            tokens_per_second=round_rate(self.progress.tokens_per_second),
+            loss=round(sealed.seal.mean_loss / MICRO, 4),
+            tokens_per_second=None if rate is None else round(rate),
             payload_bytes=sent["payload"][0],
             pipe_bytes=sent["pipe"][0],
             counted=shown.counted([sealed.seal.count], max(sealed.seal.count, len(view.complete_replicas()))),
@@ -301,11 +301,3 @@ class Session:
             weights=sealed.seal.next_weights.hex()[:12],
             transaction=sealed.at.tx.hex()[:12],
         )
-
-
-def round_loss(micro_nats: int) -> float:
-    return round(micro_nats / MICRO, 4)
-
-
-def round_rate(rate: float | None) -> float | None:
-    return None if rate is None else round(rate)

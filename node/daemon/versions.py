@@ -7,7 +7,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
-from dlx.ledger.events import Sealed
+from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.retention import version_hashes
 from dlx.node.daemon.troubles import fetch, told
@@ -54,7 +54,7 @@ class Versions:
         if await trio.to_thread.run_sync(self._here, view, version):
             return
         with told():
-            if version > 0 and self._here(view, version - 1):
+            if (self.stage, version - 1) in view.sealed and self._here(view, version - 1):
                 try:
                     await self._recompute(view, version)
                     return
@@ -62,6 +62,23 @@ class Versions:
                     log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
             for name in self._hashes(view, version):
                 await fetch(self.exchange, self.store, name, self._size_limit, None, FETCH_SECONDS, Kind.VERSION)
+
+    def plan(self, view: RunView, round: int) -> Plan:
+        """The plan that binds a round. Raises ActionFailed where its seals were taken back."""
+        plan = plan_of(self.rules, view, self.stage, round)
+        if plan is None:
+            raise ActionFailed(f"the seals that plan round {round} were taken back")
+        return plan
+
+    def inputs(
+        self, view: RunView, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]
+    ) -> tuple[SealedPayload, ...]:
+        """What an outer step over these contributions takes. Raises ActionFailed as `plan`."""
+        plan = manifest_plan(self.plan(view, round))
+        return tuple(
+            SealedPayload(signed.contribution.payload, signed.contribution.tokens, multiplier, plan)
+            for signed, multiplier in zip(listed, multipliers, strict=True)
+        )
 
     async def step(
         self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...], ranks: tuple[int, ...] = ()
@@ -104,9 +121,8 @@ class Versions:
                     Kind.PAYLOAD,
                 )  # fmt: skip
             try:
-                answer = await self.step(
-                    sealed.seal.previous_weights, sealed.seal.previous_momentum, self._payloads(view, sealed)
-                )
+                payloads = self.inputs(view, sealed.round, sealed.contributions, sealed.seal.multipliers)
+                answer = await self.step(sealed.seal.previous_weights, sealed.seal.previous_momentum, payloads)
             except BlobTrouble as error:
                 await self.mend(view, version - 1, error.blobs)
                 continue
@@ -122,15 +138,6 @@ class Versions:
             if len(found) == 2:
                 raise Differs(f"the outer step over round {version - 1} gives {found[1]}")
         raise BlobTrouble("this disk damages what is written to it", tuple(inputs))
-
-    def _payloads(self, view: RunView, sealed: Sealed) -> tuple[SealedPayload, ...]:
-        bound = plan_of(self.rules, view, self.stage, sealed.round)
-        assert bound is not None, "a sealed round has a plan"
-        plan = manifest_plan(bound)
-        return tuple(
-            SealedPayload(signed.contribution.payload, signed.contribution.tokens, multiplier, plan)
-            for signed, multiplier in zip(sealed.contributions, sealed.seal.multipliers, strict=True)
-        )
 
     def _here(self, view: RunView, version: int) -> bool:
         return all(self.store.has(name) for name in self._hashes(view, version))
