@@ -53,7 +53,7 @@ class Overview:
             steps=progress.steps if progress else 0,
             phase=self._phase(),
             waiting_for=self._waiting_for(),
-            failing=(*self.supervisor.reasons(), *self._failing_actions()),
+            failing=(*self._failing_parts(), *self._failing_actions()),
             peers=len(self.host.agreed()),
             ledger=LedgerStatus(
                 rpc_url=shown_url(self.rpc_url),
@@ -113,6 +113,10 @@ class Overview:
             return "nothing: the run is finished"
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
+    def _failing_parts(self) -> tuple[str, ...]:
+        trouble = self.seat.trouble
+        return (*self.supervisor.reasons(), *(() if trouble is None else (f"the training process: {trouble}",)))
+
     def _failing_actions(self) -> tuple[str, ...]:
         """What the round needs and could not be done the last time."""
         failing = self._machine.failing(self.clock.now()) if self._machine else []
@@ -141,7 +145,7 @@ class Overview:
         return seen.view.config.stages * seen.view.config.min_replicas > 1 or len(seen.view.members()) > 1
 
     def _not_ready(self) -> tuple[str, ...]:
-        reasons = list(self.supervisor.reasons())
+        reasons = list(self._failing_parts())
         if self.follower.silence is not None:
             reasons.append(f"the chain does not answer: {self.follower.silence}")
         elif self.follower.seen.value is None:

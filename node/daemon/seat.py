@@ -31,11 +31,17 @@ class Seat:
         self._context: RunContext | None = None
         self._terms: Terms | None = None
         self._opened = trio.Event()
+        self._trainer: Trainer | None = None
 
     def open(self, context: RunContext) -> None:
         """The run's public data is here."""
         self._context, self._terms = context, Terms.of(context.manifest)
         self._opened.set()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no training process that has the slot open, as far as something went wrong."""
+        return None if self._trainer is None else self._trainer.trouble
 
     @property
     def finished(self) -> bool:
@@ -49,7 +55,7 @@ class Seat:
         """Train until the run is over, then return. Raises what a session raises."""
         while True:
             async with trio.open_nursery() as nursery:
-                trainer = Trainer()
+                self._trainer = trainer = Trainer()
                 await nursery.start(trainer.run)
                 await self._opened.wait()
                 context = self._context

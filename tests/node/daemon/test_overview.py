@@ -19,6 +19,7 @@ from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.daemon.tally import Tally
 from dlx.node.round.pending import Failing
+from dlx.node.trainer.client import Trainer
 from dlx.p2p.host import TRAFFIC
 
 RUN = b"\x01" * 32
@@ -100,3 +101,12 @@ def test_an_action_that_fails_is_named_with_its_reason() -> None:
     node = overview(seen(), failing=(Failing("SendSeal", "no funds", 3, 4.2),))
     assert node.status().failing == ("SendSeal: no funds (failed 3 times, tried again in 4 s)",)
     assert node.status().not_ready == ()
+
+
+def test_a_training_process_that_does_not_start_has_a_reason_before_any_slot_is_open() -> None:
+    node, trainer = overview(seen()), Trainer()
+    node.seat.session, node.seat._trainer = None, trainer
+    assert not node.status().failing
+    trainer.trouble = "killed by signal 9 (3 times in a row)"
+    assert node.status().failing == ("the training process: killed by signal 9 (3 times in a row)",)
+    assert node.status().failing[0] in node.status().not_ready
