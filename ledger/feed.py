@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, decode_log
 from dlx.ledger.logs import LAG, LogFilter, Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
@@ -25,12 +25,16 @@ class Head:
 
 @dataclass(frozen=True)
 class ChainUpdate:
-    """What a poll found. After a reorg `events` starts over: drop every earlier event and view."""
+    """What a poll found. After a reorg `events` starts over: drop every earlier event and view.
+
+    `complete`: whether the events told so far, these included, are all up to the block that the feed wants to be at. A
+    view of fewer is true of no block: after a first read or a reorg, wait for the rest.
+    """
 
     head: Head
     events: tuple[Event, ...]
     reorg: bool
-    complete: bool = True  # whether the events told so far reach the block that the feed wants to be at
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class EventFeed:
         self.run = run
         self._confirmations = confirmations
         self._newest: Header | None = None  # the highest head seen
-        self._complete = False  # whether all up to it is read
+        self._complete = False  # whether all that is wanted up to it is read
         self._tip: Header | None = None  # the last block read
         self._unsettled = 0  # polls in a row
 
@@ -57,25 +61,35 @@ class EventFeed:
         """Reads what is new: one request where there is no new block, two or three where there is one.
 
         What the chain node cannot give yet is left to the next poll. Raises LedgerError, LedgerUnavailable (Unsettled
-        where poll after poll finds the chain node without what it says it has); nothing is lost by that.
+        where the chain node is without what it says it has: at once while nothing was read, else poll after poll);
+        nothing is lost by that.
         """
         newest, seen = rpc.head(), self._newest
-        if seen is not None and 0 < seen.number - newest.number <= LAG:
-            return ChainUpdate(_head(seen), (), False)  # from a chain node that is late
+        if seen is not None and 0 < seen.number - newest.number <= LAG:  # from a chain node that is late
+            if self._complete:
+                return ChainUpdate(_head(seen), (), False)
+            return self._nothing(seen, Unsettled(f"a chain node at block {newest.number} follows one at {seen.number}"))
+        if newest.number < contracts.since:
+            raise Unsettled(f"the chain node is at block {newest.number}, the contracts came in {contracts.since}")
         self._complete = self._complete and seen is not None and newest.hash == seen.hash
         self._newest = newest
         target = newest.number - self._confirmations
         if self._complete or target < contracts.since:
+            self._complete = True
             return ChainUpdate(_head(newest), (), False)
         try:
             update = self._advance(rpc, contracts, target)
-        except Unsettled:
-            self._unsettled += 1
-            if self._unsettled >= _PATIENCE:
-                raise
-            return ChainUpdate(_head(newest), (), False)
+        except Unsettled as error:
+            return self._nothing(newest, error)
         self._unsettled = 0
         return update
+
+    def _nothing(self, newest: Header, reason: Unsettled) -> ChainUpdate:
+        """No news, although there must be some: `reason` is raised where that cannot be passed over."""
+        self._unsettled += 1
+        if self._tip is None or self._unsettled >= _PATIENCE:
+            raise reason
+        return ChainUpdate(_head(newest), (), False, complete=False)
 
     def _advance(self, rpc: Rpc, contracts: Contracts, target: int) -> ChainUpdate:
         """Reads up to block `target`, or as far as the chain node surely has everything."""
@@ -90,12 +104,12 @@ class EventFeed:
             for last, logs in fetch_logs(rpc, self._filters(contracts, target - start), start, block, previous):
                 events += self._decoded(logs)
                 read = last
-        except Unsettled:
+        except (LedgerUnavailable, RpcError):
             if read is None:
                 raise
         self._tip = read or tip
         self._complete = self._tip is not None and self._tip.number == target
-        return ChainUpdate(_head(newest), tuple(events), reorg)
+        return ChainUpdate(_head(newest), tuple(events), reorg, self._complete)
 
     def _decoded(self, logs: Iterable[Timed]) -> Iterator[Event]:
         for log, time in logs:

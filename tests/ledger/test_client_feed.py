@@ -125,7 +125,8 @@ def test_a_reorg_while_reading_is_read_again(fake_chain, rpc, feed):
             return fake_chain.eth_getLogs(*params)
 
     fake_chain.faults.append(meanwhile)
-    assert poll(feed, rpc).events == ()
+    with pytest.raises(Unsettled):
+        poll(feed, rpc)
     assert replicas(poll(feed, rpc).events) == [2]
 
 
@@ -161,6 +162,78 @@ def behind(fake_chain, blocks):
             fake_chain.length = newest
 
     return answer
+
+
+def lacks_newest(fake_chain):
+    """Another chain node behind the balancer, which knows no newest block."""
+
+    def answer(method, params):
+        newest = fake_chain.block_hash(fake_chain.length - 1)
+        if method == "eth_getLogs" and params[0].get("blockHash") == newest:
+            return {"error": {"code": -32000, "message": "unknown block"}}
+
+    return answer
+
+
+def test_nothing_read_yet_is_no_empty_history(fake_chain, rpc, feed, quick):
+    fake_chain.mine(joined(replica=1))
+    contracts = Contracts(LEDGER, REGISTRY, since=1)
+    fake_chain.faults += [lacks_newest(fake_chain)] * 8
+    for _ in range(2):
+        with pytest.raises(Unsettled, match="the logs of block 1"):
+            feed.poll(rpc, contracts)
+    fake_chain.length -= 1
+    with pytest.raises(Unsettled, match="a chain node at block 0 follows one at 1"):
+        feed.poll(rpc, contracts)
+    fake_chain.length += 1
+    update = feed.poll(rpc, contracts)
+    assert replicas(update.events) == [1] and update.complete
+
+
+def test_a_chain_node_before_the_contracts_has_no_empty_history(fake_chain, rpc, feed):
+    with pytest.raises(Unsettled, match="is at block 0, the contracts came in 2"):
+        feed.poll(rpc, Contracts(LEDGER, REGISTRY, since=2))
+
+
+def test_a_part_of_the_history_says_that_it_is_one(fake_chain, rpc, feed, quick):
+    for replica in range(40):
+        fake_chain.mine(joined(replica=replica))
+    fake_chain.faults += [lacks_newest(fake_chain)] * 4
+    first, second = poll(feed, rpc), poll(feed, rpc)
+    assert replicas(first.events) == list(range(39)) and not first.complete
+    assert replicas(second.events) == [39] and second.complete
+    fake_chain.mine(joined(replica=50))
+    fake_chain.faults += [lacks_newest(fake_chain)] * 4
+    assert not poll(feed, rpc).complete
+    fake_chain.length -= 2
+    assert not poll(feed, rpc).complete  # of a chain node that is later still
+    fake_chain.length += 2
+    assert poll(feed, rpc).complete
+    fake_chain.length -= 2
+    assert poll(feed, rpc).complete
+
+
+def test_events_that_nothing_confirms_yet_are_not_waited_for(fake_chain, rpc):
+    fake_chain.mine(joined(replica=1))
+    update = poll(EventFeed(RUN, confirmations=9), rpc)
+    assert update.events == () and update.complete
+
+
+def test_pages_read_before_an_error_answer_are_not_read_again(fake_chain, rpc, feed):
+    for replica in range(40):
+        fake_chain.mine(joined(replica=replica))
+    whole = fake_chain.eth_getLogs
+
+    def failing(query):
+        wrong = "toBlock" in query and int(query["toBlock"], 16) > 20
+        return {"error": {"code": -32603, "message": "internal error"}} if wrong else whole(query)
+
+    fake_chain.eth_getLogs = failing
+    first = poll(feed, rpc)
+    fake_chain.eth_getLogs = whole
+    second = poll(feed, rpc)
+    assert replicas(first.events) == list(range(20)) and not first.complete
+    assert replicas(second.events) == list(range(20, 40)) and second.complete
 
 
 @pytest.mark.parametrize("waiting", [1, 2, 5, 100])
