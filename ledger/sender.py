@@ -244,12 +244,12 @@ class Sender:
         return replace(pending, raw=raw, hashes=(*pending.hashes, name))
 
     def _keep(self, pending: Pending) -> None:
+        """Raises OSError where it cannot be written; then nobody knows of it."""
+        if self._guard is not None and self._folder is not None:
+            self._guard.change()
+            entry = {"format": _FORMAT, **asdict(pending)}
+            durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(entry).encode())
         self._pending[pending.nonce] = pending
-        if self._guard is None or self._folder is None:
-            return
-        self._guard.change()
-        entry = {"format": _FORMAT, **asdict(pending)}
-        durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(entry).encode())
 
     def _drop(self, nonce: int) -> None:
         self._pending.pop(nonce, None)

@@ -1,5 +1,6 @@
 """The sender against a chain node that loses, repeats and refuses."""
 
+import errno
 import json
 import threading
 import time
@@ -252,6 +253,21 @@ def test_the_node_may_start_before_its_chain(tmp_path):
     with pytest.raises(LedgerUnavailable, match=r"127\.0\.0\.1: ConnectionError"):
         silent.send(TO, b"a", 100_000)
     assert time.monotonic() - started < 5
+
+
+def test_what_is_on_no_disk_is_never_sent(fake_chain, sender, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("dlx.ledger.sender.durable.write_bytes", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                sender.send(TO, b"a", 100_000)
+        assert not sender.waiting(TO, b"a")
+    fake_chain.mine()
+    assert fake_chain.submitted == [] and files(tmp_path) == []
+    assert sender.send(TO, b"a", 100_000).nonce == 0 and len(files(tmp_path)) == 1
 
 
 def test_urls_with_access_keys_stay_out_of_messages():
