@@ -105,11 +105,17 @@ def finished(terms: Terms, view: RunView) -> bool:
 
 
 def kept_plan(terms: Terms, view: RunView, stage: int, round: int) -> Plan:
-    """The plan that a seal of `round` carries if nothing changes: what went before. Every stage has sealed the round
-    before."""
+    """The plan that a seal of `round` carries if nothing changes: what went before. Raises KeyError where the view has
+    not the seals of the round before by stage 0 and the stage: ask `may_plan` first."""
     found = plan_of(terms, view, stage, round + terms.delay)
-    assert found is not None, f"round {round} cannot be sealed before stage 0 and {stage} have sealed the last one"
+    if found is None:
+        raise KeyError((stage, round - 1))
     return found
+
+
+def may_plan(terms: Terms, view: RunView, stage: int, round: int) -> bool:
+    """Whether the view has what a seal's plan for `round` rests on; after a reorg it may not."""
+    return plan_of(terms, view, stage, round + terms.delay) is not None
 
 
 def next_plan(terms: Terms, view: RunView, stage: int, round: int, energy: Energy) -> Plan:

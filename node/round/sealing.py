@@ -10,7 +10,7 @@ from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.pending import Pending
-from dlx.node.round.plans import Energy, kept_plan, next_plan, plan_fault, plan_of, watched_ranks, window
+from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
 from dlx.node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
 from dlx.training.outer import adaptive, policy
 
@@ -46,6 +46,8 @@ class Sealing:
         view = self._known.view
         round, opened_at = view.open_round, view.opened_at
         if round is None or opened_at is None or round != self._known.unsealed:
+            return
+        if not may_plan(self._rules, view, self._stage, round):
             return
         book = self._known.book(round)
         stuck = now > opened_at + self._rules.round_timeout or (

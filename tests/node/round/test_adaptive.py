@@ -8,12 +8,13 @@ import pytest
 
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import Plan
+from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.plans import plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Adaptive
-from tests.node.round.simulation import Member, Simulation, make_rules
+from tests.node.round.simulation import RUN, Member, Simulation, make_rules
 
 ADAPTIVE = Adaptive(
     inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
@@ -171,6 +172,28 @@ def test_a_failed_measurement_is_tried_again() -> None:
     sim.act = once  # type: ignore[method-assign]
     assert sim.run(lambda: sim.finished, 60)
     assert len(failed) >= 2
+
+
+def test_a_view_without_the_seals_that_a_plan_rests_on_is_waited_out() -> None:
+    class Held(Measuring):
+        held = True
+
+        def apply(self, event: Any) -> None:
+            self.__dict__.setdefault("events", []).append(event)
+            super().apply(event)
+
+        def transact(self, member: Member, action: a.Action) -> bool:
+            late = isinstance(action, a.SendSeal) and (action.seal.stage, action.seal.round) == (1, 1)
+            return not (late and self.held) and super().transact(member, action)
+
+    sim = Held(adaptive_rules(delay=0), replicas=2, seed=11, train_seconds=3)
+    assert sim.run(lambda: sim.view.next_round(0) == 2, 100)
+    whole, sim.kept = sim.kept, RunView(RUN, 1)  # of stage 0 it has the seal of round 1 alone
+    for event in sim.events:
+        sim.kept.apply(event)
+    sim.run(lambda: False, 20)
+    sim.kept, sim.held = whole, False
+    assert sim.run(lambda: sim.view.next_round(1) == 2, 20)
 
 
 def test_contributions_wait_until_their_plan_is_known() -> None:
