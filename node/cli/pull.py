@@ -48,7 +48,7 @@ def command(
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with open_ledger(settings, folder) as client, Progress() as progress:
-        view = find.Follower(client, find.resolve(client, run)).view()
+        view = find.RunReader(client, find.resolve(client, run)).view()
         found = pull_run(client, view, round, out.absolute(), places, progress.show, progress.say)
     if json:
         options.print_json(found | {"folder": str(out.absolute())})

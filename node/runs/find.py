@@ -22,6 +22,7 @@ from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
 _SHORTEST_PREFIX = 6  # hex digits
+_READ_ON_SECONDS = 0.2  # while the chain node does not give everything yet
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,20 +83,37 @@ def id_digits(given: str) -> str:
     return text
 
 
-class Follower:
+class RunReader:
     """A run as the chain shows it. For one thread."""
 
     def __init__(self, client: LedgerClient, run: bytes) -> None:
-        self._client, self._feed, self._view = client, client.feed(run), RunView(run)
+        self._client, self._run = client, run
+        self._begin()
 
     def view(self) -> RunView:
-        """The run's view now: only what happened since the last call is read. Raises LedgerUnavailable, ViewError."""
+        """The run's view now: only what happened since the last call is read. Raises LedgerError, ViewError; except
+        after LedgerUnavailable, the next call reads everything anew."""
+        try:
+            while not self._read_on():
+                time.sleep(_READ_ON_SECONDS)
+        except LedgerUnavailable:
+            raise  # no event that was told is missing in the view
+        except BaseException:  # also Ctrl-C, which may come between an event and the view
+            self._begin()
+            raise
+        return self._view
+
+    def _begin(self) -> None:
+        self._feed, self._view = self._client.feed(self._run), RunView(self._run)
+
+    def _read_on(self) -> bool:
+        """Whether that was all there is."""
         update = self._client.poll(self._feed)
         if update.reorg:
-            self._view = RunView(self._view.run)
+            self._view = RunView(self._run)
         for event in update.events:
             self._view.apply(event)
-        return self._view
+        return update.complete
 
 
 def resolve_offline(kept: Path, given: str | None) -> bytes | None:

@@ -53,8 +53,8 @@ def connect(
     folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of
     `bootstrap`, multiaddrs with /p2p/... at the end.
 
-    Raises LedgerUnavailable where the endpoint is silent; DlxError for an address that cannot be, another chain, or
-    contracts that are not those of this version.
+    Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs);
+    DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this version.
     """
     if not re.fullmatch("0x[0-9a-fA-F]{40}", ledger):
         raise UsageFailure(f"ledger {ledger!r}: expected an address, 0x and 40 hex digits")
@@ -100,10 +100,10 @@ class Run:
     """One training run; `Ledger.run` and `Ledger.runs` make it. Every call reads the chain as it is then."""
 
     def __init__(self, client: LedgerClient, places: Places, run: bytes) -> None:
-        from dlx.node.runs.find import Follower
+        from dlx.node.runs.find import RunReader
 
         self._client, self._places, self._run = client, places, run
-        self._follower = Follower(client, run)
+        self._reader = RunReader(client, run)
 
     def __repr__(self) -> str:
         return f"<dlx.Run {self.id}>"
@@ -189,4 +189,4 @@ class Run:
                 return AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
 
     def _view(self) -> RunView:
-        return self._follower.view()
+        return self._reader.view()
