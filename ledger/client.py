@@ -10,7 +10,7 @@ from typing import Any
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.birth import birth
-from dlx.ledger.errors import LedgerError, Reverted, RpcError, WrongLedger
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
 from dlx.ledger.feed import ChainUpdate, Contracts, EventFeed, Head
 from dlx.ledger.keys import account_of, public_point, sign
@@ -96,7 +96,8 @@ class LedgerClient:
     def connect(self) -> None:
         """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.
 
-        Raises WrongLedger, and LedgerUnavailable soon after the chain node falls silent.
+        Raises WrongLedger, and LedgerUnavailable soon after the chain node falls silent or where there is no code at
+        all: a chain node that still syncs has none yet.
         """
         with self._connecting:
             if self._connected is None:
@@ -171,8 +172,14 @@ class LedgerClient:
         return EventFeed(run, confirmations)
 
     def poll(self, feed: EventFeed) -> ChainUpdate:
-        """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated."""
-        return feed.poll(self._polling, self.contracts())
+        """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated.
+
+        Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
+        """
+        try:
+            return feed.poll(self._polling, self.contracts())
+        except RpcError as error:
+            raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
 
     # Writes.
 
@@ -231,13 +238,22 @@ class LedgerClient:
         chain_id = rpc.number("eth_chainId")
         if self._chain_id not in (None, chain_id):
             raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
-        if not self._ledger_abi.same_code(rpc.data("eth_getCode", self.ledger, "latest")):
-            raise WrongLedger(f"{self.ledger} on chain {chain_id} is not this version's TrainingLedger")
+        self._check_code(self._ledger_abi, self.ledger, chain_id)
         (registry,) = self.read("registry")
-        if not self._registry_abi.same_code(rpc.data("eth_getCode", registry, "latest")):
-            raise WrongLedger(f"{registry} on chain {chain_id} is not this version's NodeRegistry")
+        self._check_code(self._registry_abi, registry, chain_id)
         sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
         return Domain(chain_id, self.ledger), registry, sender
+
+    def _check_code(self, contract: Interface, address: str, chain_id: int) -> None:
+        code = self._polling.data("eth_getCode", address, "latest")
+        name = contract.artifact["contractName"]
+        if not code:
+            raise LedgerUnavailable(
+                f"no code at {address} on chain {chain_id} yet: the chain node at {self.rpc.name} has not got as far "
+                f"as the {name}, or this is not its address"
+            )
+        if not contract.same_code(code):
+            raise WrongLedger(f"{address} on chain {chain_id} is not this version's {name}")
 
     @property
     def _state(self) -> tuple[Domain, str, Sender | None]:

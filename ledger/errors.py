@@ -10,11 +10,12 @@ class LedgerError(DlxError):
 
 
 class LedgerUnavailable(LedgerError):
-    """The chain node gave no answer in time. Nothing is wrong with what was asked: try again later."""
+    """The chain node gave no answer in time, or has not got so far yet. Nothing is wrong with what was asked: try again
+    later."""
 
 
 class WrongLedger(LedgerError):
-    """The chain node answers for another chain, or our contracts are not at the address: waiting does not help."""
+    """The chain node answers for another chain, or other code is at the address: waiting does not help."""
 
 
 class RpcError(LedgerError):

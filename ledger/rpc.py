@@ -53,11 +53,9 @@ class Rpc:
     """
 
     def __init__(self, url: str, timeout: float = 10.0, patience: float = 20.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("the RPC URL must look like http://host:port")
-        self.name = parts.hostname  # the full URL never gets into a message
-        self._provider = _Provider(url, parts.hostname, timeout, patience)
+        """Asks nothing. Raises LedgerError for what is no URL."""
+        self.name = _host(url)  # the full URL never gets into a message
+        self._provider = _Provider(url, self.name, timeout, patience)
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
         self.web3 = Web3(self._provider, middleware=(), ens=None)  # type: ignore[arg-type]
 
@@ -174,6 +172,17 @@ class _Garbled(Exception):
 
 class _Busy(_Garbled):
     """A refusal because we asked too often."""
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine or not parts.hostname:
+        raise LedgerError("the RPC URL must look like http://127.0.0.1:8545 or https://host/path")
+    return parts.hostname
 
 
 def _quantity(text: Any) -> int:

@@ -59,15 +59,13 @@ def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places)
     from contextlib import ExitStack
 
     from dlx.ledger.client import LedgerClient
-    from dlx.ledger.errors import LedgerError, LedgerUnavailable
+    from dlx.ledger.errors import LedgerError
     from dlx.node.home.errors import Failure
     from dlx.node.home.ledgers import open_ledger
 
     with ExitStack() as stack:
         try:
             client = stack.enter_context(open_ledger(settings, folder))
-        except LedgerUnavailable:
-            raise
         except LedgerError as refused:
             # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:

@@ -38,12 +38,18 @@ _CHAIN_STOP_SECONDS = 15.0
 def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
     """A connected client; with `key` (32 bytes) it can also send transactions.
 
-    Raises NotReady for a silent chain node, Failure for a wrong chain id, or where no ledger contract is.
+    Raises NotReady for a chain node that is silent or has no code at the ledger's address, Failure for a wrong chain
+    id, WrongLedger for other contracts.
     """
+    from dlx.ledger.errors import LedgerUnavailable
+
     with reachable_chain(settings, datadir) as here:
         client = ledger_client(here, datadir, key)
         _check_chain(here.rpc_url, here.chain_id)
-        client.connect()
+        try:
+            client.connect()
+        except LedgerUnavailable as error:
+            raise NotReady(f"{error}; check --ledger, or try again later") from None
         if key is not None:
             ask_first_funds(here.rpc_url, client.account)
         yield client

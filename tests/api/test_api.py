@@ -92,7 +92,10 @@ def test_what_cannot_be_is_one_line(honest_history: History, tmp_path: Path) -> 
     for arguments, options, reason in (
         ((url, "ledger"), {}, "expected an address"),
         ((url, ledger), {"chain_id": 1}, "is on chain 31337, not 1"),
-        ((url, "0x" + "11" * 20), {}, "is not this version.s TrainingLedger"),
+        ((url, "0x" + "11" * 20), {}, "no code at 0x1111.* yet"),
+        ((url, honest_history.registry), {}, "is not this version.s TrainingLedger"),
+        (("127.0.0.1:8545", ledger), {}, "must look like http://127.0.0.1:8545"),
+        (("http://127.0.0.1:99999", ledger), {}, "must look like http://127.0.0.1:8545"),
     ):
         with pytest.raises(dlx.DlxError, match=reason) as raised:
             dlx.connect(*arguments, **options)

@@ -266,6 +266,42 @@ def test_a_client_is_made_before_its_chain_answers(embedded, fake_chain, monkeyp
     assert client.poll(feed).head.block > 0 and client.registry == embedded.registry
 
 
+@pytest.mark.parametrize("lacking", ["ledger", "registry"])
+def test_a_chain_node_that_has_not_got_to_the_contracts_is_waited_for(embedded, fake_chain, lacking):
+    known, missing = embedded.client(1), getattr(embedded, lacking)
+
+    def syncing(method, params):
+        return "0x" if method == "eth_getCode" and params[0] == missing else known.rpc.call(method, *params)
+
+    fake_chain.answer = syncing
+    client = LedgerClient(fake_chain.url, embedded.ledger)
+    feed = client.feed(bytes(32))
+    with pytest.raises(LedgerUnavailable, match=f"no code at {missing} on chain 31337 yet"):
+        client.poll(feed)
+    fake_chain.answer = lambda method, params: known.rpc.call(method, *params)
+    assert client.poll(feed).head.block > 0
+
+
+@pytest.mark.parametrize("method", ["eth_getBlockByNumber", "eth_getLogs"])
+def test_an_error_answer_to_a_poll_is_waited_out(embedded, fake_chain, monkeypatch, method):
+    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    known = embedded.client(1)
+    client = LedgerClient(fake_chain.url, embedded.ledger)
+    feed = client.feed(bytes(32))
+
+    def failing(called, params):
+        if called == method:
+            return {"error": {"code": -32603, "message": "internal error"}}
+        return known.rpc.call(called, *params)
+
+    fake_chain.answer = failing
+    with pytest.raises(LedgerUnavailable, match=r"internal error \(code -32603\)"):
+        client.poll(feed)
+    fake_chain.answer = lambda called, params: known.rpc.call(called, *params)
+    update = client.poll(feed)
+    assert update.complete and not update.reorg
+
+
 def test_a_pending_block_that_is_blocks_behind_refuses_nothing(embedded, fake_chain):
     """Base answers for "pending" with a state of some blocks ago, where what we rest on has not happened yet."""
     client = embedded.client(42)
