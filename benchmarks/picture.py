@@ -1,17 +1,28 @@
-"""The convergence benchmark's picture: held-out loss against tokens and against bytes, one curve per method.
+"""The convergence benchmark's pictures: held-out loss against tokens and against bytes, one curve per method; and the
+final losses beside the traffic, one point per method.
 
 Readable in print and without colours: a family of methods has a colour, and each of its members a line and a marker of
-its own; a curve is named at its end.
+its own; a curve is named at its end. A point has its family's marker, and its name beside it.
+
+`python -m benchmarks.picture TABLE PNG` draws the points from the rows that `benchmarks.convergence --json` wrote.
 """
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from benchmarks.trainings import REPLICAS, Job, Method, Result
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLOURS = {"all-reduce": "#000000", "DiLoCo": "#0072b2", "default": "#d55e00", "sparse": "#7f7f7f"}  # by family
+MARKERS = {"DiLoCo": ("s", "#0072b2"), "default": ("o", "#d55e00"), "sparse": ("^", "#000000")}  # of points, by family
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))  # line and marker, one after the other within a family
 
 
@@ -99,9 +110,69 @@ def draw(found: Sequence[Curve], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def main(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", exists=True, dir_okay=False, help="The benchmark's JSON.")],
+    png: Annotated[Path, typer.Argument(metavar="PNG", help="The picture to write.")],
+) -> None:
+    """Draw each method's final loss beside its traffic."""
+    try:
+        found = json.loads(table.read_text())["rows"]
+        rows = [row for row in found if row["loss"] is not None]  # what diverged has none
+        description, figure = described(rows), frontier(rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"{table}: expected what `benchmarks.convergence --json` writes") from error
+    try:
+        figure.savefig(png, dpi=120, metadata={"Description": description})
+    except OSError as error:
+        raise typer.BadParameter(f"{png}: {error.strerror}") from error
+
+
+def described(rows: Sequence[dict[str, Any]]) -> str:
+    """What a picture of these rows carries, so that one of other rows is found out."""
+    return json.dumps([[row["method"], row["traffic_ratio"], row["loss"]] for row in rows])
+
+
+def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
+    """All-reduce as lines across, every other method as a point."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6))
+    axes = figure.add_subplot(
+        xscale="log",
+        xlabel="payload traffic: times less than all-reduce",
+        ylabel="held-out loss after all tokens (nats per byte)",
+    )
+    for row in rows:
+        name, ratio, loss = row["method"], row["traffic_ratio"], row["loss"]
+        if name.startswith("all-reduce"):
+            line = "-" if name.endswith("Muon") else "--"
+            axes.axhline(loss, label=name, color="#000000", linestyle=line, linewidth=1)
+            axes.annotate(f"{name}  {loss:.3f}", (1, loss), (4, 3), textcoords="offset points", fontsize=9)
+        else:
+            marker, colour = MARKERS[_family_named(name)]
+            axes.plot(ratio, loss, label=name, color=colour, marker=marker, markersize=7, linestyle="none")
+            side, away = ("right", -7) if ratio < 100 else ("left", 7)  # names outward, where no other point is
+            look: dict[str, Any] = {"color": colour, "fontsize": 9, "ha": side, "va": "center"}
+            axes.annotate(f"{name}  {loss:.3f}", (ratio, loss), (away, 0), textcoords="offset points", **look)
+    axes.set_xlim(1, 10 * max(row["traffic_ratio"] for row in rows))  # room for the names
+    axes.xaxis.set_major_formatter("{x:g}")
+    figure.tight_layout()
+    return figure
+
+
+def _family_named(name: str) -> str:
+    if name.lower().startswith("diloco"):
+        return "DiLoCo"
+    return "default" if name.startswith("default") else "sparse"
+
+
 def _family(method: Method) -> str:
     if method.every_step:
         return "all-reduce"
     if method.codec == "topk":
         return "sparse"
     return "default" if method.compressed and method.codec == "int4" else "DiLoCo"
+
+
+if __name__ == "__main__":
+    typer.run(main)

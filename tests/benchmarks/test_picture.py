@@ -1,14 +1,21 @@
-"""The convergence benchmark's picture: its curves end where the table says, and can be told apart without colours."""
+"""The convergence benchmark's pictures: curves end and points lie where the table says, and can be told apart without
+colours; the docs' table and picture are of the rows in the repository."""
 
+import json
 import statistics
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from benchmarks import picture
+from benchmarks import convergence, picture
 from benchmarks.convergence import METHODS
 from benchmarks.trainings import Job, Result, Setting
+
+DOCS = Path(__file__).parents[2] / "docs"
+MEASURED: dict[str, Any] = json.loads((DOCS / "convergence.json").read_text())
 
 
 def result(end: float) -> Result:
@@ -50,3 +57,47 @@ def test_names_are_moved_apart_no_more_than_needed() -> None:
 def test_the_picture_is_drawn(trained: tuple[list[Job], dict[str, Result]], tmp_path: Path) -> None:
     picture.draw(picture.curves(*trained), tmp_path / "convergence.png")
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
+
+
+def test_the_table_in_the_docs_is_of_the_rows_in_the_repository() -> None:
+    heading = [f"{key:<13} {value}" for key, value in MEASURED.items() if key != "rows"]
+    lines = [*heading, "", *convergence._table(MEASURED["rows"]).splitlines()]
+    assert "\n".join(line and f"    {line}" for line in lines) in (DOCS / "convergence.md").read_text()
+
+
+def test_the_points_lie_where_the_rows_say() -> None:
+    (axes,) = picture.frontier(MEASURED["rows"]).axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert lines.keys() == {row["method"] for row in MEASURED["rows"]}
+    for row in MEASURED["rows"]:
+        (*_, ratio), (*_, loss) = lines[row["method"]].get_data()
+        assert loss == row["loss"]
+        assert ratio == row["traffic_ratio"]
+    assert len({line.get_color() for line in axes.lines}) <= 3
+
+
+def test_no_name_lies_on_another_or_on_a_point() -> None:
+    figure = picture.frontier(MEASURED["rows"])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = [text.get_window_extent() for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(names, 2))
+    for line in axes.lines:
+        if line.get_marker() != "None":
+            x, y = axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))
+            assert not any(name.contains(x, y) for name in names)
+    assert all(axes.bbox.x0 < name.x0 and name.x1 < axes.bbox.x1 for name in names)
+
+
+def test_the_picture_in_the_docs_is_of_the_rows_in_the_repository() -> None:
+    assert picture.described(MEASURED["rows"]).encode() in (DOCS / "convergence.png").read_bytes()
+
+
+def test_the_command_draws_what_converged_and_refuses_other_files(tmp_path: Path) -> None:
+    table, png = tmp_path / "table.json", tmp_path / "points.png"
+    table.write_text(json.dumps({"rows": [*MEASURED["rows"], MEASURED["rows"][-1] | {"loss": None}]}))
+    picture.main(table, png)
+    assert picture.described(MEASURED["rows"]).encode() in png.read_bytes()
+    table.write_text("[]")
+    with pytest.raises(typer.BadParameter, match="expected what"):
+        picture.main(table, png)
