@@ -1,5 +1,6 @@
 """The network process of a node, composed: peers, chain, HTTP, and a seat in the run, all in one task group."""
 
+import gc
 import os
 import signal
 from dataclasses import dataclass
@@ -113,6 +114,8 @@ class Node:
             nursery.start_soon(keep, "training", self._seat.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
+            gc.collect()
+            gc.freeze()  # what is loaded by now stays: looking for garbage becomes cheap, and so is done often
             await trio.sleep_forever()
 
     # ---- life ----
