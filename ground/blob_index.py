@@ -123,6 +123,7 @@ class BlobIndex:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA cache_size = -256")  # kB: it grows with the file, up to this
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, FORMAT):
                 raise _OtherFormat(f"format {version}")

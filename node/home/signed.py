@@ -73,6 +73,7 @@ class SignedBook:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         with self._errors():
             self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+            self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -256;")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
