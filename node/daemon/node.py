@@ -115,7 +115,8 @@ class Node:
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
             gc.collect()
-            gc.freeze()  # what is loaded by now stays: looking for garbage becomes cheap, and so is done often
+            gc.freeze()  # what is loaded by now stays: looking for garbage becomes cheap, and so is done often,
+            gc.collect()  # since Python waits for a quarter more than it found alive the last time
             await trio.sleep_forever()
 
     # ---- life ----
