@@ -235,7 +235,7 @@ class BlobStore:
             self._room.give(freed)
             short = self._room.take(size)
         if short:
-            raise NoRoom(self.folder, f"{short:,} bytes too little for {size:,} more ({self._room})")
+            raise NoRoom(self.folder, f"{short / 1e6:,.1f} MB too little for {size / 1e6:,.1f} MB more ({self._room})")
 
     def used(self) -> int:
         """Bytes of all blobs and downloads."""

@@ -7,13 +7,15 @@ heavy inside that function, so that `--help` and the quick reads start at once.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import audit, chain, data, demo, deploy, history, init, keys, options, peers, pull, run, start, status
 from dlx.node.home import extras
+
+INTERRUPTED = 130  # as a shell says it
 
 app = options.Verbs(
     name="dlx-node",
@@ -42,12 +44,25 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with extras.explained():
             app(arguments)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[1] is None:  # a second Ctrl-C, while the first was being followed
+            sys.exit(INTERRUPTED)
+        if not isinstance(group, ExceptionGroup):
+            raise
+        _explain(group)
     except Exception as raised:
-        error = cause(raised)
-        if not isinstance(error, DlxError | OSError):
-            raise  # a bug, which deserves its traceback
-        sys.stderr.write(f"dlx-node: {' '.join(str(error).split())}\n")
-        sys.exit(getattr(error, "exit_code", DlxError.exit_code))
+        _explain(raised)
+
+
+def _explain(raised: Exception) -> NoReturn:
+    """One line and an exit code for what a user can understand; what is left is a bug and deserves its traceback."""
+    error = cause(raised)
+    if not isinstance(error, DlxError | OSError):
+        raise raised
+    sys.stderr.write(f"dlx-node: {' '.join(str(error).split())}\n")
+    sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 
 def _print_version(asked: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,13 @@ from rich.text import Text
 
 from dlx.node.cli import options
 from dlx.node.home import extras
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.shown import size
 
 _PLACE = Path("~/.dlx/demos")
+_NEEDED = 200_000_000  # bytes: what a demo of the default size leaves, and some more
 
 
 def command(
@@ -41,8 +45,9 @@ def command(
 
     root = (datadir or _place(resume)).expanduser().absolute()
     options.check_new_place(root)
+    _check_room(root)
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
-    with demo.stopping(devnet):
+    with DataDir(root).lock(), demo.stopping(devnet):
         last = devnet.record.rounds - 1
         nodes = "1 node" if len(devnet.names) == 1 else f"{len(devnet.names)} nodes"
         options.note(f"run {devnet.record.run[:18]}: {nodes} in {root}, rounds 0 to {last}")
@@ -97,7 +102,18 @@ def _sent(result: dict[str, Any]) -> str:
 
     kinds = [asdict(traffic) for traffic in result["traffic_per_node"]]
     totals = {kind: sum(one[kind].sent for one in kinds) for kind in (kinds[0] if kinds else ())}
-    return ", ".join(f"{kind} {size(total)}" for kind, total in totals.items())
+    return ", ".join(f"{kind} {size(total)}" for kind, total in totals.items()) or "unknown: it had ended before"
+
+
+def _check_room(root: Path) -> None:
+    """Raises Failure where the nodes would wait for room from the start."""
+    place = next(path for path in (root, *root.parents) if path.is_dir())
+    floor, free = Settings().disk_floor, shutil.disk_usage(place).free
+    if free < floor + _NEEDED:
+        raise Failure(
+            f"{place} has {size(free)} free: the nodes leave {size(floor)} of it free (disk_floor) and need "
+            f"{size(_NEEDED)}: name a --datadir on another disk"
+        )
 
 
 def _place(resume: bool) -> Path:

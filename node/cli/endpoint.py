@@ -23,6 +23,8 @@ def read(folder: DataDir, path: str, kind: type[_T]) -> _T:
 
     try:
         url = json.loads(folder.http_address.read_text())["url"]
+        if not isinstance(url, str):
+            raise ValueError(url)
     except (OSError, ValueError, KeyError, TypeError):
         raise _no_node(folder) from None
     # No proxy: the endpoint is on this machine.

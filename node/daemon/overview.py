@@ -111,6 +111,8 @@ class Overview:
             return self._machine.waiting_for(self.clock.now())
         if self.seat.finished:
             return "nothing: the run is finished"
+        if failing := self._failing_parts():
+            return failing[0]
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
     def _failing_parts(self) -> tuple[str, ...]:

@@ -73,7 +73,8 @@ class Supervisor:
         )
 
     def _note(self, part: str, error: Exception, failures: int, pause: float) -> None:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(said.split()) or type(error).__name__
         known = self.troubles.get(part)
         self.troubles[part] = Trouble(reason, failures, self.now() + pause)
         self.on_failure(part)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dlx.ledger.index import EventIndex
 
 _PROBE_SECONDS = 2.0
+_WORTH_SAYING = 1000  # blocks still to be read
 _ANSWER_SECONDS = 6.0
 _CHAIN_READY_SECONDS = 60.0
 _CHAIN_STOP_SECONDS = 15.0
@@ -151,7 +152,7 @@ def _sole_writer(path: Path) -> Iterator[bool]:
 
 
 def _show_progress(block: int, last: int) -> None:
-    if block < last:
+    if last - block >= _WORTH_SAYING:
         sys.stderr.write(f"dlx-node: reading the ledger, block {block:,} of {last:,}\n")
 
 

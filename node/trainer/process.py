@@ -17,6 +17,7 @@ import torch
 
 from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
+from dlx.ground.errors import DlxError
 from dlx.node.trainer import messages as m
 from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
 from dlx.training import selftest
@@ -98,7 +99,8 @@ class Server:
             pass  # the network process is gone: the reader sees it too, and ends us
         except Exception as error:
             self.send(m.Failed(trouble_of(error)))
-            raise
+            if not isinstance(error, DlxError | OSError):
+                raise  # a fault of ours, which deserves its traceback
 
     def _open(self, message: m.Open) -> None:
         torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores

@@ -61,6 +61,7 @@ class ForkServer:
                 pass_fds=[listener.fileno()],
                 env=environment,
                 stdin=subprocess.PIPE,
+                start_new_session=True,  # a terminal's Ctrl-C is ours alone; it ends with our end of its input
             )
 
     @property

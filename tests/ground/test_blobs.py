@@ -266,7 +266,7 @@ def test_the_floor_keeps_space_free_for_others(tmp_path, monkeypatch):
     assert store.hashes() == {other}
     with pytest.raises(NoRoom, match="disk floor 50,000"):
         blob(store, Kind.PUBLIC)
-    with pytest.raises(OSError, match="bytes too little"):
+    with pytest.raises(OSError, match="MB too little"):
         store.partial(bytes(32), SIZE)
 
 

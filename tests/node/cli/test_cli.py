@@ -7,12 +7,15 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dlx.node.cli import app, demo
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_index, open_ledger
 from tests.node.command import dlx
 
@@ -324,3 +327,29 @@ def _sealed_run(chain: Chain, rounds: int) -> str:
             run.poll()
             run.send(stage, [client.account], [client.account])
     return "0x" + run.id.hex()
+
+
+def test_what_is_no_address_of_a_node_is_no_node(tmp_path: Path) -> None:
+    dlx("init", "--datadir", tmp_path, "--insecure-devnet")
+    DataDir(tmp_path).http_address.write_text('{"url": 5}')
+    assert "no node runs in" in dlx("status", "--datadir", tmp_path, code=3).stderr
+
+
+def test_a_demo_says_that_its_disk_is_too_full_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo.shutil, "disk_usage", lambda place: SimpleNamespace(free=900_000_000))
+    with pytest.raises(Failure, match=r"has 900\.0 MB free: the nodes leave 1\.1 GB of it free .* on another disk"):
+        demo._check_room(tmp_path / "new")
+
+
+def test_an_interruption_before_anything_listens_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: object) -> None:
+        raise BaseExceptionGroup("task group", [KeyboardInterrupt()])
+
+    monkeypatch.setattr(app, "app", interrupted)
+    with pytest.raises(SystemExit) as raised:
+        app.main([])
+    assert raised.value.code == 130 and not capsys.readouterr().err
