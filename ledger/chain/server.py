@@ -22,7 +22,7 @@ MAX_REQUEST = 4 * 2**20  # bytes
 MAX_RESPONSE = 64 * 2**20  # bytes of a batch
 MAX_BATCH = 1_000
 MAX_CONNECTIONS = 128
-_IDLE_TIMEOUT = 300.0  # seconds
+_IDLE_TIMEOUT = 30.0  # seconds: idle ones must not keep others out
 
 log = logging.getLogger(__name__)
 
