@@ -30,7 +30,6 @@ class RunContext:
     pipe_service: PipeService
     metrics: Metrics
     directory: Path  # of this run's state
-    blobs_directory: Path
     private_data: Path | None  # a prepared folder to train on instead of the run's data
     checkpoint_activations: bool
     contributions_topic: str

@@ -178,7 +178,7 @@ class Node:
                 account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
                 client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
                 pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
-                blobs_directory=self._store.folder, private_data=private,
+                private_data=private,
                 checkpoint_activations=startup.settings.checkpoint_activations, contributions_topic=self._topics[0],
                 seals_topic=self._topics[1], peer_of=self._peer_of, reject=self._reject, on_sealed=self._tally.add,
                 traffic=self._host.traffic, now=self._clock.now,

@@ -15,15 +15,13 @@ class Progress:
     steps: int = 0
     loss: float | None = None
     tokens_per_second: float | None = None
-    tokens: int = 0
     _started: float = 0.0
 
     def begin(self, round: int, steps: int) -> None:
         self.round, self.step, self.steps, self._started = round, 0, steps, time.monotonic()
 
-    def at_step(self, round: int, step: int, loss: float, tokens: int) -> None:
+    def at_step(self, round: int, step: int, loss: float) -> None:
         self.round, self.step, self.loss = round, step, loss
-        self.tokens += tokens
 
     def end(self, trained: Trained) -> None:
         seconds = time.monotonic() - self._started

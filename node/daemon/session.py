@@ -81,7 +81,7 @@ class Session:
             opened = await self.trainer.open(
                 m.Open(
                     context.manifest_hash, self.stage, self.replica, str(self._directory / "slot"),
-                    str(context.blobs_directory), str(context.private_data) if context.private_data else None,
+                    str(context.store.folder), str(context.private_data) if context.private_data else None,
                     context.checkpoint_activations,
                 ),
                 self._on_trainer,
@@ -192,7 +192,7 @@ class Session:
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:
             case m.Step(round=round, step=step, loss=loss):
-                self.progress.at_step(round, step, loss, self.rules.tokens_per_step)
+                self.progress.at_step(round, step, loss)
                 self._metrics.tokens.inc(self.rules.tokens_per_step)
             case m.Finished(trained=trained):
                 self.progress.end(trained)

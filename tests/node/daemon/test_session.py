@@ -100,7 +100,7 @@ class Scene:
             run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
             account_key=key, signed=self.book,
             client=self, store=self.store, exchange=self, gossip=SimpleNamespace(publish=self._publish),
-            pipe_service=None, metrics=self.metrics, directory=folder, blobs_directory=self.store.folder,
+            pipe_service=None, metrics=self.metrics, directory=folder,
             private_data=None, checkpoint_activations=False, contributions_topic="c", seals_topic="s",
             peer_of=lambda account: None, reject=lambda reason, source: None,
             on_sealed=lambda sealed, counted: self.counted.append(counted),
