@@ -11,8 +11,8 @@ const CONTRACTS = ["NodeRegistry", "TrainingLedger"];
 const SIZE_LIMIT = 24576; // EIP-170
 const SETTINGS = {
   evmVersion: "cancun",
-  optimizer: { enabled: true, runs: 200 },
-  viaIR: false,
+  optimizer: { enabled: true, runs: 2000 },
+  viaIR: true,
   metadata: { bytecodeHash: "none" },
   outputSelection: { "*": { "*": ["abi", "evm.bytecode.object", "evm.deployedBytecode"] } },
 };

@@ -6,7 +6,8 @@ import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 
 /// @title Which libp2p node speaks for which account
 /// @notice An account registers its node with the node key's signature over the account and a nonce, so that neither
-/// can be borrowed. The libp2p peer id is rebuilt here from the node key and belongs to at most one account.
+/// can be borrowed. The libp2p peer id is rebuilt here from the node key and belongs to one account for good: else one
+/// node could take seats for many, one after the other.
 contract NodeRegistry is EIP712 {
     /// @dev `x` and `prefix` are the compressed secp256k1 node key; `prefix` is 2 or 3, or 0 where there is no node.
     struct Node {
@@ -24,7 +25,7 @@ contract NodeRegistry is EIP712 {
 
     mapping(address account => Node) private _nodes;
 
-    /// @notice The account that registered the peer id with this keccak256; zero where there is none.
+    /// @notice The account that registered the peer id with this keccak256, be it long ago; zero where there is none.
     mapping(bytes32 peerIdHash => address account) public accountOf;
 
     event NodeRegistered(address indexed account, bytes peerId, uint256 nonce);
@@ -51,13 +52,12 @@ contract NodeRegistry is EIP712 {
         address nodeKey = address(uint160(uint256(keccak256(abi.encode(x, y)))));
         if (ECDSA.recover(digest, nodeSignature) != nodeKey) revert NotSignedByNodeKey(msg.sender, nonce);
 
-        if (node.prefix != 0) delete accountOf[keccak256(_peerId(node))];
         node.x = x;
         node.prefix = uint8(2 + (uint256(y) & 1));
         node.nonce = nonce + 1;
         bytes memory peerId = _peerId(node);
         address holder = accountOf[keccak256(peerId)];
-        if (holder != address(0)) revert PeerIdTaken(holder);
+        if (holder != address(0) && holder != msg.sender) revert PeerIdTaken(holder);
         accountOf[keccak256(peerId)] = msg.sender;
         emit NodeRegistered(msg.sender, peerId, nonce);
         _publish(multiaddrs);
@@ -69,12 +69,12 @@ contract NodeRegistry is EIP712 {
         _publish(multiaddrs);
     }
 
-    /// @notice Removes the sender's node. Its nonce goes on, so an old registration cannot be replayed.
+    /// @notice Removes the sender's node. Its nonce goes on, so an old registration cannot be replayed, and its peer id
+    /// stays the sender's.
     function deregister() external {
         if (!isRegistered(msg.sender)) revert NotRegistered(msg.sender);
         Node storage node = _nodes[msg.sender];
         bytes memory peerId = _peerId(node);
-        delete accountOf[keccak256(peerId)];
         node.x = 0;
         node.prefix = 0;
         emit NodeDeregistered(msg.sender, peerId);

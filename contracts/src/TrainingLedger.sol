@@ -1,51 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {ECDSA} from "@openzeppelin/contracts/utils/cryptography/ECDSA.sol";
 import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 
-import {Contribution, Contributions} from "./Contributions.sol";
+import {Counts} from "./Counts.sol";
 import {NodeRegistry} from "./NodeRegistry.sol";
-import {Head, Member, Run, RunConfig, Runs} from "./Runs.sol";
-import {Seal, Seals} from "./Seals.sol";
+import {Activity, Asked, Member, Progress, Return, Run, RunConfig, Runs, Stage, Terms} from "./Runs.sol";
+import {Outcome, Seal, Seals} from "./Seals.sol";
 
-/// @title Who holds which slot of a run, and which contributions each round counted
+/// @title Who holds which seat of a run, and which contributions each round counted
 /// @notice Nobody owns the ledger, nothing in it can be upgraded, and a sealed round can never be changed.
 contract TrainingLedger is EIP712 {
-    using Contributions for bytes;
+    using Counts for uint256;
     using Runs for Run;
+    using Runs for Stage;
+    using Runs for Terms;
+    using Seals for Outcome;
+    using Seals for Seal;
+    using Seals for bytes;
 
     /// @notice For joinRun: take any stage.
     uint16 public constant ANY_STAGE = type(uint16).max;
-    /// @notice An accused holder has the eviction time and at least this many blocks to answer.
-    uint256 public constant ANSWER_BLOCKS = 5;
-    uint256 private constant SIGNATURE_BYTES = 65;
 
     NodeRegistry public immutable registry;
 
     mapping(bytes32 run => Run) private _runs;
 
-    event RunCreated(
-        bytes32 indexed run, address indexed creator, RunConfig config, string name, bytes32[] genesis
-    );
+    event RunCreated(bytes32 indexed run, address indexed creator, RunConfig config, string name, bytes32[] genesis);
+    event RunOpened(bytes32 indexed run, uint64 openedAt);
     event Joined(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
     event Left(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
     event Moved(bytes32 indexed run, address indexed account, uint16 fromReplica, uint16 toReplica, uint16 stage);
-    event RoundOpened(bytes32 indexed run, uint32 indexed round, uint64 openedAt);
-    event Accused(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint32 round, address by);
+    /// @notice The holders of two seats of a stage changed places.
+    event Dealt(bytes32 indexed run, uint16 stage, uint16 replica, uint16 with);
+    event Accused(bytes32 indexed run, address indexed account, address by, bool forfeit);
     event Answered(bytes32 indexed run, address indexed account);
-    event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
+    /// @notice `returnUntil` is the time until which nobody else can take the seat; 0: anyone can.
+    event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
     event Sealed(
         bytes32 indexed run,
-        uint32 indexed round,
         uint16 indexed stage,
+        uint32 indexed round,
         bytes32 digest,
-        Seal seal,
-        bytes contributions,
+        Outcome outcome,
+        bytes records,
         bytes signatures
     );
     event CheckpointPublished(
-        bytes32 indexed run, uint32 indexed round, address indexed account, bytes32 weights, string uri
+        bytes32 indexed run, uint32 indexed round, address indexed account, bytes32 folder, string uri
     );
 
     error UnknownRun(bytes32 run);
@@ -53,37 +55,32 @@ contract TrainingLedger is EIP712 {
     error NotRegistered(address account);
     error UnknownStage(uint16 stage);
     error AlreadyHolding(address account, uint16 replica, uint16 stage);
+    /// @notice The account may still be counted in its former stage; it can change stage after that stage's next seal.
+    error SealPending(uint16 stage, uint32 round);
     error ReplicaComplete(uint16 replica);
+    error ReplicaIncomplete(uint16 replica);
     error AccusationPending(address account);
-    error AlreadyAccused(address account, uint32 round);
     error TooEarlyToAccuse(address account);
     error NotAccused(address account);
-    error TooEarlyToEvict(uint256 fromTime, uint256 fromBlock);
+    error TooEarlyToEvict(uint256 fromTime);
+    error CountedSinceAccused(address account);
+    error TooEarlyToDeal(uint16 replica, uint32 fromRound);
     error UnknownVersion(uint32 round);
 
-    error WrongRound(uint32 given, uint32 next);
-    error StageAhead(uint16 stage, uint32 openRound);
-    error WrongPreviousWeights(bytes32 given, bytes32 head);
-    error WrongPreviousMomentum(bytes32 given, bytes32 head);
-    error WrongCount(uint256 given, uint256 actual);
-    error WrongContributionsHash(bytes32 given, bytes32 actual);
-    error WrongContributionsRoot(bytes32 given, bytes32 actual);
-    error WrongTotalTokens(uint256 given, uint256 actual);
-    error WrongMeanLoss(uint256 given, uint256 actual);
-    error WrongMultipliersLength(uint256 given, uint256 expected);
-    /// @notice The contribution names another run, round or stage than the seal.
-    error ContributionOfAnotherRound(address account);
-    error AccountsNotAscending(address account);
-    error AccountWithoutSlot(address account, uint16 replica, uint16 stage);
-    error WrongTokens(address account, uint256 given, uint256 expected);
-    error EmptySealTooEarly(uint256 fromTime);
+    error WrongRound(uint32 given, uint32 open);
+    error AlreadySealed(uint16 stage, uint32 round);
+    error TooEarlyToSeal(uint256 fromTime);
+    error RecordsLength(uint256 length);
+    error RecordsNotAscending(uint256 replica);
+    /// @notice No signature, of the seal or of the record, is of a member that can have made the record.
+    error RecordUnsigned(uint256 replica);
+    error WrongInnerSteps(uint256 given, uint256 most);
+    error WrongPlan();
     error EmptySealChangesState();
     error SignaturesLength(uint256 length);
-    error SignersNotAscending(address signer);
-    error SignerWithoutSlot(address signer);
-    error QuorumMissing(uint256 counted, uint256 needed);
+    error QuorumMissing(uint256 votes, uint256 needed);
 
-    constructor(NodeRegistry registry_) EIP712("dlx-node TrainingLedger", "1") {
+    constructor(NodeRegistry registry_) EIP712("dlx-node TrainingLedger", "2") {
         registry = registry_;
     }
 
@@ -91,71 +88,86 @@ contract TrainingLedger is EIP712 {
 
     /// @notice Creates a run.
     /// @param name what people call it, as in the manifest; it is only in the event, and other runs may have the same
-    /// @param genesis_ the weights hash of V[s, 0] for each stage s
-    function createRun(RunConfig calldata config, string calldata name, bytes32[] calldata genesis_)
+    /// @param genesis the weights hash of V[s, 0] for each stage s
+    function createRun(RunConfig calldata config, string calldata name, bytes32[] calldata genesis)
         external
         returns (bytes32 run)
     {
         Runs.check(config);
         Runs.checkName(bytes(name));
-        if (genesis_.length != config.stages) revert Runs.InvalidConfig("genesis");
+        if (genesis.length != config.stages) revert Runs.InvalidConfig("genesis");
 
         run = keccak256(abi.encode(block.chainid, address(this), msg.sender, config.manifest));
         Run storage r = _runs[run];
         if (r.creator != address(0)) revert RunExists(run);
         r.creator = msg.sender;
         r.config = config;
-        for (uint256 stage = 0; stage < genesis_.length; ++stage) {
-            r.genesis[stage] = genesis_[stage];
-            r.heads[stage].weights = genesis_[stage];
+        r.terms = Terms(
+            config.rounds,
+            config.stages,
+            config.minReplicas,
+            config.maxReplicas,
+            config.quorumNumerator,
+            config.quorumDenominator,
+            config.minRoundTime,
+            config.roundTimeout,
+            config.evictionTime,
+            config.maxInnerSteps
+        );
+        for (uint256 stage = 0; stage < genesis.length; ++stage) {
+            r.stages[stage].head = genesis[stage];
         }
-        emit RunCreated(run, msg.sender, config, name, genesis_);
+        emit RunCreated(run, msg.sender, config, name, genesis);
     }
 
-    /// @notice Says where version V[., round] of the run can be fetched as a checkpoint.
-    function publishCheckpoint(bytes32 run, uint32 round, bytes32 weights, string calldata uri) external {
+    /// @notice Says where version V[., round] of all stages can be fetched as a checkpoint.
+    /// @param folder the sha256 of the checkpoint's list of files; whoever pulls the version makes the same list
+    function publishCheckpoint(bytes32 run, uint32 round, bytes32 folder, string calldata uri) external {
         Run storage r = _run(run);
         if (msg.sender != r.creator && !r.members[msg.sender].holds) revert Runs.NotHolding(msg.sender);
-        if (round > r.openRound) revert UnknownVersion(round);
-        emit CheckpointPublished(run, round, msg.sender, weights, uri);
+        if (round > r.progress.openRound) revert UnknownVersion(round);
+        emit CheckpointPublished(run, round, msg.sender, folder, uri);
     }
 
-    // --------------------------------------------------------------------------------------------------- slots
+    // --------------------------------------------------------------------------------------------------- seats
 
-    /// @notice Gives the sender a slot: in the lowest replica with a free seat of `stage`, or, for ANY_STAGE, the
-    /// lowest free stage of the lowest incomplete replica.
+    /// @notice Gives the sender a seat: in the lowest replica where that of `stage` is free, or, for ANY_STAGE, the
+    /// lowest free seat of any stage. An evicted member gets its own one back as long as it waits for it.
     function joinRun(bytes32 run, uint16 stage) external {
         Run storage r = _run(run);
         if (!registry.isRegistered(msg.sender)) revert NotRegistered(msg.sender);
-        if (stage != ANY_STAGE && stage >= r.config.stages) revert UnknownStage(stage);
         Member storage member = r.members[msg.sender];
         if (member.holds) revert AlreadyHolding(msg.sender, member.replica, member.stage);
+        if (r.progress.openRound == r.terms.rounds) revert Runs.RunFinished();
+        if (stage != ANY_STAGE && stage >= r.terms.stages) revert UnknownStage(stage);
 
-        uint16 replica;
-        if (stage == ANY_STAGE) (replica, stage) = r.anyFreeSeat();
-        else replica = r.freeSeat(stage);
+        uint256 replica;
+        if ((stage == ANY_STAGE || stage == member.stage) && r.mayReturn(member, msg.sender)) {
+            (replica, stage) = (member.replica, member.stage);
+        } else {
+            (replica, stage) = _freeSeat(r, stage);
+        }
+        uint32 next = r.nextRound(member.stage);
+        if (stage != member.stage && member.changedRound == next + 1) revert SealPending(member.stage, next);
         r.take(member, msg.sender, replica, stage);
-        member.joinedRound = r.nextRound(stage);
-        emit Joined(run, msg.sender, replica, stage);
+        emit Joined(run, msg.sender, uint16(replica), stage);
         _openFirst(run, r);
     }
 
-    /// @notice Moves the sender from an incomplete replica to its stage's free seat in the lowest lower replica.
+    /// @notice Moves a holder of an incomplete replica to the lowest replica where its stage is free.
     function moveDown(bytes32 run) external {
         Run storage r = _run(run);
         Member storage member = r.holder(msg.sender);
-        (uint16 from, uint16 stage) = (member.replica, member.stage);
-        if (r.holderCount[from] == r.config.stages) revert ReplicaComplete(from);
-        uint16 to = r.lowerSeat(from, stage);
-        bool accused = member.accused;
-        r.release(member);
-        r.take(member, msg.sender, to, stage);
-        member.accused = accused;
-        emit Moved(run, msg.sender, from, to, stage);
+        uint16 from = member.replica;
+        if ((r.progress.complete >> from) & 1 == 1) revert ReplicaComplete(from);
+        uint256 to = r.freeSeat(member.stage, msg.sender);
+        if (to >= from) revert Runs.NoLowerSeat(from, member.stage);
+        r.move(member, msg.sender, to);
+        emit Moved(run, msg.sender, from, uint16(to), member.stage);
         _openFirst(run, r);
     }
 
-    /// @notice Gives the sender's slot up.
+    /// @notice Gives the sender's seat back. It takes effect at its stage's next seal, which may still count it.
     function leaveRun(bytes32 run) external {
         Run storage r = _run(run);
         Member storage member = r.holder(msg.sender);
@@ -163,151 +175,268 @@ contract TrainingLedger is EIP712 {
         emit Left(run, msg.sender, member.replica, member.stage);
     }
 
-    /// @notice Asks a holder whether it is still there: once the open round has timed out, or once the holder was not
-    /// active in three sealed rounds of its stage. A holder is asked once per round, and again only after a further
-    /// round timeout: one that answers and then dies must not block a quorum for ever.
+    /// @notice Asks a holder whether it is still there. A holder may ask another once the round has timed out, or once
+    /// it was not counted for three rounds. Anyone may ask whose seat is forfeit (Runs.isForfeit).
     function accuse(bytes32 run, address account) external {
         Run storage r = _run(run);
-        r.holder(msg.sender);
-        Member storage member = r.holder(account);
         r.requireOpen();
-        if (member.accused) revert AccusationPending(account);
-        uint32 round = r.openRound;
-        uint256 timeout = r.config.roundTimeout;
-        if (member.accusedRound == round + 1 && block.timestamp <= member.accusedAt + timeout) {
-            revert AlreadyAccused(account, round);
+        Member storage member = r.holder(account);
+        if (member.asked != Asked.No && !r.countedSinceAsked(member)) {
+            if (member.asked != Asked.WorkAnswered || r.isForfeit(member)) revert AccusationPending(account);
         }
-        if (!r.isSilent(member) && block.timestamp <= r.openedAt + timeout) revert TooEarlyToAccuse(account);
-
-        member.accused = true;
-        member.accusedRound = round + 1;
-        member.accusedAt = uint48(block.timestamp);
-        member.accusedBlock = uint48(block.number);
-        emit Accused(run, account, member.replica, member.stage, round, msg.sender);
+        if (member.askedAt != 0 && block.timestamp <= uint256(member.askedAt) + r.terms.roundTimeout) {
+            revert TooEarlyToAccuse(account);
+        }
+        bool forfeit = r.isForfeit(member);
+        if (!forfeit) {
+            r.holder(msg.sender);
+            if (!_isTimedOut(r) && !_isUncounted(r, member)) revert TooEarlyToAccuse(account);
+        }
+        member.asked = forfeit ? Asked.Work : Asked.Presence;
+        member.askedAt = uint40(block.timestamp);
+        member.askedSeal = r.stages[member.stage].activity.nonEmpty;
+        emit Accused(run, account, msg.sender, forfeit);
     }
 
-    /// @notice The accused sender is still there.
+    /// @notice The accused sender is still there. Where its seat is forfeit, that keeps it only if it is not any more.
     function answer(bytes32 run) external {
         Member storage member = _run(run).holder(msg.sender);
-        if (!member.accused) revert NotAccused(msg.sender);
-        member.accused = false;
+        if (member.asked != Asked.Presence && member.asked != Asked.Work) revert NotAccused(msg.sender);
+        member.asked = member.asked == Asked.Work ? Asked.WorkAnswered : Asked.No;
         emit Answered(run, msg.sender);
     }
 
-    /// @notice Frees the slot of an accused holder that did not answer in time. Anyone may call this.
+    /// @notice Frees the seat of an accused holder that did not answer in time, or whose seat is still forfeit then. One
+    /// that was counted lately may take it again, alone, for as long once more.
     function evict(bytes32 run, address account) external {
         Run storage r = _run(run);
         Member storage member = r.holder(account);
-        if (!member.accused) revert NotAccused(account);
-        uint256 fromTime = uint256(member.accusedAt) + r.config.evictionTime;
-        uint256 fromBlock = member.accusedBlock + ANSWER_BLOCKS;
-        if (block.timestamp < fromTime || block.number < fromBlock) revert TooEarlyToEvict(fromTime, fromBlock);
-        r.release(member);
-        emit Evicted(run, account, member.replica, member.stage);
+        if (member.asked == Asked.No) revert NotAccused(account);
+        if (r.countedSinceAsked(member)) revert CountedSinceAccused(account);
+        if (member.asked == Asked.WorkAnswered && !r.isForfeit(member)) revert NotAccused(account);
+        uint256 fromTime = uint256(member.askedAt) + r.terms.evictionTime;
+        if (block.timestamp < fromTime) revert TooEarlyToEvict(fromTime);
+
+        uint64 until = 0;
+        if (r.release(member)) {
+            until = uint64(block.timestamp) + r.terms.evictionTime;
+            r.stages[member.stage].returns_[member.replica] = Return(account, uint40(until));
+        }
+        emit Evicted(run, account, member.replica, member.stage, until);
+    }
+
+    /// @notice Deals the holders of a complete replica that was not counted for three rounds among the seats of their
+    /// stages, because nobody can prove which of them broke it: each changes places with a holder of its stage (possibly
+    /// itself) that the seals so far draw. Anyone may call this.
+    function deal(bytes32 run, uint16 replica) external {
+        Run storage r = _run(run);
+        r.requireOpen();
+        if ((r.progress.complete >> replica) & 1 == 0) revert ReplicaIncomplete(replica);
+        uint32 fromRound = r.replicas[replica].since + uint32(Runs.UNCOUNTED_ROUNDS);
+        if (r.progress.openRound < fromRound) revert TooEarlyToDeal(replica, fromRound);
+        uint256 stages = r.terms.stages;
+        for (uint256 stage = 0; stage < stages; ++stage) {
+            (, uint256 rounds) = r.uncounted(stage, replica);
+            if (rounds < Runs.UNCOUNTED_ROUNDS) revert TooEarlyToDeal(replica, r.progress.openRound + 1);
+        }
+        for (uint256 stage = 0; stage < stages; ++stage) {
+            uint256 seated = r.stages[stage].activity.seated;
+            uint256 drawn = uint256(keccak256(abi.encode(r.progress.draw, r.progress.openRound, replica, stage)));
+            for (drawn %= seated.size(); drawn != 0; --drawn) {
+                seated &= seated - 1;
+            }
+            uint256 other = seated.lowest();
+            if (other == replica) continue;
+            r.swap(stage, replica, other);
+            emit Dealt(run, uint16(stage), replica, uint16(other));
+        }
+        r.replicas[replica].since = r.progress.openRound;
     }
 
     // --------------------------------------------------------------------------------------------------- seals
 
-    /// @notice Closes (round, stage). Anyone may send it; the first valid seal wins.
-    /// @param contributions the counted records, accounts strictly ascending
-    /// @param signatures the 65-byte signatures of the seal's EIP-712 digest, signers strictly ascending
-    function seal(Seal calldata s, bytes calldata contributions, bytes calldata signatures) external {
+    /// @notice Closes (stage, round). Anyone may send it; the first valid seal wins, and how it was sent changes nothing.
+    function seal(Seal calldata s) external {
         Run storage r = _run(s.run);
-        _checkPlace(r, s);
-        address[] memory accounts = _checkContributions(r, s, contributions);
-        if (accounts.length == 0) _checkEmpty(r, s);
-        bytes32 digest = _hashTypedDataV4(Seals.hash(s));
-        _checkQuorum(r, s, digest, signatures);
+        Terms memory terms = r.terms;
+        Progress memory progress = r.progress;
+        _checkPlace(terms, progress, s);
+        _checkOutcome(terms, s);
 
-        for (uint256 i = 0; i < accounts.length; ++i) {
-            r.members[accounts[i]].lastActive = s.round + 1;
-        }
-        r.digests[s.round][s.stage] = digest;
-        r.heads[s.stage] = Head(s.nextWeights, s.nextMomentum);
-        bool all = r.noteSealed(s.stage);
-        emit Sealed(s.run, s.round, s.stage, digest, s, contributions, signatures);
-        if (all) {
-            r.sealedStages = 0;
-            _open(s.run, r, s.round + 1);
-        }
+        Stage storage stage = r.stages[s.stage];
+        Activity memory activity = stage.activity;
+        bytes32 digest = _hashTypedDataV4(s.hash(stage.head));
+        uint256 earned = stage.earnedVotes(terms.maxReplicas);
+        Signed memory signed;
+        (signed.stage, signed.round) = (s.stage, s.round);
+        signed.settled = activity.seated & ~activity.changed;
+        signed.voters = Runs.electorate(earned, activity.seated, progress.complete);
+        signed.listed = _readRecords(s);
+        _readSignatures(r, stage, s, digest, signed);
+        if (signed.made != signed.listed) revert RecordUnsigned((signed.listed & ~signed.made).lowest());
+        _checkQuorum(terms, progress.openedAt, signed, earned != 0, activity.nonEmpty != 0);
+
+        stage.head = digest;
+        _noteCounts(stage, terms, activity, signed);
+        _close(r, terms, progress, s.stage, digest);
+        emit Sealed(s.run, s.stage, s.round, digest, s.outcome, s.records, s.signatures);
     }
 
-    function _checkPlace(Run storage r, Seal calldata s) private view {
-        if (s.stage >= r.config.stages) revert UnknownStage(s.stage);
-        r.requireOpen();
-        uint32 next = r.nextRound(s.stage);
-        if (s.round != next) revert WrongRound(s.round, next);
-        if (s.round != r.openRound) revert StageAhead(s.stage, r.openRound);
-        Head storage head = r.heads[s.stage];
-        if (s.previousWeights != head.weights) revert WrongPreviousWeights(s.previousWeights, head.weights);
-        if (s.previousMomentum != head.momentum) revert WrongPreviousMomentum(s.previousMomentum, head.momentum);
+    /// @dev What the signatures of a seal came to; the bitmaps have a bit for each replica of the stage.
+    struct Signed {
+        uint256 stage;
+        uint256 round;
+        uint256 settled; // seats with the same holder as at the stage's last seal
+        uint256 voters;
+        uint256 listed; // replicas that have a record
+        uint256 voted;
+        uint256 made; // records whose makers are known
+        uint256 counted; // the seats of these makers
     }
 
-    /// @dev Recomputes from the records whatever the seal says of them. The work is bounded by the number of replicas:
-    /// accounts ascend strictly and each must hold its own slot of the stage.
-    function _checkContributions(Run storage r, Seal calldata s, bytes calldata records)
+    function _checkPlace(Terms memory terms, Progress memory p, Seal calldata s) private view {
+        if (s.stage >= terms.stages) revert UnknownStage(s.stage);
+        if (p.openedAt == 0) revert Runs.RoundNotOpen();
+        if (p.openRound == terms.rounds) revert Runs.RunFinished();
+        if (s.round != p.openRound) revert WrongRound(s.round, p.openRound);
+        if ((p.sealedStages >> s.stage) & 1 == 1) revert AlreadySealed(s.stage, s.round);
+        _requireTime(uint256(p.openedAt) + terms.minRoundTime);
+    }
+
+    function _checkOutcome(Terms memory terms, Seal calldata s) private pure {
+        Outcome calldata o = s.outcome;
+        (uint256 current, uint256 next) = o.innerSteps();
+        if (current == 0 || current > terms.maxInnerSteps) revert WrongPlan();
+        if (next == 0 || next > terms.maxInnerSteps) revert WrongPlan();
+        if (s.records.length % Seals.RECORD_BYTES != 0) revert RecordsLength(s.records.length);
+        if (s.records.length == 0 && !_changesNothing(o)) revert EmptySealChangesState();
+    }
+
+    function _changesNothing(Outcome calldata o) private pure returns (bool) {
+        return (o.weights | o.momentum | o.weightsRoot | o.momentumRoot) == 0;
+    }
+
+    /// @dev Notes whose votes the signatures are, and which records their makers signed: each record must be made by
+    /// somebody who holds its seat, or held it when the round became the stage's next, and who made no other one.
+    /// Signatures of anybody else are skipped.
+    function _readSignatures(Run storage r, Stage storage stage, Seal calldata s, bytes32 digest, Signed memory signed)
         private
         view
-        returns (address[] memory accounts)
     {
-        uint256 count = records.count();
-        if (s.count != count) revert WrongCount(s.count, count);
-        if (s.multipliers.length != 2 * count) revert WrongMultipliersLength(s.multipliers.length, 2 * count);
-        bytes32 hash = keccak256(records);
-        if (s.contributionsHash != hash) revert WrongContributionsHash(s.contributionsHash, hash);
-
-        accounts = new address[](count);
-        bytes32[] memory leaves = new bytes32[](count);
-        uint256 tokens = 0;
-        uint256 loss = 0;
-        for (uint256 i = 0; i < count; ++i) {
-            Contribution memory c;
-            (c, leaves[i]) = records.read(i);
-            if (i > 0 && c.account <= accounts[i - 1]) revert AccountsNotAscending(c.account);
-            accounts[i] = c.account;
-            _checkContribution(r, s, c);
-            tokens += c.tokens;
-            loss += uint256(c.loss) * c.tokens;
+        bytes calldata signatures = s.signatures;
+        if (signatures.length % Seals.ENTRY_BYTES != 0) revert SignaturesLength(signatures.length);
+        uint256 settled = signed.settled;
+        uint256 met = 0; // of the settled
+        unchecked {
+            for (uint256 start = 0; start < signatures.length; start += Seals.ENTRY_BYTES) {
+                uint256 replica = signatures.entryOf(start);
+                if (replica >= Seals.OF_RECORD) {
+                    _readRecordSignature(r, s, start, replica - Seals.OF_RECORD, signed);
+                    continue;
+                }
+                address signer = signatures.signer(start, digest);
+                uint256 seat = 1 << replica;
+                if (settled & seat != 0 && stage.isHolder(replica, signer)) {
+                    met |= seat;
+                } else {
+                    Member memory member = r.members[signer];
+                    _vote(signed, member);
+                    _admit(signed, member, replica);
+                }
+            }
         }
-        bytes32 root = Contributions.merkleRoot(leaves);
-        if (s.contributionsRoot != root) revert WrongContributionsRoot(s.contributionsRoot, root);
-        if (s.totalTokens != tokens) revert WrongTotalTokens(s.totalTokens, tokens);
-        uint256 meanLoss = tokens == 0 ? 0 : loss / tokens;
-        if (s.meanLoss != meanLoss) revert WrongMeanLoss(s.meanLoss, meanLoss);
+        signed.voted |= met & signed.voters;
+        signed.made |= met & signed.listed; // nobody else can have made these
+        signed.counted |= met & signed.listed;
     }
 
-    function _checkContribution(Run storage r, Seal calldata s, Contribution memory c) private view {
-        if (c.run != s.run || c.round != s.round || c.stage != s.stage) revert ContributionOfAnotherRound(c.account);
-        Member storage member = r.members[c.account];
-        if (!member.holds || member.stage != c.stage || member.replica != c.replica) {
-            revert AccountWithoutSlot(c.account, c.replica, c.stage);
-        }
-        uint256 tokens = uint256(c.innerSteps) * r.config.tokensPerStep;
-        if (c.tokens != tokens || tokens == 0) revert WrongTokens(c.account, c.tokens, tokens);
+    function _readRecordSignature(Run storage r, Seal calldata s, uint256 start, uint256 replica, Signed memory signed)
+        private
+        view
+    {
+        if ((signed.listed >> replica) & 1 == 0) return;
+        uint256 index = (signed.listed & ((1 << replica) - 1)).size();
+        address maker = s.signatures.signer(start, _hashTypedDataV4(s.contributionHash(index)));
+        _admit(signed, r.members[maker], replica);
     }
 
-    function _checkEmpty(Run storage r, Seal calldata s) private view {
-        if (s.nextWeights != s.previousWeights || s.nextMomentum != s.previousMomentum) revert EmptySealChangesState();
-        uint256 fromTime = uint256(r.openedAt) + r.config.roundTimeout;
-        if (block.timestamp < fromTime) revert EmptySealTooEarly(fromTime);
+    /// @dev Whoever lost or left its seat since the stage's last seal has its vote once more.
+    function _vote(Signed memory signed, Member memory member) private pure {
+        if (member.stage != signed.stage) return;
+        bool former = member.changedRound == signed.round + 1 && member.formerVote;
+        bool votes = member.holds && (signed.voters >> member.replica) & 1 == 1;
+        if (former || votes) signed.voted |= 1 << member.replica;
     }
 
-    /// @dev Every signer must hold a slot of the stage; only active ones count, but all are active from now on.
-    function _checkQuorum(Run storage r, Seal calldata s, bytes32 digest, bytes calldata signatures) private {
-        if (signatures.length % SIGNATURE_BYTES != 0) revert SignaturesLength(signatures.length);
-        (, uint256 needed, bool noneActive) = r.quorum(s.stage);
-        uint256 counted = 0;
-        address previous = address(0);
-        for (uint256 start = 0; start < signatures.length; start += SIGNATURE_BYTES) {
-            address signer = ECDSA.recoverCalldata(digest, signatures[start:start + SIGNATURE_BYTES]);
-            if (signer <= previous) revert SignersNotAscending(signer);
-            previous = signer;
-            Member storage member = r.members[signer];
-            if (!member.holds || member.stage != s.stage) revert SignerWithoutSlot(signer);
-            if (noneActive || r.isActive(member)) ++counted;
-            member.lastActive = s.round + 1;
+    /// @dev Takes the member for the maker of the record of `replica`, unless it cannot be, or made another one.
+    function _admit(Signed memory signed, Member memory member, uint256 replica) private pure returns (bool) {
+        if (member.stage != signed.stage || ((signed.listed & ~signed.made) >> replica) & 1 == 0) return false;
+        bool former = member.changedRound == signed.round + 1 && member.formerReplica == replica;
+        if (!former && !(member.holds && member.replica == replica)) return false;
+        if (member.holds) {
+            uint256 seat = 1 << member.replica;
+            if (signed.counted & seat != 0) return false;
+            signed.counted |= seat;
         }
-        if (counted < needed) revert QuorumMissing(counted, needed);
+        signed.made |= 1 << replica;
+        return true;
+    }
+
+    /// @dev The replicas that have a record, which must ascend.
+    function _readRecords(Seal calldata s) private pure returns (uint256 listed) {
+        bytes calldata records = s.records;
+        (uint256 most,) = s.outcome.innerSteps();
+        unchecked {
+            for (uint256 start = 0; start < records.length; start += Seals.RECORD_BYTES) {
+                (uint256 replica, uint256 steps) = records.replicaAndSteps(start);
+                if (listed >> replica != 0) revert RecordsNotAscending(replica);
+                listed |= 1 << replica;
+                if (steps - 1 >= most) revert WrongInnerSteps(steps, most); // none, or too many
+            }
+        }
+        if (listed >> Runs.MAX_REPLICAS != 0) revert RecordsNotAscending(Runs.MAX_REPLICAS);
+    }
+
+    /// @dev Enough votes, and, before the round has timed out, as many contributions.
+    function _checkQuorum(Terms memory terms, uint256 openedAt, Signed memory signed, bool earned, bool worked)
+        private
+        view
+    {
+        uint256 votes = (signed.voters | signed.voted).size();
+        uint256 needed = terms.quorum(votes);
+        if (signed.listed.size() < needed) _requireTime(openedAt + terms.roundTimeout);
+        uint256 overdue = openedAt + Runs.OVERDUE_TIMEOUTS * terms.roundTimeout;
+        // A stage whose voters are gone waits for them before it belongs to those who came after them.
+        if (!earned && worked) _requireTime(overdue);
+        if (earned && block.timestamp >= overdue && votes / 2 + 1 < needed) needed = votes / 2 + 1;
+        uint256 voted = signed.voted.size();
+        if (voted < needed) revert QuorumMissing(voted, needed);
+    }
+
+    function _noteCounts(Stage storage s, Terms memory terms, Activity memory activity, Signed memory signed) private {
+        activity.changed = 0;
+        if (signed.listed == 0) {
+            if (activity.empties != type(uint16).max) ++activity.empties;
+        } else {
+            s.counts[0] = s.counts[0].push(signed.counted & type(uint32).max);
+            if (terms.maxReplicas > 32) s.counts[1] = s.counts[1].push(signed.counted >> 32);
+            ++activity.nonEmpty;
+            activity.empties = 0;
+            activity.workedAt = uint40(block.timestamp);
+        }
+        s.activity = activity;
+    }
+
+    /// @dev Opens the next round once all stages have sealed this one; after the last one there is none to open.
+    function _close(Run storage r, Terms memory terms, Progress memory p, uint256 stage, bytes32 digest) private {
+        p.draw ^= uint56(uint256(digest));
+        p.sealedStages |= uint64(1 << stage);
+        if (p.sealedStages == type(uint64).max >> (64 - terms.stages)) {
+            p.sealedStages = 0;
+            ++p.openRound;
+            p.openedAt = uint40(block.timestamp);
+        }
+        r.progress = p;
     }
 
     // --------------------------------------------------------------------------------------------------- views
@@ -316,24 +445,11 @@ contract TrainingLedger is EIP712 {
         return _run(run).config;
     }
 
-    function genesis(bytes32 run, uint16 stage) external view returns (bytes32) {
-        return _run(run).genesis[stage];
-    }
-
-    /// @notice The hashes of the stage's newest weights and outer momentum.
-    function heads(bytes32 run, uint16 stage) external view returns (bytes32 weights, bytes32 momentum) {
-        Head storage head = _run(run).heads[stage];
-        return (head.weights, head.momentum);
-    }
-
-    /// @notice The slot's holder; zero where the seat is free.
-    function holderOf(bytes32 run, uint16 replica, uint16 stage) external view returns (address) {
-        return _run(run).holders[replica][stage];
-    }
-
-    function slotOf(bytes32 run, address account) external view returns (bool holds, uint16 replica, uint16 stage) {
-        Member storage member = _run(run).members[account];
-        return member.holds ? (true, member.replica, member.stage) : (false, 0, 0);
+    /// @notice The open round and its opening time, which may be to come; none is open before enough replicas are
+    /// complete and after the last.
+    function openRound(bytes32 run) external view returns (bool open, uint32 round, uint64 openedAt) {
+        Progress storage p = _run(run).progress;
+        return (p.openedAt != 0 && p.openRound < _runs[run].terms.rounds, p.openRound, p.openedAt);
     }
 
     /// @notice The stage's lowest unsealed round; the run's number of rounds once all are sealed.
@@ -341,49 +457,92 @@ contract TrainingLedger is EIP712 {
         return _run(run).nextRound(stage);
     }
 
-    /// @notice The open round and its opening time; not open before enough replicas are complete and after the last.
-    function openRound(bytes32 run) external view returns (bool open, uint32 round, uint64 openedAt) {
+    /// @notice The digest of the stage's newest seal, which the next one names; before the first one the weights hash of
+    /// V[s,0].
+    function head(bytes32 run, uint16 stage) external view returns (bytes32) {
+        return _run(run).stages[stage].head;
+    }
+
+    /// @notice The seat's holder; zero where it is free.
+    function holderOf(bytes32 run, uint16 replica, uint16 stage) external view returns (address) {
+        return _run(run).stages[stage].holders[replica];
+    }
+
+    /// @notice All that the run knows of an account, whether or not it holds a seat now.
+    function memberOf(bytes32 run, address account) external view returns (Member memory) {
+        return _run(run).members[account];
+    }
+
+    /// @notice Which replicas' seats of the stage are held, which were counted once and twice in its last eight non-empty
+    /// seals (a bit for each), how many non-empty seals there were, and how many empty ones since the last of them.
+    function stageOf(bytes32 run, uint16 stage)
+        external
+        view
+        returns (uint64 seated, uint64 once, uint64 twice, uint32 nonEmpty, uint16 empties)
+    {
         Run storage r = _run(run);
-        return (r.openedAt != 0 && r.openRound < r.config.rounds, r.openRound, r.openedAt);
+        Stage storage s = r.stages[stage];
+        Activity storage a = s.activity;
+        uint16 max = r.terms.maxReplicas;
+        return (a.seated, uint64(s.countedSeats(max, 1)), uint64(s.countedSeats(max, 2)), a.nonEmpty, a.empties);
     }
 
-    /// @notice The EIP-712 digest of the seal of (round, stage); zero where it is not sealed.
-    function sealDigest(bytes32 run, uint32 round, uint16 stage) external view returns (bytes32) {
-        return _run(run).digests[round][stage];
-    }
-
-    /// @notice Whether the account's signature counts for its stage: it is a holder counted in, or signing, one of the
-    /// stage's last three sealed rounds, or no holder of the stage is.
-    function isActive(bytes32 run, address account) external view returns (bool) {
+    /// @notice The seats whose holders vote on the stage's next seal (a bit for each), and how many votes it needs while
+    /// its round is not overdue.
+    function quorumOf(bytes32 run, uint16 stage) external view returns (uint64 voters, uint256 needed) {
         Run storage r = _run(run);
-        Member storage member = r.members[account];
-        if (!member.holds) return false;
-        if (r.isActive(member)) return true;
-        (,, bool noneActive) = r.quorum(member.stage);
-        return noneActive;
+        uint256 seats = r.voters(stage);
+        return (uint64(seats), r.terms.quorum(seats.size()));
     }
 
-    /// @notice How many holders' signatures count for the stage's next seal, and how many of them it needs.
-    function quorumOf(bytes32 run, uint16 stage) external view returns (uint256 active, uint256 needed) {
-        (active, needed,) = _run(run).quorum(stage);
+    /// @notice Whether only work can keep the account's seat now.
+    function isForfeit(bytes32 run, address account) external view returns (bool) {
+        Run storage r = _run(run);
+        return r.isForfeit(r.holder(account));
     }
 
     // ------------------------------------------------------------------------------------------------- helpers
 
     function _run(bytes32 run) private view returns (Run storage r) {
         r = _runs[run];
-        if (r.creator == address(0)) revert UnknownRun(run);
+        if (r.terms.stages == 0) revert UnknownRun(run);
+    }
+
+    function _freeSeat(Run storage r, uint16 stage) private view returns (uint256 replica, uint16 found) {
+        replica = Runs.MAX_REPLICAS;
+        if (stage != ANY_STAGE) {
+            (replica, found) = (r.freeSeat(stage, msg.sender), stage);
+        } else {
+            for (uint16 each = 0; each < r.terms.stages; ++each) {
+                uint256 lowest = r.freeSeat(each, msg.sender);
+                if (lowest < replica) (replica, found) = (lowest, each);
+            }
+        }
+        if (replica == Runs.MAX_REPLICAS) revert Runs.NoFreeSeat(stage);
     }
 
     /// @dev Opens round 0 once enough replicas are complete; it stays open, whoever leaves.
     function _openFirst(bytes32 run, Run storage r) private {
-        if (r.openedAt == 0 && r.completeReplicas >= r.config.minReplicas) _open(run, r, 0);
+        if (r.progress.openedAt != 0) return;
+        if (uint256(r.progress.complete).size() < r.terms.minReplicas) return;
+        uint64 start = r.config.startTime;
+        uint40 openedAt = uint40(start > block.timestamp ? start : block.timestamp);
+        r.progress.openedAt = openedAt;
+        r.startedAt = openedAt;
+        emit RunOpened(run, openedAt);
     }
 
-    /// @dev Opens `round`; after the last one there is none to open.
-    function _open(bytes32 run, Run storage r, uint32 round) private {
-        r.openRound = round;
-        r.openedAt = uint64(block.timestamp);
-        if (round < r.config.rounds) emit RoundOpened(run, round, uint64(block.timestamp));
+    function _isTimedOut(Run storage r) private view returns (bool) {
+        return block.timestamp > uint256(r.progress.openedAt) + r.terms.roundTimeout;
+    }
+
+    function _isUncounted(Run storage r, Member storage member) private view returns (bool) {
+        (, uint256 rounds) = r.uncounted(member.stage, member.replica);
+        return rounds >= Runs.UNCOUNTED_ROUNDS
+            && r.nextRound(member.stage) >= member.joinedRound + Runs.UNCOUNTED_ROUNDS;
+    }
+
+    function _requireTime(uint256 fromTime) private view {
+        if (block.timestamp < fromTime) revert TooEarlyToSeal(fromTime);
     }
 }

@@ -1,20 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {Contribution} from "../src/Contributions.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
-import {RunConfig} from "../src/Runs.sol";
-import {Seal} from "../src/Seals.sol";
+import {Member, RunConfig} from "../src/Runs.sol";
+import {Outcome, Seal} from "../src/Seals.sol";
 import {TrainingLedger} from "../src/TrainingLedger.sol";
 import {vm, Vm} from "./Vm.sol";
 
-string constant CONTRIBUTION_TYPE =
-    "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,address account,bytes32 baseWeights,bytes32 payload,uint64 payloadSize,bytes32 plan,uint32 innerSteps,uint64 tokens,uint64 loss,bytes32 previous,bytes32 startPayload,bytes32 foldedPayload,bytes32 foldedPayload2,bytes32 weightsBefore,bytes32 weightsAfter,bytes32 optimiserBefore,bytes32 optimiserAfter,bytes32 residualBefore,bytes32 residualAfter,bytes32 segmentsRoot,uint16 segments,uint32 computeMs,uint32 exchangeMs,uint8 flags)";
-string constant SEAL_TYPE =
-    "Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previousWeights,bytes32 nextWeights,bytes32 previousMomentum,bytes32 nextMomentum,bytes32 contributionsRoot,bytes32 contributionsHash,uint16 count,uint64 totalTokens,uint64 meanLoss,uint8 planLevel,uint16 planRank,uint32 planInnerSteps,bytes multipliers)";
+bytes32 constant SEAL_TYPEHASH = keccak256(
+    "Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,bytes32 momentumRoot,bytes11 plans,bytes records)"
+);
+bytes32 constant CONTRIBUTION_TYPEHASH = keccak256(
+    "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,uint32 innerSteps,uint8 exchange)"
+);
+
+/// @dev What an account's node says about its round.
+struct Work {
+    address account;
+    uint16 stage;
+    uint32 round;
+    uint16 replica;
+    bytes32 payload;
+    bytes32 statement;
+    uint32 loss;
+    uint32 innerSteps;
+    uint8 exchange;
+    uint16 multiplier;
+}
 
 /// @dev A registry, a ledger, registered accounts in ascending order, and what their nodes do off-chain.
 abstract contract Fixture {
+    uint32 internal constant MIN_ROUND_TIME = 10;
     uint32 internal constant ROUND_TIMEOUT = 600;
     uint32 internal constant EVICTION_TIME = 120;
     uint64 internal constant TOKENS_PER_STEP = 4096;
@@ -55,7 +71,7 @@ abstract contract Fixture {
         bytes32 registration =
             keccak256(abi.encode(registry.REGISTRATION_TYPEHASH(), account, registry.nonces(account)));
         (uint8 v, bytes32 r, bytes32 s) =
-            vm.sign(nodeKey, digestIn("dlx-node NodeRegistry", address(registry), registration));
+            vm.sign(nodeKey, digestIn("dlx-node NodeRegistry", "1", address(registry), registration));
         vm.prank(account);
         registry.register(
             bytes32(node.publicKeyX), bytes32(node.publicKeyY), abi.encodePacked(r, s, v), new string[](0)
@@ -71,8 +87,11 @@ abstract contract Fixture {
             maxReplicas: maxReplicas,
             quorumNumerator: 2,
             quorumDenominator: 3,
+            minRoundTime: MIN_ROUND_TIME,
             roundTimeout: ROUND_TIMEOUT,
             evictionTime: EVICTION_TIME,
+            maxInnerSteps: 2 * INNER_STEPS,
+            startTime: 0,
             tokensPerStep: TOKENS_PER_STEP
         });
     }
@@ -95,21 +114,21 @@ abstract contract Fixture {
     }
 
     function requireSlot(bytes32 run, address account, uint16 replica, uint16 stage) internal view {
-        (bool holds, uint16 r, uint16 s) = ledger.slotOf(run, account);
-        vm.assertTrue(holds);
-        vm.assertEq(r, replica, "replica");
-        vm.assertEq(s, stage, "stage");
+        Member memory member = ledger.memberOf(run, account);
+        vm.assertTrue(member.holds);
+        vm.assertEq(member.replica, replica, "replica");
+        vm.assertEq(member.stage, stage, "stage");
         vm.assertEq(ledger.holderOf(run, replica, stage), account);
     }
 
     // ------------------------------------------------------------------------------------------- typed messages
 
-    function digestIn(string memory name, address verifier, bytes32 structHash) internal view returns (bytes32) {
+    function digestIn(string memory name, string memory version, address verifier, bytes32 structHash) internal view returns (bytes32) {
         bytes32 domain = keccak256(
             abi.encode(
                 keccak256("EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"),
                 keccak256(bytes(name)),
-                keccak256("1"),
+                keccak256(bytes(version)),
                 block.chainid,
                 verifier
             )
@@ -118,11 +137,18 @@ abstract contract Fixture {
     }
 
     function digestOf(Seal memory s) internal view returns (bytes32) {
-        return digestIn("dlx-node TrainingLedger", address(ledger), vm.eip712HashStruct(SEAL_TYPE, abi.encode(s)));
+        bytes32 records = keccak256(s.records);
+        bytes32 hash = keccak256(
+            abi.encode(SEAL_TYPEHASH, s.run, s.stage, s.round, ledger.head(s.run, s.stage), s.outcome, records)
+        );
+        return digestIn("dlx-node TrainingLedger", "2", address(ledger), hash);
     }
 
-    function hashOf(Contribution memory c) internal pure returns (bytes32) {
-        return vm.eip712HashStruct(CONTRIBUTION_TYPE, abi.encode(c));
+    function digestOf(bytes32 run, Work memory w) internal view returns (bytes32) {
+        bytes memory words = abi.encode(
+            CONTRIBUTION_TYPEHASH, run, w.round, w.stage, w.replica, w.payload, w.statement, w.loss, w.innerSteps, w.exchange
+        );
+        return digestIn("dlx-node TrainingLedger", "2", address(ledger), keccak256(words));
     }
 
     function sign(address account, bytes32 digest) internal view returns (bytes memory) {
@@ -130,95 +156,90 @@ abstract contract Fixture {
         return abi.encodePacked(r, s, v);
     }
 
-    function signAll(address[] memory signers, Seal memory s) internal view returns (bytes memory signatures) {
-        bytes32 digest = digestOf(s);
-        for (uint256 i = 0; i < signers.length; ++i) {
-            signatures = bytes.concat(signatures, sign(signers[i], digest));
-        }
-    }
-
     // -------------------------------------------------------------------------------------- contributions, seals
 
-    /// @dev What `account` states for its slot in the stage's next round.
-    function contributionOf(bytes32 run, address account) internal view returns (Contribution memory c) {
-        (, c.replica, c.stage) = ledger.slotOf(run, account);
-        c.run = run;
-        c.round = ledger.nextRound(run, c.stage);
-        c.account = account;
-        (c.baseWeights,) = ledger.heads(run, c.stage);
-        c.payload = keccak256(abi.encode("payload", account, c.round));
-        c.payloadSize = 1 << 20;
-        c.plan = keccak256(abi.encode(uint8(0), uint16(0), INNER_STEPS));
-        c.innerSteps = INNER_STEPS;
-        c.tokens = INNER_STEPS * TOKENS_PER_STEP;
-        c.loss = 3_000_000 + uint64(uint160(account) % 1_000_000);
-        c.weightsAfter = keccak256(abi.encode("after", account, c.round));
-        c.segments = 3;
-        c.computeMs = 90_000;
-        c.exchangeMs = 4_000;
+    /// @dev What `account` states for its seat in its stage's next round.
+    function workOf(bytes32 run, address account) internal view returns (Work memory w) {
+        Member memory member = ledger.memberOf(run, account);
+        w.account = account;
+        (w.replica, w.stage) = (member.replica, member.stage);
+        w.round = ledger.nextRound(run, w.stage);
+        w.payload = keccak256(abi.encode("payload", account, w.round));
+        w.statement = keccak256(abi.encode("statement", account, w.round));
+        w.loss = 3_000_000 + uint32(uint160(account) % 1_000_000);
+        w.innerSteps = INNER_STEPS;
+        w.exchange = 40;
+        w.multiplier = 32768;
     }
 
-    function contributionsOf(bytes32 run, address[] memory accounts) internal view returns (Contribution[] memory cs) {
-        cs = new Contribution[](accounts.length);
+    /// @dev Of all these accounts, in ascending order of replica.
+    function worksOf(bytes32 run, address[] memory accounts) internal view returns (Work[] memory works) {
+        works = new Work[](accounts.length);
         for (uint256 i = 0; i < accounts.length; ++i) {
-            cs[i] = contributionOf(run, accounts[i]);
+            works[i] = workOf(run, accounts[i]);
+            for (uint256 j = i; j > 0 && works[j].replica < works[j - 1].replica; --j) {
+                (works[j], works[j - 1]) = (works[j - 1], works[j]);
+            }
         }
     }
 
-    function recordsOf(Contribution[] memory cs) internal view returns (bytes memory records) {
-        for (uint256 i = 0; i < cs.length; ++i) {
-            bytes32 digest = digestIn("dlx-node TrainingLedger", address(ledger), hashOf(cs[i]));
-            records = bytes.concat(records, abi.encode(cs[i]), sign(cs[i].account, digest));
+    function recordOf(Work memory w) internal pure returns (bytes memory) {
+        return abi.encodePacked(
+            uint8(w.replica), w.payload, w.statement, w.loss, w.innerSteps, w.exchange, w.multiplier
+        );
+    }
+
+    function plansOf(uint32 innerSteps, uint32 nextInnerSteps) internal pure returns (bytes11) {
+        return bytes11(abi.encodePacked(innerSteps, uint8(4), uint16(0), nextInnerSteps));
+    }
+
+    /// @dev The seal of the stage's next round over these works, without signatures.
+    function sealOf(bytes32 run, uint16 stage, Work[] memory works) internal view returns (Seal memory s) {
+        (s.run, s.stage, s.round) = (run, stage, ledger.nextRound(run, stage));
+        s.outcome = Outcome(0, 0, 0, 0, plansOf(INNER_STEPS, INNER_STEPS));
+        if (works.length > 0) {
+            s.outcome.weights = keccak256(abi.encode("weights", stage, s.round + 1));
+            s.outcome.weightsRoot = keccak256(abi.encode("root", stage, s.round + 1));
+        }
+        for (uint256 i = 0; i < works.length; ++i) {
+            s.records = bytes.concat(s.records, recordOf(works[i]));
         }
     }
 
-    /// @dev The seal of the stage's next round over these contributions, written without the ledger's code.
-    function sealOf(bytes32 run, uint16 stage, Contribution[] memory cs) internal view returns (Seal memory s) {
-        s.run = run;
-        s.stage = stage;
-        s.round = ledger.nextRound(run, stage);
-        (s.previousWeights, s.previousMomentum) = ledger.heads(run, stage);
-        (s.nextWeights, s.nextMomentum) = (s.previousWeights, s.previousMomentum);
-        if (cs.length > 0) s.nextWeights = keccak256(abi.encode("weights", stage, s.round + 1));
-        s.planInnerSteps = INNER_STEPS;
-        summarise(s, cs);
-    }
-
-    function summarise(Seal memory s, Contribution[] memory cs) internal view {
-        bytes32[] memory leaves = new bytes32[](cs.length);
-        uint256 loss = 0;
-        s.totalTokens = 0;
-        s.multipliers = "";
-        for (uint256 i = 0; i < cs.length; ++i) {
-            leaves[i] = hashOf(cs[i]);
-            s.totalTokens += cs[i].tokens;
-            loss += uint256(cs[i].loss) * cs[i].tokens;
-            s.multipliers = bytes.concat(s.multipliers, bytes2(uint16(32768)));
+    /// @dev Adds the signers' signatures, and those of the works' makers who are not among them.
+    function signedBy(Seal memory s, Work[] memory works, address[] memory signers) internal view returns (Seal memory) {
+        bytes32 digest = digestOf(s);
+        bool[] memory covered = new bool[](works.length);
+        for (uint256 i = 0; i < signers.length; ++i) {
+            uint256 replica = ledger.memberOf(s.run, signers[i]).replica;
+            for (uint256 j = 0; j < works.length; ++j) {
+                if (works[j].account == signers[i]) (replica, covered[j]) = (works[j].replica, true);
+            }
+            s.signatures = bytes.concat(s.signatures, bytes1(uint8(replica)), sign(signers[i], digest));
         }
-        s.count = uint16(cs.length);
-        s.meanLoss = cs.length == 0 ? 0 : uint64(loss / s.totalTokens);
-        s.contributionsRoot = cs.length == 0 ? bytes32(0) : rootOf(leaves, 0, leaves.length);
-        s.contributionsHash = keccak256(recordsOf(cs));
+        for (uint256 j = 0; j < works.length; ++j) {
+            if (covered[j]) continue;
+            bytes memory signature = sign(works[j].account, digestOf(s.run, works[j]));
+            s.signatures = bytes.concat(s.signatures, bytes1(uint8(128 + works[j].replica)), signature);
+        }
+        return s;
     }
 
-    /// @dev The same tree as level by level with an odd node going up: left half of the largest power of two.
-    function rootOf(bytes32[] memory leaves, uint256 from, uint256 to) internal pure returns (bytes32) {
-        if (to - from == 1) return leaves[from];
-        uint256 half = 1;
-        while (half * 2 < to - from) half *= 2;
-        (bytes32 a, bytes32 b) = (rootOf(leaves, from, from + half), rootOf(leaves, from + half, to));
-        return a < b ? keccak256(abi.encodePacked(a, b)) : keccak256(abi.encodePacked(b, a));
-    }
-
-    /// @dev Seals the stage's next round with these contributors, all of whom sign.
+    /// @dev Seals the stage's next round with these contributors, all of whom sign, once its minimum time is over.
     function sealWith(bytes32 run, uint16 stage, address[] memory accounts) internal {
         sealSignedBy(run, stage, accounts, accounts);
     }
 
     function sealSignedBy(bytes32 run, uint16 stage, address[] memory accounts, address[] memory signers) internal {
-        Contribution[] memory cs = contributionsOf(run, accounts);
-        Seal memory s = sealOf(run, stage, cs);
-        ledger.seal(s, recordsOf(cs), signAll(signers, s));
+        Work[] memory works = worksOf(run, accounts);
+        Seal memory s = signedBy(sealOf(run, stage, works), works, signers);
+        pass(MIN_ROUND_TIME);
+        ledger.seal(s);
+    }
+
+    function pass(uint256 time) internal {
+        vm.warp(block.timestamp + time);
+        vm.roll(block.number + 1 + time / 12);
     }
 
     function some(address a) internal pure returns (address[] memory list) {
