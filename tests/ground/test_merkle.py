@@ -1,0 +1,96 @@
+"""The tree hash against RFC 6962's definition written down naively, against known roots, and proofs of inclusion."""
+
+import hashlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.ground import merkle
+from dlx.ground.merkle import LEAF_BYTES, TreeHash, file_root, inclusion_proof, tree_root, verify_inclusion
+
+# The inputs of the test vectors of RFC 6962's reference implementation, and the roots of the first 1, 2, ... of them.
+LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
+ROOTS = [
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+]
+
+
+def naive(leaves: list[bytes]) -> bytes:
+    """The definition in section 2.1 of the RFC."""
+    if not leaves:
+        return hashlib.sha256(b"").digest()
+    if len(leaves) == 1:
+        return hashlib.sha256(b"\0" + leaves[0]).digest()
+    k = 1
+    while 2 * k < len(leaves):
+        k *= 2
+    return hashlib.sha256(b"\1" + naive(leaves[:k]) + naive(leaves[k:])).digest()
+
+
+def leaves_of(data: bytes) -> list[bytes]:
+    return [data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES)]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_the_naive_definition_gives_the_rfcs_test_vectors(count: int) -> None:
+    assert naive([bytes.fromhex(leaf) for leaf in LEAVES[:count]]).hex() == ROOTS[count - 1]
+
+
+def test_an_empty_file_has_the_root_of_an_empty_list() -> None:
+    assert tree_root([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@given(st.integers(0, 40 * LEAF_BYTES), st.randoms(use_true_random=False))
+def test_pieces_of_any_size_give_the_root_of_the_definition(size: int, rng: random.Random) -> None:
+    data, tree, at = rng.randbytes(size), TreeHash(), 0
+    while at < size:
+        step = rng.choice([1, 17, LEAF_BYTES - 1, LEAF_BYTES, LEAF_BYTES + 1, 5 * LEAF_BYTES])
+        tree.update(data[at : at + step])
+        at += step
+        assert len(data) > 4 * LEAF_BYTES or tree.root == naive(leaves_of(data[:at]))
+    assert tree.root == naive(leaves_of(data))
+
+
+def test_a_file_is_read_in_pieces(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(merkle, "_READ_BYTES", 5000)
+    data = random.Random(0).randbytes(7 * LEAF_BYTES + 11)
+    (tmp_path / "file").write_bytes(data)
+    assert file_root(tmp_path / "file") == naive(leaves_of(data))
+
+
+@given(st.integers(1, 33 * LEAF_BYTES), st.data())
+def test_every_leaf_is_proven_and_nothing_else(size: int, draw: st.DataObject) -> None:
+    data = random.Random(size).randbytes(size)
+    root, leaves = tree_root([data]), leaves_of(data)
+    at = draw.draw(st.integers(0, len(leaves) - 1))
+    proof = inclusion_proof(data, at)
+    assert verify_inclusion(root, leaves[at], at, size, proof)
+    other = bytes([leaves[at][0] ^ 1]) + leaves[at][1:]
+    assert not verify_inclusion(root, other, at, size, proof)
+    assert not verify_inclusion(root, leaves[at], at, size, (*proof, root))
+    if proof:
+        assert not verify_inclusion(root, leaves[at], at, size, proof[:-1])
+        assert not verify_inclusion(root, leaves[at], at ^ 1, size, proof)
+
+
+def test_a_node_is_not_taken_for_a_leaf() -> None:
+    data = bytes(2 * LEAF_BYTES)
+    root = tree_root([data])
+    inner = b"".join(hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves_of(data))
+    assert not verify_inclusion(root, inner, 0, len(inner), ())
+
+
+@pytest.mark.parametrize("leaf", [-1, 2])
+def test_there_is_no_proof_of_a_leaf_beyond_the_end(leaf: int) -> None:
+    with pytest.raises(IndexError):
+        inclusion_proof(bytes(2 * LEAF_BYTES), leaf)
+    assert not verify_inclusion(tree_root([bytes(2 * LEAF_BYTES)]), bytes(LEAF_BYTES), leaf, 2 * LEAF_BYTES, ())
