@@ -14,6 +14,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.spawn import Spawned, spawn
 from dlx.training.outer.policy import Measured
+from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
 
 OPEN_SECONDS = 120.0  # a large slot's state is read from disk
@@ -126,12 +127,14 @@ class Trainer:
 
     async def outer(
         self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...], ranks: tuple[int, ...] = ()
-    ) -> m.Answer:
+    ) -> tuple[Version, dict[int, float]]:
         """V[t+1] from V[t] and the payloads, all blobs by hash, and what the ranks keep of the payloads' mean.
 
         Raises LocalTrouble, BlobTrouble or Wrong, as do the other questions.
         """
-        return await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks), len(payloads))
+        answer = await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks), len(payloads))
+        assert answer.version is not None
+        return answer.version, answer.energy
 
     async def measure(self, payloads: tuple[m.SealedPayload, ...]) -> Measured:
         """What the aggregation policy needs to know of the payloads."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from dlx.p2p.frames import PipeTensor
 from dlx.training.outer.policy import Measured
+from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs, Trained
 
@@ -56,7 +57,7 @@ class Stop(Struct, frozen=True, tag="stop"):
 
 class SealedPayload(Struct, frozen=True):
     payload: Hash
-    tokens: int
+    steps: int
     multiplier: int
     plan: Plan
 
@@ -131,12 +132,11 @@ class Abandoned(Struct, frozen=True, tag="abandoned"):
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """To an Outer (weights, momentum, energy by rank), a Measure (measured) or a Check (no trouble: it is fine)."""
+    """To an Outer (version, energy by rank), a Measure (measured) or a Check (no trouble: it is fine)."""
 
     request: int
     trouble: Trouble | None = None
-    weights: bytes = b""
-    momentum: bytes = b""
+    version: Version | None = None
     energy: dict[int, float] = {}
     measured: Measured | None = None
 

@@ -178,16 +178,14 @@ class Server:
             self._blobs,
             lambda mean: energy.update(kept_energy(mean, request.ranks)),
         )
-        return m.Answer(request.request, None, version.weights, version.momentum, energy)
+        return m.Answer(request.request, version=version, energy=energy)
 
     def _measure(self, request: m.Measure) -> m.Answer:
         measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads))
         return m.Answer(request.request, measured=measured)
 
     def _sealed(self, payloads: tuple[m.SealedPayload, ...]) -> list[SealedPayload]:
-        return [
-            SealedPayload(self._blobs / one.payload.hex(), one.tokens, one.multiplier, one.plan) for one in payloads
-        ]
+        return [SealedPayload(self._blobs / one.payload.hex(), one.steps, one.multiplier, one.plan) for one in payloads]
 
     def _check(self, request: m.Check) -> m.Answer:
         read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlx.ground import blobs, durable
+from dlx.ground import blobs, durable, merkle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +44,11 @@ def weights_hash(tensors: Values) -> bytes:
     for chunk in _chunks(tensors):
         digest.update(chunk)
     return digest.digest()
+
+
+def tree_root(tensors: Values) -> bytes:
+    """The canonical file's Merkle root (see ground.merkle), without making the file."""
+    return merkle.tree_root(_chunks(tensors))
 
 
 def write(tensors: Values, path: Path) -> bytes:

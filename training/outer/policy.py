@@ -1,4 +1,4 @@
-"""The run's aggregation policy: how much each contribution of a seal weighs, beyond its tokens.
+"""The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
 `clip` scales every contribution down to the (lower) median norm. `clip+cosine` also drops those that pull against the
 others: one at a time, the one whose cosine with the token-weighted, clipped mean of the others is lowest, as long as
@@ -40,14 +40,14 @@ class Measured:
     outliers: tuple[tuple[int, float], ...] = ()
 
 
-def measure(policy: str, tokens: Sequence[int], gradient: Gradient) -> Measured:
+def measure(policy: str, steps: Sequence[int], gradient: Gradient) -> Measured:
     """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order.
 
     `gradient(index)` decodes a payload: each is asked for three times, and once more for each that is dropped. One of
     them and, for the cosines, one float64 sum are in memory at a time.
     """
-    norms = tuple(math.sqrt(_dots(one, one)) for one in map(gradient, range(len(tokens))))
-    return Measured(norms, _outliers(tokens, norms, gradient) if policy == "clip+cosine" else ())
+    norms = tuple(math.sqrt(_dots(one, one)) for one in map(gradient, range(len(steps))))
+    return Measured(norms, _outliers(steps, norms, gradient) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
@@ -70,14 +70,14 @@ def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     return None
 
 
-def _outliers(tokens: Sequence[int], norms: Sequence[float], gradient: Gradient) -> tuple[tuple[int, float], ...]:
+def _outliers(steps: Sequence[int], norms: Sequence[float], gradient: Gradient) -> tuple[tuple[int, float], ...]:
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
-    parts = [count * factor for count, factor in zip(tokens, _factors(norms), strict=True)]
-    left, found = list(range(len(tokens))), list[tuple[int, float]]()
+    parts = [count * factor for count, factor in zip(steps, _factors(norms), strict=True)]
+    left, found = list(range(len(steps))), list[tuple[int, float]]()
     total: dict[str, np.ndarray] = {}
     for index in left:
         _add(total, gradient(index), parts[index])
-    while len(found) < (len(tokens) - 1) // 2:
+    while len(found) < (len(steps) - 1) // 2:
         whole = _dots(total, total)
         cosines = {index: _cosine(_dots(gradient(index), total), whole, norms[index], parts[index]) for index in left}
         # Equals are taken in their order, also where a machine sees them differ in the last bits.

@@ -42,17 +42,20 @@ class SealedPayload:
     """One contribution as its seal counts it."""
 
     payload: Path  # a blob: its name is the hex of its sha256
-    tokens: int
+    steps: int  # inner steps
     multiplier: int  # Q1.15: 32768 is 1.0
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Version:
-    """The sha256 of a version's weights file and of its momentum file (32 zero bytes where there is none)."""
+    """The sha256 of a version's weights file and of its momentum file, and the Merkle roots of the same files (see
+    ground.merkle); 32 zero bytes each where there is no momentum."""
 
     weights: bytes
     momentum: bytes
+    weights_root: bytes
+    momentum_root: bytes
 
 
 def apply_round(
@@ -77,12 +80,15 @@ def apply_round(
     version = _read_version(weights_path, shapes)
     momentum = None if momentum_path is None else _read_version(momentum_path, shapes)
     if not contributions:
-        return Version(_named(weights_path), NO_HASH if momentum_path is None else _named(momentum_path))
+        momentum_name = NO_HASH if momentum_path is None else _named(momentum_path)
+        return Version(_named(weights_path), momentum_name, weights.tree_root(version), _momentum_root(momentum))
     gradients = (read_payload(manifest, shapes, one.payload, one.plan) for one in contributions)
     new_momentum = outer_step(version, momentum, gradients, parts(contributions), manifest.outer, observe)
     return Version(
         weights.write_blob(version, out),
         NO_HASH if new_momentum is None else weights.write_blob(new_momentum, out),
+        weights.tree_root(version),
+        _momentum_root(new_momentum),
     )
 
 
@@ -93,7 +99,7 @@ def measure_round(manifest: Manifest, stage: int, contributions: Sequence[Sealed
     def gradient(index: int) -> Arrays:
         return read_payload(manifest, shapes, contributions[index].payload, contributions[index].plan)
 
-    return measure(manifest.outer.policy, [one.tokens for one in contributions], gradient)
+    return measure(manifest.outer.policy, [one.steps for one in contributions], gradient)
 
 
 def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, np.ndarray]:
@@ -141,13 +147,13 @@ def outer_step(
 
 
 def parts(contributions: Sequence[SealedPayload]) -> list[float]:
-    """Each contribution's part of g, a float32: tokens x multiplier / (all tokens x 32768). Raises OuterError."""
-    total = sum(one.tokens for one in contributions)
+    """Each contribution's part of g, a float32: steps x multiplier / (all steps x 32768). Raises OuterError."""
+    total = sum(one.steps for one in contributions)
     for one in contributions:
-        if one.tokens <= 0 or not 0 <= one.multiplier < 2 * UNIT:
-            raise OuterError(f"payload {one.payload.name}: {one.tokens} tokens, multiplier {one.multiplier}")
+        if one.steps <= 0 or not 0 <= one.multiplier < 2 * UNIT:
+            raise OuterError(f"payload {one.payload.name}: {one.steps} steps, multiplier {one.multiplier}")
     # Exact integers, one correctly rounded float64 division, one rounding to float32.
-    return [_float32(one.tokens * one.multiplier / (total * UNIT)) for one in contributions]
+    return [_float32(one.steps * one.multiplier / (total * UNIT)) for one in contributions]
 
 
 def start_weights(version: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, alpha: float) -> dict[str, Tensor]:
@@ -176,6 +182,10 @@ def pseudo_gradient(
 
 def _scale(values: np.ndarray, factor: float) -> None:
     values *= np.float32(factor)
+
+
+def _momentum_root(momentum: Arrays | None) -> bytes:
+    return NO_HASH if momentum is None else weights.tree_root(momentum)
 
 
 def _read_version(path: Path, shapes: Shapes) -> dict[str, np.ndarray]:

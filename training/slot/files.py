@@ -29,7 +29,7 @@ from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import Trained
 
 KEPT_ROUNDS = 3
-FORMAT = 1  # of slot.json; raised when an older dlx-node could not go on from what this one writes
+FORMAT = 2  # of slot.json; raised when an older dlx-node could not go on from what this one writes
 
 _STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
 
@@ -79,6 +79,11 @@ class SlotFiles:
                 raise SlotError(
                     f"{self._file} was written by a newer dlx-node (format {found}, this one knows {FORMAT}): use that "
                     "one; nothing was changed"
+                )
+            if found < FORMAT:
+                raise SlotError(
+                    f"{self._file} was written by an older dlx-node (format {found}, this one knows {FORMAT}): "
+                    f"remove {self._directory} to start the slot from zero"
                 )
             state = msgspec.json.decode(data, type=State)
         except msgspec.MsgspecError as error:

@@ -25,6 +25,7 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     round: int
     payload: bytes
     payload_size: int
+    payload_root: bytes  # Merkle root, see ground.merkle
     base_weights: bytes
     start_payload: bytes  # the own payload in the start; 32 zero bytes: none
     folded: tuple[bytes, ...]  # own payloads folded back, at most two

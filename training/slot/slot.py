@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dlx.ground.blobs import BlobError, read_blob, write_blob
 from dlx.ground.constants import MICRO, NO_HASH
+from dlx.ground.merkle import tree_root
 from dlx.training.codecs import codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
@@ -125,6 +126,7 @@ class Slot:
             round=inputs.round,
             payload=write_blob(self._blobs, [payload]),
             payload_size=len(payload),
+            payload_root=tree_root([payload]),
             base_weights=inputs.base_weights,
             start_payload=own.payload if own else NO_HASH,
             folded=tuple(one.payload for one in folded),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dlx.ground.blobs import Damaged, write_blob
 from dlx.ground.constants import NO_HASH
+from dlx.ground.merkle import file_root
 from dlx.training.codecs import CodecError, codec
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
@@ -31,7 +32,7 @@ OUTERS = {
     "heavy-ball": Outer(lr=0.7, momentum=0.9),
     "nesterov": Outer(lr=0.7, momentum=0.9, nesterov=True),
 }
-# (tokens, multiplier) of each contribution, per round; the third seal is empty
+# (steps, multiplier) of each contribution, per round; the third seal is empty
 ROUNDS = [
     [(640, 32768), (640, 32768)],
     [(640, 32768), (1280, 16384), (64, 65535)],
@@ -51,20 +52,24 @@ def _tensors(seed: str, shapes: Shapes) -> dict[str, Tensor]:
     return tensors
 
 
+def _version(tensors: dict[str, Tensor], folder: Path) -> Version:
+    return Version(weights.write_blob(tensors, folder), NO_HASH, weights.tree_root(tensors), NO_HASH)
+
+
 class _Stage:
     """Stage 0 of a small run with the files that its versions are made of."""
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         self.manifest, self.folder = manifest, folder
         self.shapes = stage_shapes(manifest, 0)
-        self.version = Version(weights.write_blob(_tensors("genesis", self.shapes), folder), NO_HASH)
+        self.version = _version(_tensors("genesis", self.shapes), folder)
 
     def path(self, digest: bytes) -> Path:
         return self.folder / digest.hex()
 
-    def payload(self, seed: str, tokens: int = 640, multiplier: int = 32768) -> SealedPayload:
+    def payload(self, seed: str, steps: int = 640, multiplier: int = 32768) -> SealedPayload:
         data = codec("int4").encode(_tensors(seed, self.shapes), PLAN)
-        return SealedPayload(self.path(write_blob(self.folder, [data])), tokens, multiplier, PLAN)
+        return SealedPayload(self.path(write_blob(self.folder, [data])), steps, multiplier, PLAN)
 
     def apply(self, *contributions: SealedPayload) -> Version:
         momentum = None if self.version.momentum == NO_HASH else self.path(self.version.momentum)
@@ -119,12 +124,12 @@ def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stag
     name = "model.layers.0.mlp.up_proj.weight"
     version, momentum = run.read(run.version.weights)[name].numpy(), np.float32(0)
     for index in range(3):
-        payloads = [run.payload(f"{index} {number}", tokens) for number, tokens in enumerate((640, 64, 3))]
+        payloads = [run.payload(f"{index} {number}", steps) for number, steps in enumerate((640, 64, 3))]
         run.apply(*payloads)
         total = np.zeros_like(version)
         for one in payloads:
             gradient = codec("int4").decode(one.payload.read_bytes(), run.shapes, PLAN)[name].numpy()
-            total = total + gradient * np.float32(one.tokens / 707)
+            total = total + gradient * np.float32(one.steps / 707)
         if chosen.momentum:
             momentum = momentum * np.float32(chosen.momentum) + total
             total = total + momentum * np.float32(chosen.momentum) if chosen.nesterov else momentum
@@ -136,7 +141,7 @@ def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stag
 def test_contributions_count_in_the_order_given(stage: Callable[[str], _Stage]) -> None:
     run = stage("plain")
     genesis = run.version
-    payloads = [run.payload(seed, tokens) for seed, tokens in (("a", 640), ("b", 64), ("c", 3))]
+    payloads = [run.payload(seed, steps) for seed, steps in (("a", 640), ("b", 64), ("c", 3))]
     forward = run.apply(*payloads)
     run.version = genesis
     backward = run.apply(*reversed(payloads))
@@ -145,9 +150,17 @@ def test_contributions_count_in_the_order_given(stage: Callable[[str], _Stage]) 
     assert all(torch.allclose(left[name], right[name], atol=1e-6) for name in left)  # the same mean
 
 
+def test_the_roots_are_those_of_the_files(stage: Callable[[str], _Stage]) -> None:
+    run = stage("nesterov")
+    after = run.apply(run.payload("a"))
+    assert after.weights_root == file_root(run.path(after.weights))
+    assert after.momentum_root == file_root(run.path(after.momentum))
+    assert stage("plain").apply(run.payload("a")).momentum_root == NO_HASH
+
+
 def test_an_empty_seal_changes_nothing(stage: Callable[[str], _Stage]) -> None:
     run = stage("nesterov")
-    assert run.apply() == run.version == Version(run.version.weights, NO_HASH)
+    assert run.apply() == run.version
     after = run.apply(run.payload("a"))
     files = sorted(os.listdir(run.folder))
     assert run.apply() == after
@@ -159,15 +172,15 @@ def test_an_empty_seal_changes_nothing(stage: Callable[[str], _Stage]) -> None:
     [[(640, 32768)] * 3, [(640, 1), (1, 65535)], [(2**64 - 1, 32768), (1, 32768)], [(3, 7), (5, 11), (7, 13)]],
 )
 def test_parts_are_exact_ratios_rounded_once(contributions: list[tuple[int, int]]) -> None:
-    total = sum(tokens for tokens, _ in contributions)
+    total = sum(steps for steps, _ in contributions)
     expected = [struct.unpack("f", struct.pack("f", t * m / (total * 32768)))[0] for t, m in contributions]
     assert step.parts([SealedPayload(Path("p"), *one, PLAN) for one in contributions]) == expected
 
 
-@pytest.mark.parametrize(("tokens", "multiplier"), [(0, 32768), (-1, 32768), (1, -1), (1, 65536)])
-def test_weights_that_no_seal_can_have_are_refused(tokens: int, multiplier: int) -> None:
-    with pytest.raises(OuterError, match=f"payload p: {tokens} tokens, multiplier {multiplier}"):
-        step.parts([SealedPayload(Path("p"), tokens, multiplier, PLAN)])
+@pytest.mark.parametrize(("steps", "multiplier"), [(0, 32768), (-1, 32768), (1, -1), (1, 65536)])
+def test_weights_that_no_seal_can_have_are_refused(steps: int, multiplier: int) -> None:
+    with pytest.raises(OuterError, match=f"payload p: {steps} steps, multiplier {multiplier}"):
+        step.parts([SealedPayload(Path("p"), steps, multiplier, PLAN)])
 
 
 def test_bad_files_are_refused_and_nothing_is_written(stage: Callable[[str], _Stage]) -> None:

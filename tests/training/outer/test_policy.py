@@ -160,7 +160,7 @@ def test_measured_multipliers_make_the_golden_history(
             blob = write_blob(tmp_path, [codec("int4").encode(update, plan)])
             payloads.append(SealedPayload(tmp_path / blob.hex(), 640 + number, UNIT, plan))
         found = multipliers(step.measure_round(manifest, 0, payloads))
-        sealed = [SealedPayload(one.payload, one.tokens, by, plan) for one, by in zip(payloads, found, strict=True)]
+        sealed = [SealedPayload(one.payload, one.steps, by, plan) for one, by in zip(payloads, found, strict=True)]
         version = step.apply_round(manifest, 0, tmp_path / name.hex(), momentum, sealed, tmp_path)
         name, momentum = version.weights, tmp_path / version.momentum.hex()
         history.append([list(found), version.weights.hex(), version.momentum.hex()])

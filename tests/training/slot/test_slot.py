@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlx.ground import durable
+from dlx.ground import durable, merkle
 from dlx.ground.blobs import Damaged
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
@@ -79,7 +79,7 @@ class _History:
         return trained
 
     def _seal(self, trained: Trained) -> None:
-        sealed = [SealedPayload(self.blobs / trained.payload.hex(), trained.tokens, 32768, self.manifest.plan)]
+        sealed = [SealedPayload(self.blobs / trained.payload.hex(), trained.inner_steps, 32768, self.manifest.plan)]
         if len(self.trained) in self.left_out:
             sealed = []
         self.trained.append(trained)
@@ -138,6 +138,7 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
             round=t,
             payload=hashlib.sha256(payload).digest(),
             payload_size=len(payload),
+            payload_root=merkle.tree_root([payload]),
             base_weights=run.versions[max(0, t - delay)],
             start_payload=run.trained[t - 1].payload if delay and t else NO_HASH,
             folded=tuple(run.trained[one].payload for one in fold_at.get(t, [])),
@@ -412,22 +413,24 @@ def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callabl
     folder = run.folder / "slot-0"
     state = folder / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    assert numbered["format"] == 1
-    state.write_bytes(msgspec.json.encode(numbered | {"format": 2, "something": "new"}))
+    assert numbered["format"] == 2
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 3, "something": "new"}))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 2, this one knows 1\)"):
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 3, this one knows 2\)"):
         history(0)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_state_without_a_number_is_of_the_first_format(history: Callable[..., _History]) -> None:
+def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callable[..., _History]) -> None:
     run = history(0)
-    trained = run.round()
+    run.round()
     state = run.folder / "slot-0" / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    del numbered["format"]
-    state.write_bytes(msgspec.json.encode(numbered))
-    assert history(0).slot.last == trained
+    del numbered["format"]  # as the first files had none
+    state.write_bytes(old := msgspec.json.encode(numbered))
+    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 2\): remove .*slot-0"):
+        history(0)
+    assert state.read_bytes() == old
 
 
 def test_rounds_that_cannot_be_trained_are_refused(history: Callable[..., _History]) -> None:
