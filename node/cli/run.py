@@ -30,9 +30,11 @@ def plan(
     from msgspec.structs import asdict
 
     from dlx.node.runs import fit
+    from dlx.node.runs.history import utc
     from dlx.training import balance
     from dlx.training.recipe import advice
     from dlx.training.recipe.draft import draft_from_toml
+    from dlx.training.recipe.recipe import max_inner_steps
 
     with _reading(manifest):
         draft = draft_from_toml(manifest)
@@ -40,6 +42,7 @@ def plan(
     warnings = advice.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
+    timing = draft.timing
     stages = [
         {
             "stage": cost.stage,
@@ -60,6 +63,9 @@ def plan(
             "parameters": parameters,
             "flops_per_token": flops,
             "suggested": suggested,
+            "start_time": timing.start_time,
+            "min_round_time": timing.min_round_time,
+            "max_inner_steps": max_inner_steps(draft),
             "warnings": warnings,
         }
         options.print_json(found)
@@ -79,6 +85,9 @@ def plan(
     shown = ", ".join(f"[{low}, {high}]" for low, high in suggested)
     same = suggested == [tuple(layers) for layers in draft.stages]
     sys.stdout.write(f"\n{'as balanced as can be' if same else 'more balanced'}: stages = [{shown}]\n")
+    opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
+    times = _times(timing.min_round_time, timing.round_timeout, timing.eviction_time)
+    sys.stdout.write(f"{times}; at most {max_inner_steps(draft)} inner steps a round{opens}\n")
     for warning in warnings:
         options.note(f"warning: {warning}")
 
@@ -168,6 +177,7 @@ def show(
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
+    from dlx.node.runs.history import utc
 
     with open_ledger(settings, folder) as client, open_index(client, folder) as index:
         found = find.show_run(index, find.resolve(index, run), folder.blob_folders)
@@ -184,8 +194,10 @@ def show(
         ("rounds", f"{summary.sealed_rounds} of {summary.rounds} sealed"),
         ("stages", summary.stages),
         ("replicas", f"{found.min_replicas} to {found.max_replicas}, {found.complete_replicas} complete now"),
-        ("quorum", f"{found.quorum} of a stage's active members, rounded up"),
-        ("timeouts", f"round {found.round_timeout} s, eviction {found.eviction_time} s"),
+        ("quorum", f"{found.quorum} of a stage's votes, rounded up"),
+        *([("opens", f"not before {utc(found.start_time)}")] if found.start_time else []),
+        ("times", _times(found.min_round_time, found.round_timeout, found.eviction_time)),
+        ("inner steps", f"at most {found.max_inner_steps} a round"),
         ("tokens per step", found.tokens_per_step),
     ]
     options.print_fields(fields)
@@ -196,6 +208,10 @@ def show(
     if rows:
         sys.stdout.write("\n")
         options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "ACCUSED"], rows)
+
+
+def _times(min_round: int, round: int, eviction: int) -> str:
+    return f"a round takes at least {min_round} s and times out after {round} s; eviction {eviction} s"
 
 
 @contextmanager

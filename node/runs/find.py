@@ -51,8 +51,11 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     max_replicas: int
     complete_replicas: int
     quorum: str  # "2/3"
+    start_time: int  # Unix seconds before which round 0 does not open; 0: none
+    min_round_time: int  # seconds
     round_timeout: int  # seconds
     eviction_time: int  # seconds
+    max_inner_steps: int  # of a round
     tokens_per_step: int
     genesis: tuple[str, ...]
     members: tuple[Member, ...]
@@ -165,8 +168,11 @@ def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetai
         max_replicas=config.max_replicas,
         complete_replicas=len(view.complete_replicas()),
         quorum=f"{config.quorum_numerator}/{config.quorum_denominator}",
+        start_time=config.start_time,
+        min_round_time=config.min_round_time,
         round_timeout=config.round_timeout,
         eviction_time=config.eviction_time,
+        max_inner_steps=config.max_inner_steps,
         tokens_per_step=config.tokens_per_step,
         genesis=tuple(digest.hex() for digest in view.genesis),
         members=tuple(

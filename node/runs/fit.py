@@ -9,7 +9,7 @@ from dlx.ledger.view import RunView
 from dlx.node.home import shown
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.training.recipe.manifest import Manifest, manifest_hash
-from dlx.training.recipe.recipe import Recipe, activation_bytes
+from dlx.training.recipe.recipe import Recipe, activation_bytes, max_inner_steps
 from dlx.training.recipe.strict import ManifestError
 
 _FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
@@ -49,7 +49,10 @@ def config_of(manifest: Manifest) -> RunConfig:
         max_replicas=manifest.max_replicas,
         quorum_numerator=manifest.quorum.numerator,
         quorum_denominator=manifest.quorum.denominator,
+        min_round_time=manifest.timing.min_round_time,
         round_timeout=manifest.timing.round_timeout,
         eviction_time=manifest.timing.eviction_time,
+        max_inner_steps=max_inner_steps(manifest),
+        start_time=manifest.timing.start_time,
         tokens_per_step=manifest.tokens_per_step,
     )

@@ -108,6 +108,8 @@ class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
 class Timing(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds: whole ones where the ledger counts them too."""
 
+    start_time: Annotated[int, Meta(ge=0, lt=1 << 40)] = 0  # Unix time before which round 0 does not open; 0: at once
+    min_round_time: _Seconds = 1  # before which the ledger takes no seal of a round
     round_timeout: _Seconds = 120
     straggler_grace: _Duration = 20.0
     proposal_timeout: _Duration = 10.0  # how long one proposer may stay silent
@@ -147,6 +149,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_replicas: Replicas = 8
     confirmations: Confirmations = 1
     retention: Retention = Retention()
+
+
+def max_inner_steps(recipe: Recipe) -> int:
+    """The most inner steps of a round that the recipe allows: its plan's, or those that an adapting plan may reach."""
+    return recipe.plan.inner_steps if recipe.adaptive is None else recipe.adaptive.max_inner_steps
 
 
 def activation_bytes(recipe: Recipe) -> int:

@@ -27,6 +27,8 @@ def check(recipe: Recipe, config: Config) -> None:
     if timing.straggler_grace + timing.proposal_timeout > timing.round_timeout:
         expected = f"expected at least straggler_grace + proposal_timeout ({timing.straggler_grace:g}"
         fail("timing.round_timeout", f"{expected} + {timing.proposal_timeout:g})", timing.round_timeout)
+    if timing.min_round_time > timing.round_timeout:
+        fail("timing.min_round_time", f"expected at most round_timeout ({timing.round_timeout})", timing.min_round_time)
     _check_plan(recipe.codec, recipe.plan)
     if recipe.adaptive is not None:
         _check_adaptive(recipe.codec, recipe.plan, recipe.adaptive)

@@ -66,7 +66,7 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "2559d76dcf80e8ff9689ee70662a39648e17fa4933b248eab1cd09feafee0d4c"
+    assert manifest_hash(manifest).hex() == "a2426d48319da9e74f5ccbb868e1510aa9762ac689ae0edcac2dc1adb9a9d280"
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:
@@ -98,6 +98,16 @@ def test_sources_may_be_absolute_and_lie_beside_any_folder_name(tmp_path: Path) 
         ("rounds = 40", "rounds = 0", "rounds: expected a whole number >= 1, got 0"),
         ("rounds = 40", "", "rounds: missing"),
         ("rounds = 40", "rounds = 40\nrouns = 40", "rouns: unknown key"),
+        (
+            "rounds = 40",
+            "rounds = 40\ntiming.min_round_time = 121",
+            "timing.min_round_time: expected at most round_timeout (120), got 121",
+        ),
+        (
+            "rounds = 40",
+            "rounds = 40\ntiming.start_time = -1",
+            "timing.start_time: expected a whole number >= 0, got -1",
+        ),
         ("rounds = 40", "rounds = ", "not readable as TOML"),
         ("vocab_size = 256", "", "model.config.vocab_size: missing"),
         ("batch_size = 8", "batch_size = 9", "data.micro_batches: expected a divisor of data.batch_size (9), got 4"),
