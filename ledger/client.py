@@ -23,11 +23,10 @@ from dlx.ledger.typed import (
     Domain,
     RunConfig,
     Seal,
-    SignedContribution,
     encode_records,
-    join_signatures,
     registration_digest,
     run_id,
+    split_entries,
 )
 
 # Gas limits are fixed: an estimate costs a request, is wrong on some chains and hides a revert until it is sent.
@@ -42,10 +41,11 @@ _GAS = {
     "accuse": 150_000,
     "answer": 100_000,
     "evict": 150_000,
+    "deal": 3_000_000,
     "publishCheckpoint": 200_000,
 }
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
-_GAS_SEAL, _GAS_PER_RECORD, _GAS_PER_SIGNATURE = 800_000, 50_000, 15_000
+_GAS_SEAL, _GAS_PER_ENTRY = 500_000, 30_000
 _GAS_DEPLOY = 6_000_000
 _POLL_PATIENCE = 5.0  # seconds
 
@@ -224,14 +224,19 @@ class LedgerClient:
     def evict(self, run: bytes, account: str) -> Receipt:
         return self._write("evict", run, account)
 
-    def seal(self, seal: Seal, records: Sequence[SignedContribution], signatures: dict[str, bytes]) -> Receipt:
-        """Closes (round, stage); `signatures` from account to its signature over `seal.digest(domain)`."""
-        fields = (*astuple(seal)[:-1], seal.packed_multipliers())
-        gas = _GAS_SEAL + _GAS_PER_RECORD * len(records) + _GAS_PER_SIGNATURE * len(signatures)
-        return self._write("seal", fields, encode_records(records), join_signatures(signatures), gas=gas)
+    def deal(self, run: bytes, replica: int) -> Receipt:
+        return self._write("deal", run, replica)
 
-    def publish_checkpoint(self, run: bytes, round: int, weights: bytes, uri: str) -> Receipt:
-        return self._write("publishCheckpoint", run, round, weights, uri)
+    def seal(self, seal: Seal, signatures: bytes) -> Receipt:
+        """Closes (round, stage); `signatures` as typed.entries makes them of those over `seal.digest(domain)`."""
+        outcome = (*seal.outcome.hashes, seal.outcome.plans)
+        fields = (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
+        gas = _GAS_SEAL + _GAS_PER_ENTRY * len(split_entries(signatures))
+        return self._write("seal", fields, gas=gas)
+
+    def publish_checkpoint(self, run: bytes, round: int, folder: bytes, uri: str) -> Receipt:
+        """Says where V[., round] can be fetched; `folder` is the sha256 of the list of its files."""
+        return self._write("publishCheckpoint", run, round, folder, uri)
 
     def _check_chain(self) -> tuple[Domain, str, Sender | None]:
         rpc = self._polling  # whoever waits for a silent chain node asks again anyway

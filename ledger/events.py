@@ -7,22 +7,13 @@ run's name, whose characters the contract checks.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import eth_abi
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
-from dlx.ledger.typed import (
-    RECORD_SIZE,
-    RunConfig,
-    Seal,
-    SignedContribution,
-    decode_records,
-    recover,
-    split_signatures,
-)
+from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_entries
 
 
 @dataclass(frozen=True)
@@ -110,21 +101,33 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class RoundOpened:
+class RunOpened:
+    """Round 0 opens; every later round with the last seal of the one before, at its block's time."""
+
     run: Bytes32
-    round: int
     opened_at: int
     at: EventPosition
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """The holders of a stage's seats in these two replicas changed places."""
+
+    run: Bytes32
+    stage: int
+    replica: int
+    other: int
+    at: EventPosition
+
+
+@dataclass(frozen=True)
 class Accused:
+    """The account was asked whether it is still there; where its seat is forfeit only work is an answer."""
+
     run: Bytes32
     account: Address
-    replica: int
-    stage: int
-    round: int
     by: Address
+    forfeit: bool
     at: EventPosition
 
 
@@ -137,40 +140,33 @@ class Answered:
 
 @dataclass(frozen=True)
 class Evicted:
+    """The account lost its seat, which nobody else can take until the time `return_until` (0: anyone can at once)."""
+
     run: Bytes32
     account: Address
     replica: int
     stage: int
+    return_until: int
     at: EventPosition
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """A sealed (round, stage) with everything that was counted, undecoded until asked for."""
+class Sealed(Counted):
+    """A sealed (round, stage) with everything that was counted."""
 
     run: Bytes32
-    round: int
     stage: int
+    round: int
     digest: bytes
-    seal: Seal
-    records: bytes
-    signatures: bytes
+    outcome: Outcome
+    records: tuple[Record, ...]
+    signatures: bytes  # entries, see typed.split_entries
     at: EventPosition
+    accounts: tuple[str, ...] = ()  # the maker of each record: the view knows, the event does not
 
-    @cached_property
-    def contributions(self) -> tuple[SignedContribution, ...]:
-        """The counted contributions in ascending order of account. Raises TypedError for bytes that are none."""
-        return decode_records(self.records)
-
-    @cached_property
-    def accounts(self) -> tuple[str, ...]:
-        """The accounts counted, read without decoding the rest."""
-        return tuple(checksum(self.records[i + 140 : i + 160]) for i in range(0, len(self.records), RECORD_SIZE))
-
-    @cached_property
-    def signers(self) -> tuple[str, ...]:
-        """The accounts that signed the digest. Raises SignatureError where one signature is nobody's."""
-        return tuple(recover(self.digest, signature) for signature in split_signatures(self.signatures))
+    def seal(self, previous: bytes) -> Seal:
+        """What was signed, after the stage's head `previous`."""
+        return Seal(self.run, self.stage, self.round, previous, self.outcome, self.records)
 
 
 @dataclass(frozen=True)
@@ -178,14 +174,14 @@ class CheckpointPublished:
     run: Bytes32
     round: int
     account: Address
-    weights: bytes
+    folder: bytes  # sha256 of the list of the checkpoint's files, which whoever pulls the version makes alike
     uri: str
     at: EventPosition
 
 
 RegistryEvent = NodeRegistered | AddressesChanged | NodeDeregistered
 RunEvent = (
-    RunCreated | Joined | Left | Moved | RoundOpened | Accused | Answered | Evicted | Sealed | CheckpointPublished
+    RunCreated | RunOpened | Joined | Left | Moved | Dealt | Accused | Answered | Evicted | Sealed | CheckpointPublished
 )
 Event = RegistryEvent | RunEvent
 
@@ -234,7 +230,7 @@ def event_topic(cls: type[Event]) -> bytes:
 
 _CONFIG = "(" + ",".join(kind for _, kind in static_fields(RunConfig)) + ")"
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SEAL = "(" + ",".join(kind for _, kind in static_fields(Seal)) + ",bytes)"
+_OUTCOME = "(bytes32,bytes32,bytes32,bytes32,bytes11)"
 
 
 def _addresses_changed(account: str, multiaddrs: tuple[bytes, ...], at: EventPosition) -> AddressesChanged:
@@ -250,19 +246,18 @@ def _run_created(
 
 
 def _sealed(
-    run: bytes, round: int, stage: int, digest: bytes, seal: tuple, records: bytes, signatures: bytes, at: EventPosition
-) -> Sealed:
-    *static, packed = seal
-    if len(packed) % 2:
-        raise TypedError("Sealed: multipliers of odd length")
-    multipliers = tuple(int.from_bytes(packed[i : i + 2], "big") for i in range(0, len(packed), 2))
-    return Sealed(run, round, stage, digest, Seal(*(*static, multipliers)), records, signatures, at)
+    run: bytes, stage: int, round: int, digest: bytes, outcome: tuple, records: bytes, signatures: bytes,
+    at: EventPosition,
+) -> Sealed:  # fmt: skip
+    *hashes, plans = outcome
+    split_entries(signatures)  # refuses other lengths
+    return Sealed(run, stage, round, digest, Outcome.of(tuple(hashes), plans), decode_records(records), signatures, at)
 
 
 def _checkpoint(
-    run: bytes, round: int, account: str, weights: bytes, uri: bytes, at: EventPosition
+    run: bytes, round: int, account: str, folder: bytes, uri: bytes, at: EventPosition
 ) -> CheckpointPublished:
-    return CheckpointPublished(run, round, account, weights, uri.decode(errors="replace"), at)
+    return CheckpointPublished(run, round, account, folder, uri.decode(errors="replace"), at)
 
 
 _Spec = tuple[type, tuple[str, ...], tuple[str, ...], Callable[..., Event]]
@@ -284,11 +279,12 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(Joined, "bytes32 address", "uint16 uint16"),
         _spec(Left, "bytes32 address", "uint16 uint16"),
         _spec(Moved, "bytes32 address", "uint16 uint16 uint16"),
-        _spec(RoundOpened, "bytes32 uint32", "uint64"),
-        _spec(Accused, "bytes32 address", "uint16 uint16 uint32 address"),
+        _spec(RunOpened, "bytes32", "uint64"),
+        _spec(Dealt, "bytes32", "uint16 uint16 uint16"),
+        _spec(Accused, "bytes32 address", "address bool"),
         _spec(Answered, "bytes32 address", ""),
-        _spec(Evicted, "bytes32 address", "uint16 uint16"),
-        _spec(Sealed, "bytes32 uint32 uint16", f"bytes32 {_SEAL} bytes bytes", _sealed),
+        _spec(Evicted, "bytes32 address", "uint16 uint16 uint64"),
+        _spec(Sealed, "bytes32 uint16 uint32", f"bytes32 {_OUTCOME} bytes bytes", _sealed),
         _spec(CheckpointPublished, "bytes32 uint32 address", "bytes32 string", _checkpoint),
     )
 )

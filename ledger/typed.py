@@ -1,9 +1,11 @@
 """What is signed: contributions, seals, reports, registrations (EIP-712), and their exact bytes.
 
-Decoders are strict: exact length, every word within its type, one encoding per value. TypedError otherwise.
+Decoders are strict: exact length, every field within its type, one encoding per value. TypedError otherwise.
 """
 
-from collections.abc import Sequence
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,31 +21,64 @@ from dlx.ledger.abi import (
     U64,
     U256,
     WORD,
+    ZERO32,
     Address,
     Bytes32,
     TypedError,
     ascending,
     decode_words,
     encode_words,
-    static_fields,
     type_hash,
     word,
 )
 from dlx.ledger.keys import SIGNATURE_SIZE, SignatureError, account_of, recover, sign
-from dlx.ledger.merkle import merkle_proof, merkle_root
 
 __all__ = [
-    "ANY_STAGE", "CONTRIBUTION_SIZE", "PRIVATE_DATA", "RECORD_SIZE", "STATE_RESET", "UNIT", "Contribution", "Domain",
-    "Plan", "Report", "RunConfig", "Seal", "SignatureError", "SignedContribution", "Summary", "TypedError",
-    "account_of", "ascending", "decode_records", "encode_records", "join_signatures", "merkle_proof", "merkle_root",
-    "recover", "registration_digest", "run_id", "sign", "split_signatures", "summarise",
+    "ANY_STAGE",
+    "CONTRIBUTION_SIZE",
+    "MAX_REPLICAS",
+    "PRIVATE_DATA",
+    "RECORD_SIZE",
+    "SIGNED_SIZE",
+    "STATE_RESET",
+    "UNIT",
+    "Contribution",
+    "Counted",
+    "Domain",
+    "Entry",
+    "Outcome",
+    "Plan",
+    "Record",
+    "Report",
+    "RunConfig",
+    "Seal",
+    "SignatureError",
+    "SignedContribution",
+    "TypedError",
+    "account_of",
+    "ascending",
+    "decode_records",
+    "encode_records",
+    "entries",
+    "recover",
+    "registration_digest",
+    "run_id",
+    "sign",
+    "split_entries",
 ]  # fmt: skip
 
 PRIVATE_DATA, STATE_RESET = 1, 2  # Contribution.flags
 ANY_STAGE = 65535  # joinRun: the lowest stage with a free seat
+MAX_REPLICAS = 64  # of any run
 CONTRIBUTION_SIZE = 27 * WORD
-RECORD_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE
-_LEDGER_NAME, _REGISTRY_NAME, _VERSION = "dlx-node TrainingLedger", "dlx-node NodeRegistry", "1"
+SIGNED_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE
+_LEDGER_NAME, _LEDGER_VERSION = "dlx-node TrainingLedger", "2"
+_REGISTRY_NAME, _REGISTRY_VERSION = "dlx-node NodeRegistry", "1"
+_RECORD = struct.Struct(">B32s32sIIBH")  # replica, payload, statement, loss, inner steps, exchange, multiplier
+_SEAL = struct.Struct(">32sHI32s32s32s32s32s11s")  # run, stage, round, previous, four hashes, plans
+_PLANS = struct.Struct(">IBHI")  # this round's inner steps; level, rank, inner steps of a later round's plan
+RECORD_SIZE = _RECORD.size
+_ENTRY_SIZE, _OF_RECORD = 1 + SIGNATURE_SIZE, 128
 
 
 @dataclass(frozen=True)
@@ -55,7 +90,7 @@ class Domain:
 
     @cached_property
     def separator(self) -> bytes:
-        return _separator(_LEDGER_NAME, self.chain_id, self.ledger)
+        return _separator(_LEDGER_NAME, _LEDGER_VERSION, self.chain_id, self.ledger)
 
 
 @dataclass(frozen=True)
@@ -69,8 +104,11 @@ class RunConfig:
     max_replicas: U16
     quorum_numerator: U16
     quorum_denominator: U16
+    min_round_time: U32
     round_timeout: U32
     eviction_time: U32
+    max_inner_steps: U32  # of a round
+    start_time: U64  # Unix time before which round 0 does not open
     tokens_per_step: U64
 
 
@@ -88,7 +126,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The statement about one payload. Sizes in bytes, loss in micro-nats, times in milliseconds."""
+    """The statement about one payload. Sizes in bytes, loss in micro-nats (2^32 - 1: that or more), times in
+    milliseconds."""
 
     run: Bytes32
     round: U32
@@ -98,10 +137,10 @@ class Contribution:
     base_weights: Bytes32
     payload: Bytes32
     payload_size: U64
+    payload_root: Bytes32
     plan: Bytes32
     inner_steps: U32
-    tokens: U64
-    loss: U64
+    loss: U32
     previous: Bytes32
     start_payload: Bytes32
     folded_payload: Bytes32
@@ -119,7 +158,7 @@ class Contribution:
     flags: U8
 
     def encode(self) -> bytes:
-        """864 bytes."""
+        """864 bytes: the public blob that `hash` names."""
         return encode_words(self)
 
     @classmethod
@@ -127,18 +166,30 @@ class Contribution:
         return decode_words(cls, data)
 
     def hash(self) -> bytes:
-        """The struct hash: the contribution's name everywhere."""
+        """sha256 of `encode()`: the contribution's name everywhere."""
         return self._hash
 
+    @property
+    def exchange(self) -> int:
+        """Percent of the computing time that the exchange took, 1 to 255, halves rounded up; 0: not measured."""
+        if not self.compute_ms or not self.exchange_ms:
+            return 0
+        return min(255, max(1, (200 * self.exchange_ms + self.compute_ms) // (2 * self.compute_ms)))
+
+    def record(self, multiplier: int) -> "Record":
+        """What a seal says of it."""
+        return Record(self.replica, self.payload, self._hash, self.loss, self.inner_steps, self.exchange, multiplier)
+
     def digest(self, domain: Domain) -> bytes:
-        return _digest(domain.separator, self._hash)
+        """What its account signs: the record that any seal will have of it, whatever its multiplier."""
+        return self.record(0).digest(domain, self.run, self.round, self.stage)
 
     def sign(self, domain: Domain, key: bytes) -> "SignedContribution":
         return SignedContribution(self, sign(self.digest(domain), key))
 
     @cached_property
     def _hash(self) -> bytes:
-        return keccak(type_hash(Contribution) + self.encode())
+        return hashlib.sha256(self.encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -149,15 +200,15 @@ class SignedContribution:
     signature: bytes
 
     def encode(self) -> bytes:
-        """929 bytes: the record as gossip and the seal carry it."""
+        """929 bytes, as gossip carries it."""
         if len(self.signature) != SIGNATURE_SIZE:
             raise TypedError(f"a signature has {SIGNATURE_SIZE} bytes, got {len(self.signature)}")
         return self.contribution.encode() + self.signature
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        if len(data) != RECORD_SIZE:
-            raise TypedError(f"a contribution record has {RECORD_SIZE} bytes, got {len(data)}")
+        if len(data) != SIGNED_SIZE:
+            raise TypedError(f"a signed contribution has {SIGNED_SIZE} bytes, got {len(data)}")
         return cls(Contribution.decode(data[:CONTRIBUTION_SIZE]), bytes(data[CONTRIBUTION_SIZE:]))
 
     def signer(self, domain: Domain) -> str:
@@ -171,69 +222,168 @@ class SignedContribution:
             raise SignatureError(f"signed by {signer}, not by {self.contribution.account}")
 
 
-@dataclass(frozen=True)
-class Seal:
-    """What closes (round, stage). Multipliers: one integer per contribution, UNIT = 1.0."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A counted contribution as its seal has it. Loss in micro-nats, exchange in percent of the computing time (0: not
+    measured), multiplier UNIT = 1.0."""
 
-    run: Bytes32
-    stage: U16
-    round: U32
-    previous_weights: Bytes32
-    next_weights: Bytes32
-    previous_momentum: Bytes32
-    next_momentum: Bytes32
-    contributions_root: Bytes32
-    contributions_hash: Bytes32
-    count: U16
-    total_tokens: U64
-    mean_loss: U64
-    plan_level: U8
-    plan_rank: U16
-    plan_inner_steps: U32
-    multipliers: Annotated[tuple[int, ...], "bytes"]
-
-    @property
-    def plan(self) -> Plan:
-        """The plan for round + delay + 1."""
-        return Plan(self.plan_level, self.plan_rank, self.plan_inner_steps)
+    replica: int
+    payload: bytes
+    statement: bytes
+    loss: int
+    inner_steps: int
+    exchange: int
+    multiplier: int
 
     def encode(self) -> bytes:
-        """abi.encode(seal): an offset word, the static words, the multipliers' offset and length, padded bytes."""
-        packed = self.packed_multipliers()
-        padding = bytes(-len(packed) % WORD)
-        return word(WORD) + encode_words(self) + word(_SEAL_HEAD) + word(len(packed)) + packed + padding
+        """76 bytes. Raises TypedError for fields out of range."""
+        data = _pack(_RECORD, "a record", self._fields)
+        if self.replica >= MAX_REPLICAS:
+            raise TypedError(f"a record is of one of {MAX_REPLICAS} replicas, not of {self.replica}")
+        return data
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        tail = WORD + _SEAL_HEAD
-        if len(data) < tail + WORD:
-            raise TypedError(f"a seal has at least {tail + WORD} bytes, got {len(data)}")
-        length = int.from_bytes(data[tail : tail + WORD], "big")
-        packed = data[tail + WORD : tail + WORD + length]
-        if length > len(data) or length % 2:
-            raise TypedError(f"a seal's multipliers cannot take {length} bytes")
-        multipliers = tuple(int.from_bytes(packed[i : i + 2], "big") for i in range(0, length, 2))
-        seal = decode_words(cls, data[WORD : tail - WORD], multipliers=multipliers)
-        if seal.encode() != data:
-            raise TypedError("a seal has one encoding only, and this is another")
-        return seal
+        if len(data) != RECORD_SIZE:
+            raise TypedError(f"a record has {RECORD_SIZE} bytes, got {len(data)}")
+        if data[0] >= MAX_REPLICAS:
+            raise TypedError(f"a record is of one of {MAX_REPLICAS} replicas, not of {data[0]}")
+        return cls(*_RECORD.unpack(data))
 
-    def hash(self) -> bytes:
-        """The struct hash."""
-        return keccak(type_hash(Seal) + encode_words(self) + keccak(self.packed_multipliers()))
+    def digest(self, domain: Domain, run: bytes, round: int, stage: int) -> bytes:
+        """What its maker signed."""
+        payload, statement = self.payload, self.statement
+        words = run + word(round) + word(stage) + word(self.replica) + payload + statement
+        words += word(self.loss) + word(self.inner_steps) + word(self.exchange)
+        return _digest(domain.separator, keccak(_CONTRIBUTION_TYPE + words))
+
+    @property
+    def _fields(self) -> tuple[int | bytes, ...]:
+        return (
+            self.replica, self.payload, self.statement, self.loss, self.inner_steps, self.exchange, self.multiplier
+        )  # fmt: skip
+
+
+class Counted:
+    """What the records of a sealed round come to."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    @property
+    def steps(self) -> int:
+        """Inner steps, of all records."""
+        return sum(record.inner_steps for record in self.records)
+
+    @property
+    def mean_loss(self) -> int:
+        """Micro-nats, weighed by inner steps and rounded down; 0 for no records."""
+        total = sum(record.loss * record.inner_steps for record in self.records)
+        return total // self.steps if total else 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sealed (round, stage) came to. Of an empty seal the four hashes are zero: nothing changes."""
+
+    weights: bytes  # sha256 of V[s,t+1]
+    momentum: bytes  # sha256 of the outer momentum; zero where there is none
+    weights_root: bytes  # RFC 6962 roots over 4 KiB leaves of the same two files
+    momentum_root: bytes
+    inner_steps: int  # of this round
+    plan: Plan  # of round t + delay + 1
+
+    @property
+    def hashes(self) -> tuple[bytes, bytes, bytes, bytes]:
+        return self.weights, self.momentum, self.weights_root, self.momentum_root
+
+    @property
+    def plans(self) -> bytes:
+        """11 bytes, as the ledger packs them."""
+        return _pack(_PLANS, "plans", (self.inner_steps, self.plan.level, self.plan.rank, self.plan.inner_steps))
+
+    @classmethod
+    def of(cls, hashes: tuple[bytes, ...], plans: bytes) -> Self:
+        """From the four hashes and the 11 bytes."""
+        inner_steps, *plan = _PLANS.unpack(plans)
+        return cls(*hashes, inner_steps, Plan(*plan))
+
+    @classmethod
+    def empty(cls, inner_steps: int, plan: Plan) -> Self:
+        """Of a seal that counts nothing."""
+        return cls(ZERO32, ZERO32, ZERO32, ZERO32, inner_steps, plan)
+
+
+@dataclass(frozen=True)
+class Seal(Counted):
+    """What closes (round, stage); `previous` is the digest of the stage's seal before, or its genesis weights."""
+
+    run: bytes
+    stage: int
+    round: int
+    previous: bytes
+    outcome: Outcome
+    records: tuple[Record, ...]  # replicas strictly ascending
+
+    def encode(self) -> bytes:
+        """209 bytes and 76 for each record."""
+        outcome = self.outcome
+        head = (self.run, self.stage, self.round, self.previous, *outcome.hashes, outcome.plans)
+        return _pack(_SEAL, "a seal", head) + encode_records(self.records)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        if len(data) < _SEAL.size:
+            raise TypedError(f"a seal has at least {_SEAL.size} bytes, got {len(data)}")
+        run, stage, round, previous, *hashes, plans = _SEAL.unpack(data[: _SEAL.size])
+        return cls(run, stage, round, previous, Outcome.of(tuple(hashes), plans), decode_records(data[_SEAL.size :]))
 
     def digest(self, domain: Domain) -> bytes:
-        """What attesters sign and the ledger stores."""
-        return _digest(domain.separator, self.hash())
+        """What attesters sign, and the stage's head on the ledger once it is sealed. Raises TypedError."""
+        return _digest(domain.separator, self._hash)
 
-    def packed_multipliers(self) -> bytes:
-        """Big-endian uint16 each."""
-        if any(not 0 <= m < 1 << 16 for m in self.multipliers):
-            raise TypedError("multipliers: each must be a uint16")
-        return b"".join(m.to_bytes(2, "big") for m in self.multipliers)
+    @cached_property
+    def _hash(self) -> bytes:
+        data = self.encode()
+        run, _, _, *hashes, plans = _SEAL.unpack(data[: _SEAL.size])
+        words = run + word(self.stage) + word(self.round) + b"".join(hashes) + plans + bytes(WORD - len(plans))
+        return keccak(_SEAL_TYPE + words + keccak(data[_SEAL.size :]))
 
 
-_SEAL_HEAD = WORD * (len(static_fields(Seal)) + 1)
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of a seal's signatures: over the seal, or over the Contribution of the record of `replica`."""
+
+    replica: int  # of the signer's record where it has one, else its current one
+    of_record: bool
+    signature: bytes
+
+
+def entries(seal_signatures: Mapping[str, tuple[int, bytes]], record_signatures: Mapping[int, bytes]) -> bytes:
+    """The `signatures` of a seal: account -> (replica, signature of the seal), and replica -> signature of its record
+    for those makers who did not sign the seal. Of several accounts with one replica the maker of its record has to come
+    first."""
+    found = [Entry(replica, True, signature) for replica, signature in record_signatures.items()]
+    found += [Entry(replica, False, signature) for replica, signature in seal_signatures.values()]
+    parts = []
+    for entry in sorted(found, key=lambda entry: entry.replica):  # stable: of equal ones the record's comes first
+        if not 0 <= entry.replica < _OF_RECORD or len(entry.signature) != SIGNATURE_SIZE:
+            raise TypedError(f"an entry has a replica and {SIGNATURE_SIZE} bytes, not {entry}")
+        parts.append(bytes([entry.replica + _OF_RECORD * entry.of_record]) + entry.signature)
+    return b"".join(parts)
+
+
+def split_entries(data: bytes) -> tuple[Entry, ...]:
+    """The `signatures` of a seal, in their order."""
+    if len(data) % _ENTRY_SIZE:
+        raise TypedError(f"signatures come in entries of {_ENTRY_SIZE} bytes, got {len(data)}")
+    return tuple(
+        Entry(data[i] % _OF_RECORD, data[i] >= _OF_RECORD, bytes(data[i + 1 : i + _ENTRY_SIZE]))
+        for i in range(0, len(data), _ENTRY_SIZE)
+    )
 
 
 @dataclass(frozen=True)
@@ -263,55 +413,26 @@ class Registration:
 
 def registration_digest(chain_id: int, registry: str, account: str, nonce: int) -> bytes:
     """The digest that the NODE key signs; the nonce is the registry's for the account."""
-    struct = keccak(type_hash(Registration) + encode_words(Registration(account, nonce)))
-    return _digest(_separator(_REGISTRY_NAME, chain_id, registry), struct)
+    words = encode_words(Registration(account, nonce))
+    return _digest(
+        _separator(_REGISTRY_NAME, _REGISTRY_VERSION, chain_id, registry), keccak(type_hash(Registration) + words)
+    )
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a seal states about its contributions, recomputed."""
-
-    root: bytes
-    hash: bytes
-    count: int
-    total_tokens: int
-    mean_loss: int
-
-
-def summarise(records: Sequence[SignedContribution]) -> Summary:
-    """The seal's fields for these records, which must be in ascending order of account."""
-    contributions = [record.contribution for record in records]
-    total = sum(c.tokens for c in contributions)
-    loss = sum(c.loss * c.tokens for c in contributions)
-    root = merkle_root([c.hash() for c in contributions])
-    return Summary(root, keccak(encode_records(records)), len(records), total, loss // total if total else 0)
-
-
-def encode_records(records: Sequence[SignedContribution]) -> bytes:
-    """The `contributions` argument of a seal. Raises TypedError unless accounts are strictly ascending."""
+def encode_records(records: Iterable[Record]) -> bytes:
+    """The `records` of a seal. Raises TypedError unless replicas are strictly ascending."""
+    records = tuple(records)
     _check_ascending(records)
     return b"".join(record.encode() for record in records)
 
 
-def decode_records(data: bytes) -> tuple[SignedContribution, ...]:
-    """The records in a seal's `contributions`. Raises TypedError unless accounts are strictly ascending."""
+def decode_records(data: bytes) -> tuple[Record, ...]:
+    """The `records` of a seal. Raises TypedError unless replicas are strictly ascending."""
     if len(data) % RECORD_SIZE:
-        raise TypedError(f"contributions come in records of {RECORD_SIZE} bytes, got {len(data)}")
-    records = tuple(SignedContribution.decode(data[i : i + RECORD_SIZE]) for i in range(0, len(data), RECORD_SIZE))
+        raise TypedError(f"records have {RECORD_SIZE} bytes each, got {len(data)}")
+    records = tuple(Record.decode(data[i : i + RECORD_SIZE]) for i in range(0, len(data), RECORD_SIZE))
     _check_ascending(records)
     return records
-
-
-def join_signatures(signatures: dict[str, bytes]) -> bytes:
-    """The `signatures` argument of a seal from account -> signature: in ascending order of account."""
-    return b"".join(signatures[account] for account in ascending(set(signatures)))
-
-
-def split_signatures(data: bytes) -> tuple[bytes, ...]:
-    """The 65-byte signatures of a seal."""
-    if len(data) % SIGNATURE_SIZE:
-        raise TypedError(f"signatures come in {SIGNATURE_SIZE} bytes each, got {len(data)}")
-    return tuple(data[i : i + SIGNATURE_SIZE] for i in range(0, len(data), SIGNATURE_SIZE))
 
 
 def run_id(chain_id: int, ledger: str, creator: str, manifest: bytes) -> bytes:
@@ -336,10 +457,18 @@ class _EIP712Domain:
 
 
 _DOMAIN_TYPE = keccak(b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)")
+_SEAL_TYPE = keccak(
+    b"Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,"
+    b"bytes32 momentumRoot,bytes11 plans,bytes records)"
+)
+_CONTRIBUTION_TYPE = keccak(
+    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    b"uint32 innerSteps,uint8 exchange)"
+)
 
 
-def _separator(name: str, chain_id: int, contract: str) -> bytes:
-    domain = _EIP712Domain(keccak(name.encode()), keccak(_VERSION.encode()), chain_id, contract)
+def _separator(name: str, version: str, chain_id: int, contract: str) -> bytes:
+    domain = _EIP712Domain(keccak(name.encode()), keccak(version.encode()), chain_id, contract)
     return keccak(_DOMAIN_TYPE + encode_words(domain))
 
 
@@ -347,7 +476,17 @@ def _digest(separator: bytes, struct_hash: bytes) -> bytes:
     return keccak(b"\x19\x01" + separator + struct_hash)
 
 
-def _check_ascending(records: Sequence[SignedContribution]) -> None:
-    accounts = [int(record.contribution.account, 16) for record in records]
-    if any(a >= b for a, b in pairwise(accounts)):
-        raise TypedError("contributions must be in strictly ascending order of account")
+def _check_ascending(records: tuple[Record, ...]) -> None:
+    if any(a.replica >= b.replica for a, b in pairwise(records)):
+        raise TypedError("records must be in strictly ascending order of replica")
+
+
+def _pack(layout: struct.Struct, what: str, values: tuple[int | bytes, ...]) -> bytes:
+    """Raises TypedError where a value does not fit, or is shorter than its place."""
+    try:
+        data = layout.pack(*values)
+    except struct.error as error:
+        raise TypedError(f"{what}: {error}") from None
+    if layout.unpack(data) != values:
+        raise TypedError(f"{what}: a hash of another length")
+    return data

@@ -1,11 +1,11 @@
-"""An auditor's recount of one seal: what the contract checked, what it left to others, from the events alone."""
+"""An auditor's recount of one seal: everything that the contract checked, from the events alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlx.ledger.events import Sealed
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.typed import Contribution, Domain, SignedContribution, TypedError, summarise
+from dlx.ledger.typed import TypedError, recover, split_entries
 from dlx.ledger.view import RunView
 
 
@@ -20,113 +20,92 @@ class Problem:
     detail: str
 
 
-def verify_seal(before: RunView, sealed: Sealed, domain: Domain) -> list[Problem]:
+def verify_seal(before: RunView, sealed: Sealed) -> list[Problem]:
     """Everything wrong with a seal, given the run as it was right before it (`before` is not changed).
 
-    Recounts order, previous hashes, membership of contributors and signers at that moment, every signature, the
-    quorum, and all that the seal states about its contributions. The payloads are level 2's business.
+    Recounts its place and time, the chain of digests, the bounds of plan and steps, who made each record, every
+    signature and the votes. Statements, payloads and outcome are for those who have the blobs.
     """
-    found = [
-        *_order(before, sealed),
-        *_digest(sealed, domain),
-        *_quorum(before, sealed),
-        *_contributions(before, sealed, domain),
-    ]
+    if (place := _place(before, sealed)) is not None:
+        return [Problem("order", sealed.round, sealed.stage, None, place)]
+    found = [*_digest(before, sealed), *_outcome(before, sealed), *_records(sealed), *_signatures(before, sealed)]
     return [Problem(check, sealed.round, sealed.stage, name, detail) for check, name, detail in found]
 
 
 _Found = Iterator[tuple[str, bytes | None, str]]
 
 
-def _order(before: RunView, sealed: Sealed) -> _Found:
-    seal, stage = sealed.seal, sealed.stage
-    if (seal.run, seal.round, seal.stage) != (before.run, sealed.round, stage):
-        yield "order", None, f"the seal is of round {seal.round}, stage {seal.stage}, the event of another"
-    if stage >= before.config.stages or sealed.round >= before.config.rounds:
-        yield "order", None, "the run has no such round or stage"
-        return
-    if sealed.round != before.open_round or sealed.round != before.next_round(stage):
-        yield "order", None, f"round {before.open_round} was open and {before.next_round(stage)} due"
-        return
-    if seal.previous_weights != before.weights(stage, sealed.round):
-        yield "previous weights", seal.previous_weights, "not the weights that the round before sealed"
-    if seal.previous_momentum != before.momentum(stage, sealed.round):
-        yield "previous momentum", seal.previous_momentum, "not the momentum that the round before sealed"
-
-
-def _digest(sealed: Sealed, domain: Domain) -> _Found:
-    if sealed.seal.digest(domain) != sealed.digest:
-        yield "digest", sealed.digest, "not the digest of the seal in the event"
-
-
-def _quorum(before: RunView, sealed: Sealed) -> _Found:
-    try:
-        signers = sealed.signers
-    except (SignatureError, TypedError) as error:
-        yield "seal signatures", None, str(error)
-        return
-    if list(signers) != sorted(set(signers), key=lambda account: int(account, 16)):
-        yield "seal signatures", None, "signers are not strictly ascending"
-    holders = set(before.holders(sealed.stage))
-    for signer in signers:
-        if signer not in holders:
-            yield "seal signatures", None, f"{signer} signed without holding a slot of the stage"
-    votes, needed = len(set(signers) & set(before.voters(sealed.stage))), before.quorum(sealed.stage)
-    if votes < needed:
-        yield "quorum", None, f"{votes} of the {needed} signatures needed"
-
-
-def _contributions(before: RunView, sealed: Sealed, domain: Domain) -> _Found:
-    seal = sealed.seal
-    try:
-        records = sealed.contributions
-    except TypedError as error:
-        yield "contributions", seal.contributions_hash, str(error)
-        return
-    for record in records:
-        for detail in _faults(before, sealed, record.contribution):
-            yield "contribution", record.contribution.hash(), detail
-        if (fault := _signature_fault(record, domain)) is not None:
-            yield "contribution signature", record.contribution.hash(), fault
-    summary = summarise(records)
-    for name, stated, counted in (
-        ("contributions root", seal.contributions_root, summary.root),
-        ("contributions hash", seal.contributions_hash, summary.hash),
-        ("count", seal.count, summary.count),
-        ("total tokens", seal.total_tokens, summary.total_tokens),
-        ("mean loss", seal.mean_loss, summary.mean_loss),
-        ("multipliers", len(seal.multipliers), summary.count),
-    ):
-        if stated != counted:
-            yield name, None, f"stated {_show(stated)}, recounted {_show(counted)}"
-    if not records:
-        yield from _empty(before, sealed)
-
-
-def _faults(before: RunView, sealed: Sealed, c: Contribution) -> Iterator[str]:
-    if (c.run, c.round, c.stage) != (before.run, sealed.round, sealed.stage):
-        yield f"{c.account} contributed to another run, round or stage"
-    if before.slot_of(c.account) != (c.replica, c.stage):
-        yield f"{c.account} did not hold slot ({c.replica}, {c.stage}) when it was counted"
-    if c.inner_steps == 0 or c.tokens != c.inner_steps * before.config.tokens_per_step:
-        yield f"{c.account} states {c.tokens} tokens for {c.inner_steps} inner steps"
-
-
-def _signature_fault(record: SignedContribution, domain: Domain) -> str | None:
-    try:
-        record.verify(domain)
-    except SignatureError as error:
-        return f"{record.contribution.account}: {error}"
+def _place(before: RunView, sealed: Sealed) -> str | None:
+    if sealed.stage >= before.config.stages or sealed.round >= before.config.rounds:
+        return "the run has no such round or stage"
+    if not sealed.round == before.open_round == before.next_round(sealed.stage):
+        return f"round {before.open_round} was open and {before.next_round(sealed.stage)} due"
     return None
 
 
-def _empty(before: RunView, sealed: Sealed) -> _Found:
-    seal = sealed.seal
-    if (seal.next_weights, seal.next_momentum) != (seal.previous_weights, seal.previous_momentum):
-        yield "empty seal", seal.next_weights, "an empty seal must leave weights and momentum as they are"
-    if before.opened_at is None or sealed.at.time < before.opened_at + before.config.round_timeout:
-        yield "empty seal", None, "sealed before the round timeout"
+def _digest(before: RunView, sealed: Sealed) -> _Found:
+    try:
+        digest = sealed.seal(before.head(sealed.stage)).digest(before.domain)
+    except TypedError as error:
+        yield "digest", sealed.digest, str(error)
+        return
+    if digest != sealed.digest:
+        yield "digest", sealed.digest, "not the digest of what the event says after the stage's seal before"
 
 
-def _show(value: bytes | int) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+def _outcome(before: RunView, sealed: Sealed) -> _Found:
+    outcome, most = sealed.outcome, before.config.max_inner_steps
+    for name, steps in (("this round", outcome.inner_steps), ("the next plan", outcome.plan.inner_steps)):
+        if not 1 <= steps <= most:
+            yield "plan", None, f"{name} has {steps} inner steps, where the run allows 1 to {most}"
+    changes = any(map(any, outcome.hashes))
+    if changes and not sealed.records:
+        yield "empty seal", outcome.weights, "a seal that counts nothing must change nothing"
+    if sealed.records and not (any(outcome.weights) and any(outcome.weights_root)):
+        yield "outcome", outcome.weights, "a seal that counts contributions must say what weights they gave"
+
+
+def _records(sealed: Sealed) -> _Found:
+    for record in sealed.records:
+        if not 1 <= record.inner_steps <= sealed.outcome.inner_steps:
+            most = sealed.outcome.inner_steps
+            yield "inner steps", record.statement, f"replica {record.replica}: {record.inner_steps}, not 1 to {most}"
+
+
+def _signatures(before: RunView, sealed: Sealed) -> _Found:
+    stage, made, signers = sealed.stage, dict[int, str](), set[str]()
+    records = {record.replica: record for record in sealed.records}
+    try:
+        found = split_entries(sealed.signatures)
+    except TypedError as error:
+        yield "signatures", None, str(error)
+        return
+    for entry in found:
+        record, digest = records.get(entry.replica), sealed.digest
+        if entry.of_record:
+            if record is None:
+                continue
+            digest = record.digest(before.domain, before.run, sealed.round, stage)
+        try:
+            account = recover(digest, entry.signature)
+        except SignatureError:
+            continue  # the contract passes over it
+        if not entry.of_record:
+            signers.add(account)
+        first = record is not None and entry.replica not in made and account not in made.values()
+        if first and before.admissible(account, stage, entry.replica):
+            made[entry.replica] = account
+    for replica, record in records.items():
+        if replica not in made:
+            yield "record signature", record.statement, f"nobody who can have made replica {replica}'s record signed it"
+    yield from _votes(before, sealed, signers)
+
+
+def _votes(before: RunView, sealed: Sealed, signers: set[str]) -> _Found:
+    stage, now = sealed.stage, sealed.at.time
+    votes, needed = before.votes(stage, signers), before.needed(stage, signers, now)
+    if votes < needed:
+        yield "quorum", None, f"{votes} of the {needed} votes needed"
+    opens_at = before.opens_at(stage, sealed.count, signers)
+    if now < opens_at:
+        yield "time", None, f"sealed {opens_at - now} s before a seal of {sealed.count} contributions may be"

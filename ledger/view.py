@@ -1,93 +1,129 @@
 """One run as the contract sees it, recomputed from its events alone: no I/O, no clock.
 
 `RunView.apply` refuses events that the contract cannot have emitted in that order (ViewError): then the chain node
-that delivered them is wrong or incomplete.
+that delivered them is wrong or incomplete. It does not recount the votes for a seal: see verify. Times are in seconds;
+`now` is the time of the block that a transaction would be in.
 """
 
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import reduce
+from operator import and_
 from typing import Self
 
+from eth_hash.auto import keccak
+
 from dlx.ground.errors import DlxError
-from dlx.ledger.abi import ZERO32, ascending
+from dlx.ledger.abi import ZERO32, ascending, word
 from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
+    Dealt,
     Event,
     Evicted,
     Joined,
     Left,
     Moved,
-    RoundOpened,
     RunCreated,
+    RunEvent,
+    RunOpened,
     Sealed,
 )
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.typed import RunConfig, TypedError
+from dlx.ledger.seal_log import SealLog
+from dlx.ledger.typed import Domain, RunConfig, recover, split_entries
+from dlx.ledger.votes import Stage, quorum, replicas
 
-ACTIVE_ROUNDS = 3  # an account is active when counted or signing in one of the stage's last so many sealed rounds
-ANSWER_BLOCKS = 5  # blocks that must follow an accusation before an eviction
+IDLE_SEALS = 24  # non-empty seals without a count after which a seat is forfeit
+STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's seats are
+OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
+UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
 
 
 class ViewError(DlxError, ValueError):
     """Events that contradict the ledger's rules."""
 
 
+class _Asked(Enum):
+    NO = auto()
+    PRESENCE = auto()  # a transaction answers, and so does being counted
+    WORK = auto()  # only being counted answers
+    WORK_ANSWERED = auto()  # it said that it is there, which is not enough
+
+
 @dataclass(frozen=True)
 class Accusation:
-    """When a holder was asked whether it is still there; time in seconds."""
+    """When a holder was asked whether it is still there, and whether only work keeps its seat."""
 
-    round: int
-    block: int
     time: int
+    forfeit: bool
+
+
+@dataclass(frozen=True)
+class Return:
+    """Who alone may take a seat, and until when."""
+
+    account: str
+    until: int
 
 
 @dataclass(frozen=True)
 class _Member:
-    """An account that holds, or once held, a slot. Rounds as in the contract: 1 + the round, 0 for none."""
+    """An account that holds, or once held, a seat: as the contract's Member."""
 
-    holds: bool
-    replica: int
-    stage: int
-    joined_round: int  # the stage's next round at the time
-    joined_at: int  # s, Unix time
-    last_active: int = 0
-    accused: Accusation | None = None  # the last time
+    holds: bool = False
+    replica: int = 0  # the last one, where it holds none
+    stage: int = 0  # likewise
+    asked: _Asked = _Asked.NO
+    asked_at: int = 0  # 0: never
+    asked_seal: int = 0  # how many non-empty seals the stage had then
+    joined_round: int = 0  # the stage's next round at the time
+    joined_at: int = 0
+    since: int = 0  # since which non-empty seal it was not counted; while it holds no seat: how many
+    changed_round: int = 0  # 1 + the stage's next round when its seat last changed; 0: never
+    former_replica: int = 0  # before its first change in round changed_round - 1
+    former_vote: bool = False  # what it had when it left in that round
 
-    def is_active(self, next_round: int) -> bool:
-        return self.last_active != 0 and self.last_active + ACTIVE_ROUNDS > next_round
+
+_NOBODY = _Member()
 
 
 class RunView:
     """The state of one run after the events applied so far. Give it every event of the run, in order.
 
-    `keep`: how many of each stage's newest seals `sealed` has in full, with their contributions; None: all. Of the
-    others 72 bytes each stay: the hashes that they gave, and sums.
+    `keep`: how many of each stage's newest seals `sealed` has in full, with their records; None: all. Of the others 72
+    bytes each stay: the hashes that they gave, and sums.
     """
 
-    def __init__(self, run: bytes, keep: int | None = None) -> None:
-        self.run = run
-        self.open_round: int | None = None  # None before round 0 opens and after the last one is sealed
-        self.opened_at: int | None = None
-        self.accusations: dict[str, Accusation] = {}  # those that wait for an answer
+    def __init__(self, run: bytes, domain: Domain, keep: int | None = None) -> None:
+        self.run, self.domain = run, domain
+        self.started_at = 0  # when round 0 opens; 0: not yet
         self.sealed = SealLog(keep)
         self.checkpoints: tuple[CheckpointPublished, ...] = ()
         self._created: RunCreated | None = None
+        self._round = self._opened_at = 0  # also after the last round
+        self._draw = 0
+        self._stages: list[Stage] = []
         self._holders: dict[tuple[int, int], str] = {}
         self._members: dict[str, _Member] = {}
+        self._returns: dict[tuple[int, int], Return] = {}
+        self._changed: dict[int, int] = {}  # replica -> the open round when its holders last changed
         self._counted: dict[str, int] = {}
+        self._due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
 
     def copy(self) -> Self:
         """A snapshot that later events leave alone. Costs the members, not the history."""
-        other = self.__class__(self.run)
+        other = self.__class__(self.run, self.domain)
         other.__dict__.update(self.__dict__)
-        for name in ("accusations", "_holders", "_members", "_counted"):
+        for name in ("_holders", "_members", "_returns", "_changed", "_counted"):
             setattr(other, name, dict(getattr(self, name)))
+        other._stages = list(self._stages)
         other.sealed = self.sealed.copy()
         return other
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
 
     @property
     def created(self) -> bool:
@@ -112,20 +148,59 @@ class RunView:
         """The hash of V[s,0] for each stage."""
         return self._creation.genesis
 
+    # ---- rounds and versions -----------------------------------------------------------------------------------------
+
+    @property
+    def open_round(self) -> int | None:
+        """None before round 0 is to open and after the last one is sealed."""
+        return self._round if self._is_open else None
+
+    @property
+    def opened_at(self) -> int | None:
+        """When the open round opened; round 0 may be still to open."""
+        return self._opened_at if self._is_open else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every stage has sealed the run's last round."""
+        return self.created and self._round == self.config.rounds
+
+    def next_round(self, stage: int) -> int:
+        """The lowest round that the stage has not sealed."""
+        return self.sealed.rounds(stage)
+
+    def head(self, stage: int) -> bytes:
+        """What the stage's next seal names as the previous one."""
+        return self._stages[stage].head
+
+    def weights(self, stage: int, version: int) -> bytes:
+        """The hash of V[stage, version]. Raises KeyError for a version not sealed yet."""
+        return self.sealed.hashes_after(stage, version - 1)[0] if version else self.genesis[stage]
+
+    def momentum(self, stage: int, version: int) -> bytes:
+        """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
+        return self.sealed.hashes_after(stage, version - 1)[1] if version else ZERO32
+
+    # ---- seats -------------------------------------------------------------------------------------------------------
+
     def slot_of(self, account: str) -> tuple[int, int] | None:
         """(replica, stage) held by the account."""
-        member = self._members.get(account)
-        return (member.replica, member.stage) if member is not None and member.holds else None
+        member = self._member(account)
+        return (member.replica, member.stage) if member.holds else None
 
     def joined_at(self, account: str) -> int:
-        """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
+        """When the account last took a seat, in Unix seconds of the block. Raises KeyError for one that never did."""
         return self._members[account].joined_at
+
+    def joined_round(self, account: str) -> int:
+        """Its stage's next round then. Raises KeyError for an account that never took a seat."""
+        return self._members[account].joined_round
 
     def holder(self, replica: int, stage: int) -> str | None:
         return self._holders.get((replica, stage))
 
     def holders(self, stage: int) -> tuple[str, ...]:
-        """Who holds a slot of the stage, ascending."""
+        """Who holds a seat of the stage, ascending."""
         return ascending([account for (_, at), account in self._holders.items() if at == stage])
 
     def members(self) -> dict[str, tuple[int, int]]:
@@ -134,83 +209,179 @@ class RunView:
 
     def complete_replicas(self) -> tuple[int, ...]:
         """The replicas with a holder for every stage, ascending."""
-        seats = Counter(replica for replica, _ in self._holders)
-        return tuple(sorted(replica for replica, taken in seats.items() if taken == self.config.stages))
+        return replicas(self._complete)
 
-    def next_round(self, stage: int) -> int:
-        """The lowest round that the stage has not sealed."""
-        return self.sealed.rounds(stage)
+    @property
+    def returns(self) -> dict[tuple[int, int], Return]:
+        """(replica, stage) -> who may take that seat alone, and until when: possibly long past."""
+        return dict(self._returns)
 
-    def active(self, stage: int) -> tuple[str, ...]:
-        """The holders counted or signing in one of the stage's last 3 sealed rounds, ascending."""
-        next_round = self.next_round(stage)
-        return tuple(a for a in self.holders(stage) if self._members[a].is_active(next_round))
+    def free_seat(self, stage: int, account: str, now: int) -> int | None:
+        """The lowest replica whose seat of the stage the account could take."""
+        for replica in range(self.config.max_replicas):
+            kept = self._returns.get((replica, stage))
+            reserved = kept is not None and kept.until >= now and kept.account != account
+            if (replica, stage) not in self._holders and not reserved:
+                return replica
+        return None
+
+    def may_move(self, account: str, now: int) -> bool:
+        """Whether the account could move to a lower replica, from one that is not complete."""
+        slot = self.slot_of(account)
+        if slot is None or self._complete >> slot[0] & 1:
+            return False
+        free = self.free_seat(slot[1], account, now)
+        return free is not None and free < slot[0]
+
+    # ---- votes and records -------------------------------------------------------------------------------------------
 
     def voters(self, stage: int) -> tuple[str, ...]:
-        """Whose signatures count towards the quorum: the active holders, or all where none is active."""
-        return self.active(stage) or self.holders(stage)
+        """The holders who vote on the stage's next seal, ascending; see also `may_vote`."""
+        seats = replicas(self._stages[stage].voters(self._complete))
+        return ascending([self._holders[replica, stage] for replica in seats])
+
+    def has_earned(self, stage: int) -> bool:
+        """Whether any vote of the stage was earned by work."""
+        return self._stages[stage].earned() != 0
 
     def quorum(self, stage: int) -> int:
-        """How many voters must sign the stage's next seal."""
-        needed = -(-self.config.quorum_numerator * len(self.voters(stage)) // self.config.quorum_denominator)
-        return max(1, needed)
+        """The votes that the stage's next seal needs of its voters while the round is not overdue."""
+        return quorum(self.config, self._stages[stage].voters(self._complete).bit_count())
 
-    def weights(self, stage: int, version: int) -> bytes:
-        """The hash of V[stage, version]. Raises KeyError for a version not sealed yet."""
-        return self.sealed.next_hashes(stage, version - 1)[0] if version else self.genesis[stage]
+    def votes(self, stage: int, signers: Collection[str]) -> int:
+        """How many votes these signatures would be: each is its holder's, or of who had one and left this round."""
+        return self._voted(stage, signers).bit_count()
 
-    def momentum(self, stage: int, version: int) -> bytes:
-        """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
-        return self.sealed.next_hashes(stage, version - 1)[1] if version else ZERO32
+    def needed(self, stage: int, signers: Collection[str], now: int) -> int:
+        """The votes that a seal with these signatures needs: those who left vote, so they also count as voters."""
+        votes = (self._stages[stage].voters(self._complete) | self._voted(stage, signers)).bit_count()
+        normal = quorum(self.config, votes)
+        overdue = self._is_open and now >= self._overdue_at
+        return min(normal, votes // 2 + 1) if overdue and self.has_earned(stage) else normal
+
+    def opens_at(self, stage: int, contributions: int, signers: Collection[str] = ()) -> int:
+        """From when on the stage's next seal may count so few contributions. Raises ViewError if no round is open."""
+        if not self._is_open:
+            raise ViewError("no round is open")
+        at, config = self._stages[stage], self.config
+        votes = (at.voters(self._complete) | self._voted(stage, signers)).bit_count()
+        times = [self._opened_at + config.min_round_time]
+        if contributions < quorum(config, votes):
+            times.append(self._opened_at + config.round_timeout)
+        if at.non_empty and not at.earned():  # it waits for its voters before it belongs to those who came after them
+            times.append(self._overdue_at)
+        return max(times)
+
+    def may_vote(self, account: str, stage: int) -> bool:
+        """Whether the account's signature of the stage's next seal is a vote, because it has one or had it when it left
+        since the last one."""
+        return self._voted(stage, (account,)) != 0
+
+    def admissible(self, account: str, stage: int, replica: int) -> bool:
+        """Whether the account may have made the record of that replica in the stage's next seal: it holds that seat, or
+        held it at the last one."""
+        return self._member(account).stage == stage and self._made(self._member(account), replica)
 
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""
         return self._counted.get(account)
 
+    # ---- silence -----------------------------------------------------------------------------------------------------
+
+    def uncounted_rounds(self, account: str) -> int:
+        """The seals of its stage in a row that have not counted the holder, where 8 non-empty ones stand for any more.
+
+        Raises KeyError for an account without a seat.
+        """
+        replica, stage = self._seat(account)
+        return self._stages[stage].idle_rounds(replica)
+
     @property
-    def finished(self) -> bool:
-        """Whether every stage has sealed the run's last round."""
-        return self.created and all(self.next_round(s) >= self.config.rounds for s in range(self.config.stages))
+    def accusations(self) -> dict[str, Accusation]:
+        """Who was asked and has neither answered nor been counted since."""
+        asked = (_Asked.PRESENCE, _Asked.WORK)
+        return {
+            account: Accusation(member.asked_at, member.asked is _Asked.WORK)
+            for account in self._holders.values()
+            if (member := self._members[account]).asked in asked and not self._counted_since_asked(member)
+        }
 
-    def may_accuse(self, account: str, now: int) -> bool:
-        """Whether a holder's accusation of the account would stand in a block of time `now`."""
-        if self.slot_of(account) is None or self.open_round is None or self.opened_at is None:
+    def is_forfeit(self, account: str, now: int) -> bool:
+        """Whether only work can keep the account's seat."""
+        member = self._member(account)
+        if not member.holds:
             return False
-        member, timeout = self._members[account], self.config.round_timeout
-        asked = member.accused
-        asked_again = asked is not None and asked.round == self.open_round and now <= asked.time + timeout
-        if account in self.accusations or asked_again:
-            return False
-        since = max(member.last_active, member.joined_round)
-        return self.next_round(member.stage) >= since + ACTIVE_ROUNDS or now > self.opened_at + timeout
+        at = self._stages[member.stage]
+        if not at.counts[member.replica] and at.non_empty >= member.since + IDLE_SEALS:
+            return True
+        since = max(at.worked_at, self.started_at, member.joined_at)
+        return now > since + STALLED_TIMEOUTS * self.config.round_timeout
 
-    def may_evict(self, account: str, now: int, block: int) -> bool:
-        """Whether the account's accusation has waited long enough for block number `block` of time `now`."""
-        asked = self.accusations.get(account)
-        if asked is None:
+    def may_accuse(self, by: str, account: str, now: int) -> bool:
+        """Whether an accusation of the account would stand."""
+        member = self._member(account)
+        if not member.holds or not self._is_open:
             return False
-        return now >= asked.time + self.config.eviction_time and block >= asked.block + ANSWER_BLOCKS
+        forfeit = self.is_forfeit(account, now)
+        waiting = member.asked is not _Asked.NO and not self._counted_since_asked(member)
+        if waiting and (member.asked is not _Asked.WORK_ANSWERED or forfeit):
+            return False
+        timeout = self.config.round_timeout
+        if member.asked_at and now <= member.asked_at + timeout:
+            return False
+        if forfeit:
+            return True
+        idle = self._stages[member.stage].idle_rounds(member.replica) >= UNCOUNTED_ROUNDS
+        uncounted = idle and self.next_round(member.stage) >= member.joined_round + UNCOUNTED_ROUNDS
+        return self._member(by).holds and (uncounted or now > self._opened_at + timeout)
+
+    def may_evict(self, account: str, now: int) -> bool:
+        """Whether the account was asked long enough ago, and no answer counts."""
+        member = self._member(account)
+        if not member.holds or member.asked is _Asked.NO or self._counted_since_asked(member):
+            return False
+        if member.asked is _Asked.WORK_ANSWERED and not self.is_forfeit(account, now):
+            return False
+        return now >= member.asked_at + self.config.eviction_time
+
+    def may_deal(self, replica: int) -> bool:
+        """Whether the replica's holders may be dealt among the seats of their stages, and that would change one."""
+        return self._is_dealable(replica) and bool(self.deal_of(replica))
+
+    def deal_of(self, replica: int) -> tuple[tuple[int, int], ...]:
+        """What a deal of a complete replica would do now: its holder of `stage` changes places with that in `other`,
+        for each (stage, other)."""
+        drawn = ((stage, self._drawn(replica, stage)) for stage in range(self.config.stages))
+        return tuple((stage, other) for stage, other in drawn if other != replica)
+
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
         """Takes the next event; those of other runs and of the registry change nothing. Raises ViewError."""
         if getattr(event, "run", None) != self.run:
             return
+        due, self._due = self._due[:1], self._due[1:]
+        if due and replace(event, at=due[0].at) != due[0]:
+            raise ViewError(f"{due[0]} had to come next, not {event}")
         match event:
             case RunCreated():
                 self._create(event)
+            case RunOpened():
+                self._open(event, bool(due))
             case Joined():
                 self._join(event)
-            case Left() | Evicted():
-                self._leave(event)
+            case Left():
+                self._release(event.account, event.replica, event.stage)
             case Moved():
                 self._move(event)
-            case RoundOpened():
-                self._open(event)
+            case Dealt():
+                self._deal(event, bool(due))
             case Accused():
                 self._accuse(event)
             case Answered():
-                if self.accusations.pop(event.account, None) is None:
-                    raise ViewError(f"{event.account} answered no accusation")
+                self._answer(event)
+            case Evicted():
+                self._evict(event)
             case Sealed():
                 self._seal(event)
             case CheckpointPublished():
@@ -222,148 +393,253 @@ class RunView:
             raise ViewError(f"the ledger knows no run {self.run.hex()}")
         return self._created
 
+    @property
+    def _is_open(self) -> bool:
+        return self._opened_at != 0 and self._round != self.config.rounds
+
+    @property
+    def _overdue_at(self) -> int:
+        return self._opened_at + OVERDUE_TIMEOUTS * self.config.round_timeout
+
+    @property
+    def _complete(self) -> int:
+        return reduce(and_, (stage.seated for stage in self._stages), -1)
+
     def _create(self, event: RunCreated) -> None:
         if self._created is not None or len(event.genesis) != event.config.stages:
             raise ViewError("the run was created twice, or with another number of stages than genesis hashes")
         self._created = event
+        self._stages = [Stage(weights) for weights in event.genesis]
+
+    def _open(self, event: RunOpened, due: bool) -> None:
+        if not due:
+            raise ViewError("round 0 opened before enough replicas were complete")
+        self._opened_at = self.started_at = event.opened_at
+
+    def _expect_opening(self, event: Joined | Moved) -> None:
+        """Round 0 opens with the transaction that completes enough replicas."""
+        if not self._opened_at and self._complete.bit_count() >= self.config.min_replicas:
+            self._due = (RunOpened(self.run, max(self.config.start_time, event.at.time), event.at),)
+
+    # ---- seats -------------------------------------------------------------------------------------------------------
 
     def _join(self, event: Joined) -> None:
-        account, replica, stage = event.account, event.replica, event.stage
-        before = self._members.get(account)
-        taken = (before is not None and before.holds) or (replica, stage) in self._holders
-        if taken or stage >= self.config.stages or replica >= self.config.max_replicas:
-            raise ViewError(f"{account} cannot have joined slot ({replica}, {stage})")
-        # Changing stage starts anew; rejoining the same one goes on.
-        last_active = before.last_active if before is not None and before.stage == stage else 0
-        accused = None if before is None else before.accused
-        self._members[account] = _Member(
-            True, replica, stage, self.next_round(stage), event.at.time, last_active, accused
+        account, replica, stage, now = event.account, event.replica, event.stage, event.at.time
+        before = self._member(account)
+        if before.holds or self.finished or stage >= self.config.stages:
+            raise ViewError(f"{account} cannot have joined stage {stage}")
+        own = (before.replica, before.stage)
+        kept = self._returns.get(own)
+        returns = kept is not None and kept.account == account and kept.until >= now and own not in self._holders
+        seat = before.replica if returns and stage == before.stage else self.free_seat(stage, account, now)
+        if replica != seat:
+            raise ViewError(f"{account} cannot have joined seat ({replica}, {stage}): the free one was {seat}")
+        if stage != before.stage and self._changed_now(before):
+            raise ViewError(f"{account} changed stage before its old one's next seal")
+        self._members[account] = replace(
+            before,
+            holds=True,
+            replica=replica,
+            stage=stage,
+            asked=_Asked.NO,
+            since=max(0, self._stages[stage].non_empty - before.since),  # leaving and joining again wipes nothing
+            joined_round=self.next_round(stage),
+            joined_at=now,
         )
-        self._holders[replica, stage] = account
+        self._sit(account, replica, stage)
+        self._expect_opening(event)
 
-    def _leave(self, event: Left | Evicted) -> None:
-        member = self._holder(event.account, event.replica, event.stage)
-        self._members[event.account] = replace(member, holds=False)
-        del self._holders[event.replica, event.stage]
-        self.accusations.pop(event.account, None)
+    def _release(self, account: str, replica: int, stage: int) -> bool:
+        """Takes the account's seat; whether one of the last eight non-empty seals counted it."""
+        member, at = self._held_by(account, replica, stage), self._stages[stage]
+        counted = at.counts[replica] != 0
+        self._members[account] = replace(
+            self._noted(member),
+            holds=False,
+            asked=_Asked.NO,
+            former_vote=bool(at.voters(self._complete) >> replica & 1),
+            since=0 if counted else at.non_empty - member.since,
+        )
+        self._stages[stage] = at.counts_at(replica, 0)
+        self._stand(replica, stage)
+        return counted
 
     def _move(self, event: Moved) -> None:
-        member = self._holder(event.account, event.from_replica, event.stage)
-        if (event.to_replica, event.stage) in self._holders:
-            raise ViewError(f"{event.account} cannot have moved to a taken slot")
-        self._members[event.account] = replace(member, replica=event.to_replica)
-        del self._holders[event.from_replica, event.stage]
-        self._holders[event.to_replica, event.stage] = event.account
+        account, stage = event.account, event.stage
+        member = self._held_by(account, event.from_replica, stage)
+        complete = self._complete >> event.from_replica & 1
+        if complete or event.to_replica != self.free_seat(stage, account, event.at.time):
+            raise ViewError(f"{account} cannot have moved to ({event.to_replica}, {stage})")
+        if event.to_replica >= event.from_replica:
+            raise ViewError(f"{account} moved up")
+        byte = self._stages[stage].counts[event.from_replica]
+        self._members[account] = replace(self._noted(member), replica=event.to_replica)
+        self._stages[stage] = self._stages[stage].counts_at(event.from_replica, 0).counts_at(event.to_replica, byte)
+        self._stand(event.from_replica, stage)
+        self._sit(account, event.to_replica, stage)
+        self._expect_opening(event)
 
-    def _open(self, event: RoundOpened) -> None:
-        due = set(map(self.next_round, range(self.config.stages)))
-        if due != {event.round} or event.round == self.open_round:
-            raise ViewError(f"round {event.round} opened out of order")
-        self.open_round, self.opened_at = event.round, event.opened_at
+    def _deal(self, event: Dealt, due: bool) -> None:
+        stage, replica, other = event.stage, event.replica, event.other
+        if not due:
+            swaps = self.deal_of(replica) if self._is_dealable(replica) else ()
+            if (stage, other) not in swaps[:1]:
+                raise ViewError(f"replica {replica} cannot have been dealt")
+            self._due = tuple(Dealt(self.run, at, replica, to, event.at) for at, to in swaps[1:])
+        counts = self._stages[stage].counts
+        seats = ((replica, other), (other, replica))
+        holders = [self._holders[seat, stage] for seat, _ in seats]
+        for account, (seat, to) in zip(holders, seats, strict=True):
+            member = replace(self._noted(self._members[account]), replica=to)
+            if counts[seat]:
+                member = replace(member, since=self._stages[stage].non_empty)
+            self._members[account] = member
+            self._holders[to, stage] = account
+            self._stages[stage] = self._stages[stage].touched(to, True).counts_at(to, counts[seat])
+            self._changed[to] = self._round
 
-    def _accuse(self, event: Accused) -> None:
-        member = self._holder(event.account, event.replica, event.stage)
-        accusation = Accusation(event.round, event.at.block, event.at.time)
-        self._members[event.account] = replace(member, accused=accusation)
-        self.accusations[event.account] = accusation
+    def _is_dealable(self, replica: int) -> bool:
+        if not self._is_open or not self._complete >> replica & 1:
+            return False
+        settled = self._round >= self._changed.get(replica, 0) + UNCOUNTED_ROUNDS
+        return settled and all(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in self._stages)
 
-    def _seal(self, event: Sealed) -> None:
-        stage = event.stage
-        if stage >= self.config.stages or not event.round == self.open_round == self.next_round(stage):
-            raise ViewError(f"round {event.round} of stage {stage} was sealed out of order")
-        try:
-            named = {*event.accounts, *event.signers}
-        except (TypedError, SignatureError) as error:
-            raise ViewError(f"round {event.round} of stage {stage}: {error}") from None
-        if not named <= self._members.keys():
-            raise ViewError(f"round {event.round} of stage {stage} names accounts that never joined")
-        self.sealed.append(event)
-        for account in event.accounts:
-            self._counted[account] = event.round
-        for account in named:
-            self._members[account] = replace(self._members[account], last_active=event.round + 1)
-        if self.finished:
-            self.open_round = self.opened_at = None
+    def _drawn(self, replica: int, stage: int) -> int:
+        """The replica with whose holder of the stage that of `replica` changes places."""
+        seated = replicas(self._stages[stage].seated)
+        digest = keccak(b"".join(map(word, (self._draw, self._round, replica, stage))))
+        return seated[int.from_bytes(digest, "big") % len(seated)]
 
-    def _holder(self, account: str, replica: int, stage: int) -> _Member:
+    def _sit(self, account: str, replica: int, stage: int) -> None:
+        self._holders[replica, stage] = account
+        self._stages[stage] = self._stages[stage].touched(replica, True)
+        self._changed[replica] = self._round
+
+    def _stand(self, replica: int, stage: int) -> None:
+        del self._holders[replica, stage]
+        self._stages[stage] = self._stages[stage].touched(replica, False)
+
+    def _noted(self, member: _Member) -> _Member:
+        """The member with what its seat was when its stage's next round became the next, before it changes."""
+        if self._changed_now(member):
+            return member
+        changed_round = self.next_round(member.stage) + 1
+        return replace(member, changed_round=changed_round, former_replica=member.replica, former_vote=False)
+
+    def _changed_now(self, member: _Member) -> bool:
+        """Whether the member's seat has changed since its stage's last seal."""
+        return member.changed_round == self.next_round(member.stage) + 1
+
+    def _member(self, account: str) -> _Member:
+        return self._members.get(account, _NOBODY)
+
+    def _seat(self, account: str) -> tuple[int, int]:
+        slot = self.slot_of(account)
+        if slot is None:
+            raise KeyError(account)
+        return slot
+
+    def _held_by(self, account: str, replica: int, stage: int) -> _Member:
         if self.slot_of(account) != (replica, stage):
-            raise ViewError(f"{account} does not hold slot ({replica}, {stage})")
+            raise ViewError(f"{account} does not hold seat ({replica}, {stage})")
         return self._members[account]
 
+    # ---- silence -----------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class _Stage:
-    """A stage's seals. Copies share what grows, and each sees its own beginning: the first `rounds`."""
+    def _accuse(self, event: Accused) -> None:
+        now = event.at.time
+        if not self.may_accuse(event.by, event.account, now) or event.forfeit != self.is_forfeit(event.account, now):
+            raise ViewError(f"{event.by} cannot have accused {event.account}")
+        member = self._members[event.account]
+        asked = _Asked.WORK if event.forfeit else _Asked.PRESENCE
+        seals = self._stages[member.stage].non_empty
+        self._members[event.account] = replace(member, asked=asked, asked_at=now, asked_seal=seals)
 
-    rounds: int  # sealed so far
-    first: int  # the round of seals[0]
-    seals: list[Sealed]
-    hashes: bytearray  # 64 bytes a round: next weights, next momentum
-    steps: "array[int]"  # sums of the inner steps that the first 0, 1, 2, ... seals plan
+    def _answer(self, event: Answered) -> None:
+        member = self._member(event.account)
+        if not member.holds or member.asked not in (_Asked.PRESENCE, _Asked.WORK):
+            raise ViewError(f"{event.account} answered no accusation")
+        asked = _Asked.WORK_ANSWERED if member.asked is _Asked.WORK else _Asked.NO
+        self._members[event.account] = replace(member, asked=asked)
 
-    def append(self, sealed: Sealed, keep: int | None) -> "_Stage":
-        first, seals, hashes, steps = self.first, self.seals, self.hashes, self.steps
-        if len(steps) != self.rounds + 1:  # a copy has gone on: part from it
-            seals, hashes, steps = seals[: self.rounds - first], hashes[: 64 * self.rounds], steps[: self.rounds + 1]
-        if keep is not None and len(seals) >= 2 * keep:
-            first, seals = first + len(seals) - keep, seals[-keep:]
-        seals.append(sealed)
-        hashes += sealed.seal.next_weights + sealed.seal.next_momentum
-        steps.append(steps[-1] + sealed.seal.plan_inner_steps)
-        return _Stage(self.rounds + 1, first, seals, hashes, steps)
+    def _evict(self, event: Evicted) -> None:
+        if not self.may_evict(event.account, event.at.time):
+            raise ViewError(f"{event.account} cannot have been evicted")
+        counted = self._release(event.account, event.replica, event.stage)
+        until = event.at.time + self.config.eviction_time if counted else 0
+        if event.return_until != until:
+            raise ViewError(f"{event.account} may return until {until}, not {event.return_until}")
+        if counted:
+            self._returns[event.replica, event.stage] = Return(event.account, until)
 
+    def _counted_since_asked(self, member: _Member) -> bool:
+        at = self._stages[member.stage]
+        return at.idle_seals(member.replica) < at.non_empty - member.asked_seal
 
-class SealLog(Mapping[tuple[int, int], Sealed]):
-    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all."""
+    # ---- seals -------------------------------------------------------------------------------------------------------
 
-    def __init__(self, keep: int | None = None) -> None:
-        if keep is not None and keep < 1:
-            raise ValueError("at least the last seal of a stage is kept")
-        self._keep = keep
-        self._stages: dict[int, _Stage] = {}
+    def _seal(self, event: Sealed) -> None:
+        stage, round = event.stage, event.round
+        if stage >= self.config.stages or not round == self.open_round == self.next_round(stage):
+            raise ViewError(f"round {round} of stage {stage} was sealed out of order")
+        if event.at.time < self.opens_at(stage, event.count):
+            raise ViewError(f"round {round} of stage {stage} was sealed too early")
+        outcome, most = event.outcome, self.config.max_inner_steps
+        steps = [outcome.inner_steps, outcome.plan.inner_steps, *(record.inner_steps for record in event.records)]
+        if min(steps) < 1 or max(steps[:2]) > most or max(steps[2:], default=0) > outcome.inner_steps:
+            raise ViewError(f"round {round} of stage {stage} has inner steps out of range")
+        if not event.records and any(map(any, outcome.hashes)):
+            raise ViewError(f"round {round} of stage {stage} counts nothing and changes something")
+        accounts, counted = self._makers(event)
+        self.sealed.append(replace(event, accounts=accounts), self.genesis[stage])
+        for account in accounts:
+            self._counted[account] = round
+        self._stages[stage] = self._stages[stage].sealed(event.digest, counted, not event.records, event.at.time)
+        self._draw ^= int.from_bytes(event.digest[-7:], "big")
+        if all(self.next_round(each) > round for each in range(self.config.stages)):
+            self._round, self._opened_at = round + 1, event.at.time
 
-    def rounds(self, stage: int) -> int:
-        """How many rounds of the stage are sealed."""
-        return self._stages[stage].rounds if stage in self._stages else 0
+    def _makers(self, event: Sealed) -> tuple[tuple[str, ...], int]:
+        """Who made each record, and the bitmap of the seats that count for it. Signatures matter, in their order, only
+        for seats that changed since the last seal. Raises ViewError where a maker is missing."""
+        stage, made, counted = self._stages[event.stage], {}, 0
+        unknown = {}
+        for record in event.records:
+            if stage.settled >> record.replica & 1:
+                made[record.replica] = self._holders[record.replica, event.stage]
+                counted |= 1 << record.replica
+            else:
+                unknown[record.replica] = record
+        for entry in split_entries(event.signatures) if unknown else ():
+            if entry.replica not in unknown:
+                continue
+            record = unknown[entry.replica]
+            digest = record.digest(self.domain, self.run, event.round, event.stage) if entry.of_record else event.digest
+            try:
+                account = recover(digest, entry.signature)
+            except SignatureError:
+                continue
+            member = self._member(account)
+            seat = 1 << member.replica if member.holds else 0
+            if self.admissible(account, event.stage, entry.replica) and not counted & seat:
+                made[entry.replica] = account
+                counted |= seat
+                del unknown[entry.replica]
+        if unknown:
+            raise ViewError(f"round {event.round} of stage {event.stage} counts replica {min(unknown)}, unsigned")
+        return tuple(made[record.replica] for record in event.records), counted
 
-    def oldest(self, stage: int) -> int:
-        """The first round of the stage whose seal is here, or the next one where none is."""
-        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+    def _made(self, member: _Member, replica: int) -> bool:
+        former = self._changed_now(member) and member.former_replica == replica
+        return former or (member.holds and member.replica == replica)
 
-    def copy(self) -> "SealLog":
-        other = SealLog(self._keep)
-        other._stages = dict(self._stages)
-        return other
-
-    def planned_steps(self, stage: int, rounds: int) -> int:
-        """The sum of the inner steps that the stage's first `rounds` seals plan. Raises KeyError beyond the sealed."""
-        if not 0 <= rounds <= self.rounds(stage):
-            raise KeyError((stage, rounds - 1))
-        return self._stages[stage].steps[rounds] if rounds else 0
-
-    def next_hashes(self, stage: int, round: int) -> tuple[bytes, bytes]:
-        """The hashes of weights and momentum that any sealed round gave. Raises KeyError beyond the sealed."""
-        if not 0 <= round < self.rounds(stage):
-            raise KeyError((stage, round))
-        both = bytes(self._stages[stage].hashes[64 * round : 64 * round + 64])
-        return both[:32], both[32:]
-
-    def append(self, sealed: Sealed) -> None:
-        """Adds the stage's next round."""
-        before = self._stages.get(sealed.stage) or _Stage(0, 0, [], bytearray(), array("q", [0]))
-        self._stages[sealed.stage] = before.append(sealed, self._keep)
-
-    def __getitem__(self, key: tuple[int, int]) -> Sealed:
-        """Raises KeyError for a round that is not sealed, or whose seal is not kept."""
-        stage, round = key
-        if not self.oldest(stage) <= round < self.rounds(stage):
-            raise KeyError(key)
-        return self._stages[stage].seals[round - self._stages[stage].first]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return (
-            (stage, round) for stage in sorted(self._stages) for round in range(self.oldest(stage), self.rounds(stage))
-        )
-
-    def __len__(self) -> int:
-        return sum(self.rounds(stage) - self.oldest(stage) for stage in self._stages)
+    def _voted(self, stage: int, signers: Collection[str]) -> int:
+        """Bitmap of the votes of these accounts on the stage's next seal."""
+        voters, voted = self._stages[stage].voters(self._complete), 0
+        for member in map(self._member, signers):
+            if member.stage != stage:
+                continue
+            former = self._changed_now(member) and member.former_vote
+            if former or (member.holds and voters >> member.replica & 1):
+                voted |= 1 << member.replica
+        return voted

@@ -1,0 +1,87 @@
+"""The sealed rounds of a run: the newest in full, of the others what they gave."""
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from dlx.ledger.abi import ZERO32
+from dlx.ledger.events import Sealed
+
+
+class SealLog(Mapping[tuple[int, int], Sealed]):
+    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all."""
+
+    def __init__(self, keep: int | None = None) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError("at least the last seal of a stage is kept")
+        self._keep = keep
+        self._stages: dict[int, _Seals] = {}
+
+    def rounds(self, stage: int) -> int:
+        """How many rounds of the stage are sealed."""
+        return self._stages[stage].rounds if stage in self._stages else 0
+
+    def oldest(self, stage: int) -> int:
+        """The first round of the stage whose seal is here, or the next one where none is."""
+        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+
+    def copy(self) -> "SealLog":
+        other = SealLog(self._keep)
+        other._stages = dict(self._stages)
+        return other
+
+    def planned_steps(self, stage: int, rounds: int) -> int:
+        """The sum of the inner steps that the stage's first `rounds` seals plan. Raises KeyError beyond the sealed."""
+        if not 0 <= rounds <= self.rounds(stage):
+            raise KeyError((stage, rounds - 1))
+        return self._stages[stage].steps[rounds] if rounds else 0
+
+    def hashes_after(self, stage: int, round: int) -> tuple[bytes, bytes]:
+        """The hashes of weights and momentum that any sealed round gave. Raises KeyError beyond the sealed."""
+        if not 0 <= round < self.rounds(stage):
+            raise KeyError((stage, round))
+        both = bytes(self._stages[stage].hashes[64 * round : 64 * round + 64])
+        return both[:32], both[32:]
+
+    def append(self, sealed: Sealed, genesis: bytes) -> None:
+        """Adds the stage's next round; an empty one keeps weights and momentum, of round 0 those of the genesis."""
+        before = self._stages.get(sealed.stage) or _Seals(0, 0, [], bytearray(), array("q", [0]))
+        hashes = bytes(before.hashes[64 * before.rounds - 64 : 64 * before.rounds]) or genesis + ZERO32
+        self._stages[sealed.stage] = before.append(sealed, hashes, self._keep)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sealed:
+        """Raises KeyError for a round that is not sealed, or whose seal is not kept."""
+        stage, round = key
+        if not self.oldest(stage) <= round < self.rounds(stage):
+            raise KeyError(key)
+        return self._stages[stage].seals[round - self._stages[stage].first]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return (
+            (stage, round) for stage in sorted(self._stages) for round in range(self.oldest(stage), self.rounds(stage))
+        )
+
+    def __len__(self) -> int:
+        return sum(self.rounds(stage) - self.oldest(stage) for stage in self._stages)
+
+
+@dataclass(frozen=True)
+class _Seals:
+    """A stage's seals. Copies share what grows, and each sees its own beginning: the first `rounds`."""
+
+    rounds: int  # sealed so far
+    first: int  # the round of seals[0]
+    seals: list[Sealed]
+    hashes: bytearray  # 64 bytes a round: weights and momentum after it
+    steps: "array[int]"  # sums of the inner steps that the first 0, 1, 2, ... seals plan
+
+    def append(self, sealed: Sealed, before: bytes, keep: int | None) -> "_Seals":
+        first, seals, hashes, steps = self.first, self.seals, self.hashes, self.steps
+        if len(steps) != self.rounds + 1:  # a copy has gone on: part from it
+            seals, hashes, steps = seals[: self.rounds - first], hashes[: 64 * self.rounds], steps[: self.rounds + 1]
+        if keep is not None and len(seals) >= 2 * keep:
+            first, seals = first + len(seals) - keep, seals[-keep:]
+        seals.append(sealed)
+        hashes += sealed.outcome.weights + sealed.outcome.momentum if sealed.records else before
+        steps.append(steps[-1] + sealed.outcome.plan.inner_steps)
+        return _Seals(self.rounds + 1, first, seals, hashes, steps)

@@ -1,0 +1,85 @@
+"""Which of a stage's last eight non-empty seals counted whom, and whose votes that makes: the contract's arithmetic.
+
+Bitmaps have a bit for each replica.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from dlx.ledger.typed import MAX_REPLICAS, RunConfig
+
+MEMORY = 8  # non-empty seals
+_MAX_EMPTIES = 65535
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run as its seats and seals have left it."""
+
+    head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
+    counts: bytes = bytes(MAX_REPLICAS)  # a byte for each seat: which seals counted its holder, lowest bit newest
+    seated: int = 0  # bitmap of the seats that are held
+    changed: int = 0  # bitmap of those whose holder came, went or moved since the newest seal
+    non_empty: int = 0  # seals that counted anything
+    empties: int = 0  # seals since the last of them
+    worked_at: int = 0  # s, the time of the last of them; 0: none
+
+    @property
+    def settled(self) -> int:
+        """Bitmap of the seats with the same holder as at the newest seal."""
+        return self.seated & ~self.changed
+
+    def counted(self, times: int) -> int:
+        """Bitmap of the seats whose holders at least so many of the last eight non-empty seals counted."""
+        return bitmap(replica for replica, byte in enumerate(self.counts) if byte.bit_count() >= times)
+
+    def earned(self) -> int:
+        """Bitmap of the votes earned by work: counted twice, or where nobody was, once."""
+        return self.counted(2) or self.counted(1)
+
+    def voters(self, complete: int) -> int:
+        """Bitmap of the seats that vote. `complete`: bitmap of the replicas with a holder for every stage."""
+        return self.earned() or self.seated & complete or self.seated
+
+    def idle_seals(self, replica: int) -> int:
+        """How many non-empty seals in a row have not counted the seat; 8 stands for more."""
+        byte = self.counts[replica]
+        return (byte & -byte).bit_length() - 1 if byte else MEMORY
+
+    def idle_rounds(self, replica: int) -> int:
+        """The same with the empty seals since."""
+        return self.idle_seals(replica) + self.empties
+
+    def counts_at(self, replica: int, byte: int) -> Self:
+        """With another byte for the seat."""
+        return replace(self, counts=self.counts[:replica] + bytes([byte]) + self.counts[replica + 1 :])
+
+    def touched(self, replica: int, held: bool) -> Self:
+        """After the seat's holder has changed."""
+        bit = 1 << replica
+        seated = self.seated | bit if held else self.seated & ~bit
+        return replace(self, seated=seated, changed=self.changed | bit)
+
+    def sealed(self, digest: bytes, counted: int, empty: bool, time: int) -> Self:
+        """After a seal that counted these seats (a bitmap)."""
+        after = replace(self, head=digest, changed=0)
+        if empty:
+            return replace(after, empties=min(_MAX_EMPTIES, self.empties + 1))
+        counts = bytes((byte << 1) & 0xFF | counted >> replica & 1 for replica, byte in enumerate(self.counts))
+        return replace(after, counts=counts, non_empty=self.non_empty + 1, empties=0, worked_at=time)
+
+
+def quorum(config: RunConfig, votes: int) -> int:
+    """The run's fraction of so many votes, but of no fewer than its smallest number of replicas; rounded up."""
+    votes = max(votes, config.min_replicas)
+    return -(-votes * config.quorum_numerator // config.quorum_denominator)
+
+
+def bitmap(replicas: Iterator[int]) -> int:
+    return sum(1 << replica for replica in replicas)
+
+
+def replicas(bitmap: int) -> tuple[int, ...]:
+    """Ascending."""
+    return tuple(replica for replica in range(bitmap.bit_length()) if bitmap >> replica & 1)
