@@ -14,7 +14,7 @@ from dlx.ground.backoff import Backoff
 from dlx.ledger.typed import Plan, Seal, SignedContribution
 from dlx.node.round import events as e
 from dlx.node.round.faults import BadPayload, Differs
-from dlx.node.round.rules import OuterResult
+from dlx.node.round.rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import Trained
 
@@ -32,8 +32,8 @@ class Hands(Protocol):
 
     def reject(self, reason: str, source: str) -> None: ...
 
-    async def fetch(self, signed: SignedContribution) -> int:
-        """Have a payload on disk and checked; its size in bytes. Raises BadPayload too."""
+    async def fetch(self, signed: SignedContribution) -> PayloadFacts:
+        """Have a payload on disk and decoded. Raises BadPayload too."""
 
     async def outer(
         self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
@@ -57,9 +57,7 @@ class Hands(Protocol):
 
     # Transactions: each gives the number of the block that took it.
 
-    async def send_seal(
-        self, seal: Seal, listed: Sequence[SignedContribution], signatures: Sequence[tuple[str, bytes]]
-    ) -> int: ...
+    async def send_seal(self, seal: Seal, signatures: bytes) -> int: ...
 
     async def send_accuse(self, account: str) -> int: ...
 
@@ -68,6 +66,8 @@ class Hands(Protocol):
     async def send_evict(self, account: str) -> int: ...
 
     async def send_move_down(self) -> int: ...
+
+    async def send_deal(self, replica: int) -> int: ...
 
 
 class Prompt:
@@ -174,15 +174,15 @@ class FetchPayload(Task):
     async def run(self, hands: Hands) -> e.Event:
         statement = self.signed.contribution
         try:
-            size = await hands.fetch(self.signed)
+            facts = await hands.fetch(self.signed)
         except BadPayload as error:
             return e.PayloadRefused(statement.round, statement.payload, error.reason)
-        return e.PayloadReady(statement.round, statement.payload, size)
+        return e.PayloadReady(statement.round, statement.payload, facts)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeOuter(Task):
-    """V[s,round+1] from V[s,round] and `listed` (ascending accounts), and what these ranks keep of the mean."""
+    """V[s,round+1] from V[s,round] and `listed` (ascending replicas), and what these ranks keep of the mean."""
 
     round: int
     listed: tuple[SignedContribution, ...]
@@ -199,7 +199,7 @@ class ComputeOuter(Task):
 
 @dataclass(frozen=True, slots=True)
 class MeasurePolicy(Task):
-    """What the run's aggregation policy needs to know of `listed` (ascending accounts)."""
+    """What the run's aggregation policy needs to know of `listed` (ascending replicas)."""
 
     round: int
     listed: tuple[SignedContribution, ...]
@@ -287,8 +287,6 @@ class GossipContribution(Statement):
 @dataclass(frozen=True, slots=True)
 class GossipProposal(Statement):
     seal: Seal
-    listed: tuple[bytes, ...]
-    record_signatures: tuple[bytes, ...]
     attempt: int
     signature: bytes
 
@@ -327,15 +325,14 @@ class Transaction(Task):
 @dataclass(frozen=True, slots=True)
 class SendSeal(Transaction):
     seal: Seal
-    listed: tuple[SignedContribution, ...]
-    signatures: tuple[tuple[str, bytes], ...]  # (account, signature), ascending
+    signatures: bytes  # entries
     retry: ClassVar[Backoff] = Backoff(first=2, cap=15)
 
     def key(self) -> Hashable:
         return "seal", self.seal.round
 
     async def send(self, hands: Hands) -> int:
-        return await hands.send_seal(self.seal, self.listed, self.signatures)
+        return await hands.send_seal(self.seal, self.signatures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,9 +375,22 @@ class SendMoveDown(Transaction):
         return await hands.send_move_down()
 
 
+@dataclass(frozen=True, slots=True)
+class SendDeal(Transaction):
+    """A complete replica is not counted any more, and nobody can prove who breaks it."""
+
+    replica: int
+
+    def key(self) -> Hashable:
+        return "deal", self.replica
+
+    async def send(self, hands: Hands) -> int:
+        return await hands.send_deal(self.replica)
+
+
 Action = Prompt | Task
 
 
 def names(listed: Sequence[SignedContribution]) -> tuple[bytes, ...]:
-    """The struct hashes of contributions."""
+    """The names of contributions."""
     return tuple(signed.contribution.hash() for signed in listed)

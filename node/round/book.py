@@ -1,9 +1,10 @@
 """What one member holds of one round of its stage: contributions, payloads, reports, proposals and signatures."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlx.ledger.typed import Seal, SignedContribution, ascending
-from dlx.node.round.rules import OuterResult
+from dlx.ledger.typed import Contribution, Seal, SignedContribution
+from dlx.node.round.rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 
 MAX_PROPOSALS_PER_SIGNER = 8  # honest proposers need one per attempt, and most of those are the same
@@ -13,23 +14,24 @@ MAX_REPORTED = 128  # what a report message has room for
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """`record_signatures` are part of what is sealed: an account can sign one contribution in many valid ways."""
-
     seal: Seal
-    listed: tuple[bytes, ...]
-    record_signatures: tuple[bytes, ...]
     attempt: int
     signer: str
+
+    @property
+    def listed(self) -> tuple[bytes, ...]:
+        """The names of what it counts, in ascending order of replica: a record's statement is one."""
+        return tuple(record.statement for record in self.seal.records)
 
 
 @dataclass(slots=True)
 class Book:
-    """Everything is keyed by struct hash, so duplicates and any order of arrival give the same book."""
+    """Everything is keyed by name, so duplicates and any order of arrival give the same book."""
 
     round: int
     contributions: dict[bytes, SignedContribution] = field(default_factory=dict)
     by_signer: dict[str, list[bytes]] = field(default_factory=dict)
-    ready: dict[bytes, int] = field(default_factory=dict)  # sizes in bytes of payloads that lie on disk and decode
+    ready: dict[bytes, PayloadFacts] = field(default_factory=dict)  # of payloads that lie on disk and decode
     refused: set[bytes] = field(default_factory=set)  # payload hashes that never will
     reports: dict[str, frozenset[bytes]] = field(default_factory=dict)
     proposals: dict[bytes, Proposal] = field(default_factory=dict)  # by seal digest
@@ -42,40 +44,52 @@ class Book:
 
     def add(self, signed: SignedContribution) -> tuple[str, SignedContribution | None]:
         """Files a validated contribution: "new", "known", "conflict" (with the first one) or "duplicate" (a third)."""
-        identity = signed.contribution.hash()
-        if identity in self.contributions:
+        name = signed.contribution.hash()
+        if name in self.contributions:
             return "known", None
         mine = self.by_signer.setdefault(signed.contribution.account, [])
         if len(mine) >= 2:
             return "duplicate", None
-        mine.append(identity)
-        self.contributions[identity] = signed
+        mine.append(name)
+        self.contributions[name] = signed
         return ("conflict", self.contributions[mine[0]]) if len(mine) == 2 else ("new", None)
 
-    def misstates(self, signed: SignedContribution) -> bool:
-        """Whether it states another size than its payload has, as far as that is known: then it is never listed."""
-        size = signed.contribution.payload_size
-        return self.ready.get(signed.contribution.payload, size) != size
+    def misstated(self, statement: Contribution) -> str:
+        """What it states otherwise than its payload has it (a short metric label), as far as that is known, or "": such
+        a one is never listed."""
+        facts = self.ready.get(statement.payload)
+        if facts is None:
+            return ""
+        if facts.size != statement.payload_size:
+            return "payload_size"
+        return "payload_root" if facts.root != statement.payload_root else ""
 
-    def is_ready(self, identity: bytes) -> bool:
-        signed = self.contributions.get(identity)
-        return signed is not None and self.ready.get(signed.contribution.payload) == signed.contribution.payload_size
+    def is_ready(self, name: bytes) -> bool:
+        signed = self.contributions.get(name)
+        if signed is None or signed.contribution.payload not in self.ready:
+            return False
+        return not self.misstated(signed.contribution)
 
-    def usable(self) -> dict[str, bytes]:
-        """account -> the first of its contributions whose payload is ready, ascending accounts."""
-        found = {}
-        for account in ascending(set(self.by_signer)):
-            identity = next((one for one in self.by_signer[account] if self.is_ready(one)), None)
-            if identity is not None:
-                found[account] = identity
-        return found
+    def usable(self, may_count: Callable[[Contribution], bool]) -> dict[int, bytes]:
+        """replica -> the first contribution for it whose payload is ready and that may count, ascending replicas; each
+        account once."""
+        found: dict[int, bytes] = {}
+        makers: set[str] = set()
+        for name, signed in self.contributions.items():
+            statement = signed.contribution
+            if statement.replica in found or statement.account in makers:
+                continue
+            if self.is_ready(name) and may_count(statement):
+                found[statement.replica] = name
+                makers.add(statement.account)
+        return dict(sorted(found.items()))
 
-    def listing(self, identities: tuple[bytes, ...]) -> tuple[SignedContribution, ...]:
-        return tuple(self.contributions[identity] for identity in identities)
+    def listing(self, names: tuple[bytes, ...]) -> tuple[SignedContribution, ...]:
+        return tuple(self.contributions[name] for name in names)
 
     def holding(self) -> tuple[bytes, ...]:
         """What a report names."""
-        return tuple(sorted(identity for identity in self.contributions if self.is_ready(identity)))[:MAX_REPORTED]
+        return tuple(sorted(name for name in self.contributions if self.is_ready(name)))[:MAX_REPORTED]
 
     def propose(self, digest: bytes, proposal: Proposal) -> bool:
         """Keeps a proposal; False when the signer has made too many of this round. Others' take no room from it."""

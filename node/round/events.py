@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dlx.ledger.typed import Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round.pending import Asked
-from dlx.node.round.rules import OuterResult
+from dlx.node.round.rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import Trained
 
@@ -34,11 +34,11 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadReady:
-    """A payload of `size` bytes lies in the blob store and decodes to finite tensors under the round's plan."""
+    """A payload lies in the blob store and decodes to finite tensors under the round's plan."""
 
     round: int
     payload: bytes
-    size: int
+    facts: PayloadFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,9 @@ class PayloadRefused:
 
 @dataclass(frozen=True, slots=True)
 class ProposalSeen:
-    """A proposer's seal, signed by it, with the struct hashes and the signatures of the contributions it lists."""
+    """A proposer's seal, signed by it."""
 
     seal: Seal
-    listed: tuple[bytes, ...]
-    record_signatures: tuple[bytes, ...]
     attempt: int
     signature: bytes
     signer: str

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from dlx.ledger.typed import SignatureError, SignedContribution, merkle_root
+from dlx.ledger.typed import SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
@@ -10,7 +10,7 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import has_round, plan_of
-from dlx.node.round.rules import Rules, proposers, records_hash, refusal
+from dlx.node.round.rules import PayloadFacts, Rules, may_count, proposers, refusal
 
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
@@ -37,28 +37,9 @@ class Knowledge:
     def book(self, round: int) -> Book:
         return self.books.setdefault(round, Book(round))
 
-    def holds_slot(self, signed: SignedContribution | None) -> bool:
-        """Whether a listed account still holds the slot it contributed from; unknown contributions may."""
-        if signed is None:
-            return True
-        statement = signed.contribution
-        return self.view.slot_of(statement.account) == (statement.replica, statement.stage)
-
-    def records(self, book: Book, proposal: Proposal) -> tuple[SignedContribution, ...]:
-        """The listed contributions with the proposal's signatures; those not held or not so signed are left out."""
-        found = []
-        for identity, signature in zip(proposal.listed, proposal.record_signatures, strict=True):
-            held = book.contributions.get(identity)
-            if held is None:
-                continue
-            signed = held if held.signature == signature else SignedContribution(held.contribution, signature)
-            try:
-                if signed is not held:
-                    signed.verify(self._rules.domain)
-                found.append(signed)
-            except SignatureError:
-                continue
-        return tuple(found)
+    def usable(self, book: Book) -> dict[int, bytes]:
+        """replica -> the contribution for it that we would list, ascending replicas."""
+        return book.usable(lambda statement: may_count(self.view, statement))
 
     # ---- what is heard ----------------------------------------------------------------------------------------------
 
@@ -88,8 +69,8 @@ class Knowledge:
             return
         book = self.book(statement.round)
         verdict, first = book.add(event.signed)
-        if verdict in ("new", "conflict") and book.misstates(event.signed):
-            out.append(a.Reject("payload_size", event.peer))
+        if verdict in ("new", "conflict") and (fault := book.misstated(statement)):
+            out.append(a.Reject(fault, event.peer))
         if verdict == "conflict" and first is not None:
             self.evidence[event.signed.contribution.hash()] = a.KeepEvidence(first, event.signed)
             out.append(a.Reject("equivocation", event.peer))
@@ -104,22 +85,12 @@ class Knowledge:
             return
         order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
         elapsed = max(0.0, now - (self.view.opened_at or now))
-        if order[0] != event.signer or event.attempt > elapsed / self._rules.proposal_timeout + 2:
+        if order[:1] != [event.signer] or event.attempt > elapsed / self._rules.proposal_timeout + 2:
             out.append(a.Reject("not_the_proposer", event.signer))
-            return
-        if len(event.listed) != len(event.record_signatures):
-            out.append(a.Reject("wrong_listing", event.signer))
-            return
-        if merkle_root(event.listed) != event.seal.contributions_root:  # anybody may have made the unsigned list
-            out.append(a.Reject("wrong_listing", event.signer))
             return
         digest = event.seal.digest(self._rules.domain)
         book = self.book(event.seal.round)
-        proposal = Proposal(event.seal, event.listed, event.record_signatures, event.attempt, event.signer)
-        known = all(identity in book.contributions for identity in proposal.listed)
-        if known and records_hash(self.records(book, proposal)) != proposal.seal.contributions_hash:
-            out.append(a.Reject("wrong_listing", event.signer))  # the seal does not cover these signatures
-            return
+        proposal = Proposal(event.seal, event.attempt, event.signer)
         if book.propose(digest, proposal):
             book.sign(digest, event.signer, event.signature)
         else:
@@ -142,9 +113,9 @@ class Knowledge:
             return
         book = self.book(event.round)
         book.reports[event.signer] = frozenset(event.holding)
-        for identity in event.missing:
-            signed = book.contributions.get(identity)
-            if signed is not None and self._pending.due(("help", identity), now, HELP_SECONDS):
+        for name in event.missing:
+            signed = book.contributions.get(name)
+            if signed is not None and self._pending.due(("help", name), now, HELP_SECONDS):
                 out.append(a.GossipContribution(signed))
 
     def see_payload(self, event: e.PayloadReady | e.PayloadRefused) -> list[a.Action]:
@@ -155,9 +126,9 @@ class Knowledge:
             return [a.Reject(event.reason, event.payload.hex())]
         if book is None:
             return []
-        book.ready[event.payload] = event.size
-        stating = [one for one in book.contributions.values() if one.contribution.payload == event.payload]
-        return [a.Reject("payload_size", one.contribution.account) for one in stating if book.misstates(one)]
+        book.ready[event.payload] = event.facts
+        stating = [one.contribution for one in book.contributions.values() if one.contribution.payload == event.payload]
+        return [a.Reject(fault, one.account) for one in stating if (fault := book.misstated(one))]
 
     def file_own(self, signed: SignedContribution, here: bool) -> None:
         """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
@@ -165,14 +136,15 @@ class Knowledge:
             book = self.book(signed.contribution.round)
             book.add(signed)
             if here:
-                book.ready[signed.contribution.payload] = signed.contribution.payload_size
+                facts = PayloadFacts(signed.contribution.payload_size, signed.contribution.payload_root)
+                book.ready[signed.contribution.payload] = facts
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _is_early(self, event: e.ContributionSeen) -> bool:
         """Whether a holder's contribution is to a round that our view of the ledger cannot judge yet."""
         statement, rules = event.signed.contribution, self._rules
-        if event.signer != statement.account or not self.holds_slot(event.signed):
+        if event.signer != statement.account or not may_count(self.view, statement):
             return False
         if not has_round(rules, self.view, statement.round):
             return False
@@ -183,7 +155,7 @@ class Knowledge:
         if signer == self._account:
             return True  # somebody repeats our own words to us
         slot = self.view.slot_of(signer)
-        if slot is None or slot[1] != stage:
+        if (slot is None or slot[1] != stage) and not self.view.may_vote(signer, stage):
             out.append(a.Reject("not_a_member", f"{signer} ({what})"))
             return True
         return False

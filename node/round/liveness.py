@@ -1,6 +1,20 @@
-"""Removing silent members by question and answer: accuse, answer, evict, and moving down into a freed seat."""
+"""Who holds the others up, and what is done about it on the ledger: accuse, answer, evict, deal, and moving down.
+
+One transaction does it for all, so members take turns: those who were heard lately, in an order that is another for
+each question, one proposal timeout after the other.
+
+- Who was not heard for a round timeout is asked, and evicted if it does not answer.
+- A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
+  it. The dead among them are evicted first: they would break the replicas that work. So are those whose seats are
+  forfeit, where others of the replica's are not: these broke every replica that they were dealt to.
+- A stage that holds up a round for long loses those whose seats are forfeit: its own members ask who does not sign with
+  them; the other stages', later, ask everybody.
+"""
 
 from collections import OrderedDict
+from collections.abc import Hashable, Set
+
+from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
@@ -9,6 +23,7 @@ from dlx.node.round.rules import Rules
 
 HEARSAY = 4  # round timeouts; in a round that lasts longer even those who were heard are asked on the ledger
 MAX_VOTES = 4096  # remembered
+MAX_TURNS = 8  # then everybody does it
 
 
 class Liveness:
@@ -23,6 +38,8 @@ class Liveness:
         self._heard: dict[str, float] = {}
         self._since: float | None = None  # when this member began to listen
         self._votes: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._wanted: dict[Hashable, float] = {}  # what is to be done -> since when
+        self._broken: dict[int, float] = {}  # replicas that may be dealt -> since when
 
     def heard(self, account: str, now: float) -> None:
         self._heard[account] = now
@@ -35,42 +52,114 @@ class Liveness:
             self._votes.popitem(last=False)
         return not known
 
-    def due(self, view: RunView, block: int, now: float) -> list[a.Transaction]:
-        """The transactions that this member should have sent by now; `block` is the newest one."""
+    def due(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
+        """The transactions that this member should have sent by now. `cosigners`: who signed a seal of the open round
+        that it signed too; None where it has signed none."""
         if self._since is None:
             self._since = now
-        out: list[a.Transaction] = []
-        if self._account in view.accusations:
-            out.append(a.SendAnswer())
-        out += [
-            a.SendEvict(account)
-            for account in view.accusations
-            if account != self._account and view.may_evict(account, int(now), block + 1)
-        ]
-        out += [a.SendAccuse(account) for account in self._silent(view, now)]
-        if self._may_move_down(view):
+        out: list[a.Transaction] = [a.SendAnswer()] if self._account in view.accusations else []
+        if view.may_move(self._account, int(now)):
             out.append(a.SendMoveDown())
-        return out
+        wanted: dict[Hashable, a.Transaction] = {}
+        for action in self._removals(view, now, cosigners):
+            wanted[action.key()] = action
+        self._wanted = {key: self._wanted.get(key, now) for key in wanted}
+        awake = [
+            account for account in view.members() if account == self._account or not self._silent(view, account, now)
+        ]
+        return out + [action for key, action in wanted.items() if now >= self._wanted[key] + self._turn(key, awake)]
 
-    def _silent(self, view: RunView, now: float) -> list[str]:
-        """Holders of unsealed stages that have said nothing for a round timeout, where the ledger lets us ask. Who has
-        just joined is given as long from there."""
+    def _removals(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
+        blamed = self._blamed(view, now, cosigners)
+        others = [account for account in view.members() if account != self._account]
+        evicted = [
+            account
+            for account in others
+            if (account in view.accusations or account in blamed) and view.may_evict(account, int(now))
+        ]
         if view.open_round is None or finished(self._rules, view):
-            return []
-        since, timeout = self._since or now, self._rules.round_timeout
-        found = []
-        for account, (_, stage) in view.members().items():
-            joined = view.joined_at(account)
-            silent = now > max(self._heard.get(account, since), joined) + timeout
-            hopeless = now > max(view.opened_at or now, since, joined) + HEARSAY * timeout
-            if account == self._account or view.next_round(stage) != view.open_round:
-                continue
-            if (hopeless or silent) and view.may_accuse(account, int(now)):
-                found.append(account)
-        return found
-
-    def _may_move_down(self, view: RunView) -> bool:
+            return [a.SendEvict(account) for account in evicted]
+        accused = [
+            account
+            for account in others
+            if (account in blamed or self._is_suspect(view, account, now))
+            and view.may_accuse(self._account, account, int(now))
+        ]
         slot = view.slot_of(self._account)
-        if slot is None or slot[0] in view.complete_replicas():
+        dealt = [a.SendDeal(slot[0])] if slot is not None and self._may_deal(view, slot[0], now) else []
+        return [*map(a.SendEvict, evicted), *map(a.SendAccuse, accused), *dealt]
+
+    # ---- who is asked -----------------------------------------------------------------------------------------------
+
+    def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
+        """Whether the holder of an unsealed stage has said nothing for a round timeout, or the round is open so long
+        that what was heard of it may be somebody's repetition. Who has just joined is given as long from there."""
+        slot = view.slot_of(account)
+        if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
-        return any(view.holder(lower, slot[1]) is None for lower in range(slot[0]))
+        began = max(view.opened_at or now, self._since or now, view.joined_at(account))
+        return self._silent(view, account, now) or now > began + HEARSAY * self._rules.round_timeout
+
+    def _silent(self, view: RunView, account: str, now: float) -> bool:
+        heard = max(self._heard.get(account, self._since or now), view.joined_at(account))
+        return now > heard + self._rules.round_timeout
+
+    def _blamed(self, view: RunView, now: float, cosigners: Set[str] | None) -> set[str]:
+        """Holders whose seats are forfeit and who hold others up: only work keeps them their seats."""
+        slot, timeout = view.slot_of(self._account), self._rules.round_timeout
+        if slot is None or view.open_round is None:
+            return set()
+        found: set[str] = set()
+        ours_is_forfeit = view.is_forfeit(self._account, int(now))
+        complete = view.complete_replicas()
+        self._broken = {r: self._broken.get(r, now) for r in complete if view.may_deal(r)}
+        for replica, since in self._broken.items():
+            if not ours_is_forfeit and (replica == slot[0] or now > since + timeout):
+                found |= self._forfeit(view, replica, now)
+        open_for = now - (view.opened_at or now)
+        for account, (_, stage) in view.members().items():
+            if view.next_round(stage) != view.open_round or not view.is_forfeit(account, int(now)):
+                continue
+            if stage != slot[1]:
+                refuses = open_for > 2 * HEARSAY * timeout
+            else:
+                refuses = open_for > HEARSAY * timeout and cosigners is not None and account not in cosigners
+            if refuses:
+                found.add(account)
+        return found - {self._account}
+
+    def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
+        """Whether dealing is all that can be done: nobody in the replica is to be evicted first."""
+        if not view.may_deal(replica):
+            return False
+        team = self._team(view, replica)
+        if any(account in view.accusations for account in team):
+            return False
+        if any(account != self._account and self._silent(view, account, now) for account in team):
+            return False
+        return len(self._forfeit(view, replica, now)) in (0, len(team))
+
+    def _forfeit(self, view: RunView, replica: int, now: float) -> set[str]:
+        return {account for account in self._team(view, replica) if view.is_forfeit(account, int(now))}
+
+    def _team(self, view: RunView, replica: int) -> list[str]:
+        holders = (view.holder(replica, stage) for stage in range(self._rules.stages))
+        return [account for account in holders if account is not None]
+
+    def _turn(self, key: Hashable, awake: list[str]) -> float:
+        """Seconds that this member leaves to those whose turn is before its own."""
+        question = self._rules.run + repr(key).encode()
+        order = sorted(awake, key=lambda account: keccak(question + to_canonical_address(account)))
+        return min(order.index(self._account), MAX_TURNS) * self._rules.proposal_timeout
+
+
+def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Transaction]:
+    """What an account without a seat can do to get one (of `stage`, or of any) where none is free: ask who has
+    forfeited theirs, the lowest replica first, and evict who could not keep it."""
+    held = sorted((slot, holder) for holder, slot in view.members().items() if stage is None or slot[1] == stage)
+    evictable = [holder for _, holder in held if view.may_evict(holder, int(now))]
+    if evictable:
+        return [a.SendEvict(evictable[0])]
+    forfeit = [holder for _, holder in held if view.is_forfeit(holder, int(now))]
+    asked = [holder for holder in forfeit if view.may_accuse(account, holder, int(now))]
+    return [a.SendAccuse(asked[0])] if asked else []

@@ -16,7 +16,7 @@ from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import finished, has_round, plan_of, steps_before
-from dlx.node.round.rules import Rules, base_version, expected_accounts, left_out
+from dlx.node.round.rules import Rules, base_version, left_out
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.records import Trained
 
@@ -89,7 +89,7 @@ class RoundMachine:
     def known_round(self, round: int) -> tuple[int, int]:
         """(contributions held with their payloads, contributions expected) of a round."""
         book = self._known.books.get(round)
-        return len(book.usable()) if book else 0, len(expected_accounts(self.view, self.stage))
+        return len(self._known.usable(book)) if book else 0, len(self.view.complete_replicas())
 
     def waiting_for(self, now: float) -> str | None:
         """What the node waits for, in words; None while it trains."""
@@ -108,6 +108,8 @@ class RoundMachine:
         if self.view.open_round is None:
             missing = self.view.config.min_replicas - len(self.view.complete_replicas())
             return f"{max(missing, 1)} more complete replica(s) before round 0 opens"
+        if self.view.opened_at is not None and now < self.view.opened_at:
+            return f"{self.view.opened_at - now:.0f} s until the run starts"
         if self.slot[0] not in self.view.complete_replicas():
             return f"holders for the free seats of replica {self.slot[0]}"
         round = self.next_round()
@@ -280,7 +282,8 @@ class RoundMachine:
             self._train(now, out)
             if not finished(self.rules, self.view):
                 self._sealing.advance(now, self.version, self.training, self._since or now, out)
-        tasks: list[a.Task] = [*self._liveness.due(self.view, self.block, now), *self._known.evidence.values()]
+        removals = self._liveness.due(self.view, now, self._sealing.cosigners())
+        tasks: list[a.Task] = [*removals, *self._known.evidence.values()]
         for task in tasks:
             self._ask(task, now, out)
 
@@ -314,7 +317,8 @@ class RoundMachine:
                 self._abandon("a neighbour is at a later round", out)
             return
         round = self.next_round()
-        complete = replica in self.view.complete_replicas() and self.view.open_round is not None
+        opened_at = self.view.opened_at
+        complete = replica in self.view.complete_replicas() and opened_at is not None and opened_at <= now
         if not complete or not has_round(self.rules, self.view, round):
             return
         base, plan = base_version(self.rules, round), plan_of(self.rules, self.view, self.stage, round)

@@ -12,7 +12,6 @@ from functools import cached_property
 from dlx.ledger.typed import Plan
 from dlx.ledger.view import RunView
 from dlx.training.outer import adaptive
-from dlx.training.outer.adaptive import Timing
 from dlx.training.recipe.ladders import Ladders, ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Adaptive
@@ -72,7 +71,7 @@ def plan_of(terms: Terms, view: RunView, stage: int, round: int) -> Plan | None:
     own, first = view.sealed.get((stage, source)), view.sealed.get((0, source))
     if own is None or first is None:
         return None
-    return Plan(own.seal.plan_level, own.seal.plan_rank, first.seal.plan_inner_steps)
+    return Plan(own.outcome.plan.level, own.outcome.plan.rank, first.outcome.plan.inner_steps)
 
 
 def steps_before(terms: Terms, view: RunView, round: int) -> int:
@@ -175,12 +174,12 @@ def _next_inner_steps(terms: Terms, adapts: Adaptive, view: RunView, stage: int,
     if stage:
         return current
     earlier = range(max(0, round - adapts.window), round)  # sealed by every stage, so the same for everybody
-    timings = [_timing(view, at, earlier, current) for at in range(view.config.stages)]
-    measured = [one for one in timings if one is not None]
+    exchanges = [_exchange(view, at, earlier, current) for at in range(view.config.stages)]
+    measured = [one for one in exchanges if one is not None]
     return adaptive.next_inner_steps(terms.ladders.inner_steps, current, measured)
 
 
-def _timing(view: RunView, stage: int, rounds: range, inner_steps: int) -> Timing | None:
-    """Medians over the counted contributions of rounds with as many inner steps as now."""
-    counted = (record.contribution for round in rounds for record in view.sealed[stage, round].contributions)
-    return adaptive.timing((one.compute_ms, one.exchange_ms) for one in counted if one.inner_steps == inner_steps)
+def _exchange(view: RunView, stage: int, rounds: range, inner_steps: int) -> int | None:
+    """The median over the counted contributions of rounds with as many inner steps as now."""
+    counted = (record for round in rounds for record in view.sealed[stage, round].records)
+    return adaptive.exchange(one.exchange for one in counted if one.inner_steps == inner_steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ground.constants import UNIT
-from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Plan, Seal, SignedContribution, ascending, summarise
+from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round.plans import Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
@@ -54,11 +54,25 @@ class Rules(Terms):
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadFacts:
+    """What a payload's statement has to say of it: bytes, and the Merkle root over its 4 KiB leaves."""
+
+    size: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class OuterResult:
-    """Hashes of V[s,t+1] and its outer momentum (zero where there is none), from our own arithmetic."""
+    """What our own arithmetic gives: hashes of V[s,t+1] and its outer momentum and the Merkle roots over the 4 KiB
+    leaves of the two files; zeros for a momentum that there is not, and all four for an empty seal."""
 
     weights: bytes
     momentum: bytes
+    weights_root: bytes
+    momentum_root: bytes
+
+
+NOTHING = OuterResult(bytes(32), bytes(32), bytes(32), bytes(32))  # what an empty seal comes to
 
 
 def base_version(terms: Terms, round: int) -> int:
@@ -73,22 +87,27 @@ def left_out(rules: Rules, view: RunView, stage: int, own: dict[int, bytes], rou
         sealed = view.sealed.get((stage, earlier))
         if earlier > round - 1 - rules.delay or sealed is None:
             continue
-        if all(signed.contribution.payload != own[earlier] for signed in sealed.contributions):
+        if all(record.payload != own[earlier] for record in sealed.records):
             found.append(own[earlier])
     return tuple(found)
 
 
-def expected_accounts(view: RunView, stage: int) -> tuple[str, ...]:
-    """Holders of the stage in complete replicas, ascending: those whose contributions a full seal lists."""
-    return ascending(
-        {account for replica in view.complete_replicas() if (account := view.holder(replica, stage)) is not None}
-    )
+def may_count(view: RunView, statement: Contribution) -> bool:
+    """Whether its account may be the maker of the statement's record: who lost or changed its seat since the stage's
+    last seal may still be counted in the next one where it was; in later ones only the holder may."""
+    if statement.round == view.next_round(statement.stage):
+        return view.admissible(statement.account, statement.stage, statement.replica)
+    return view.slot_of(statement.account) == (statement.replica, statement.stage)
 
 
 def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> list[str]:
-    """The stage's holders in the order in which they propose: by keccak(run, round, stage, attempt, account)."""
+    """The stage's holders in the order in which they propose: by keccak(run, round, stage, attempt, account), those
+    with a vote first, because nothing is sealed without them."""
     prefix = rules.run + round.to_bytes(4, "big") + stage.to_bytes(2, "big") + attempt.to_bytes(4, "big")
-    return sorted(view.holders(stage), key=lambda account: keccak(prefix + to_canonical_address(account)))
+    voters = set(view.voters(stage))
+    return sorted(
+        view.holders(stage), key=lambda account: (account not in voters, keccak(prefix + to_canonical_address(account)))
+    )
 
 
 def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str) -> str | None:
@@ -98,11 +117,8 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
         return "wrong_run"
     if signer != statement.account:
         return "bad_signature"
-    slot = view.slot_of(statement.account)
-    if slot is None:
-        return "not_a_member"
-    if slot != (statement.replica, statement.stage):
-        return "wrong_slot"
+    if not may_count(view, statement):
+        return "not_a_member" if view.slot_of(statement.account) is None else "wrong_slot"
     if not has_round(rules, view, statement.round):
         return "wrong_round"
     plan = plan_of(rules, view, statement.stage, statement.round)
@@ -122,8 +138,6 @@ def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | 
     """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None."""
     if statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
         return "wrong_plan"
-    if statement.tokens != plan.inner_steps * terms.tokens_per_step:
-        return "wrong_tokens"
     if statement.segments != segments_in(plan.inner_steps):
         return "wrong_segments"
     if statement.flags & PRIVATE_DATA and not terms.private_data:
@@ -146,29 +160,28 @@ def build_seal(
     plan: Plan,
     result: OuterResult,
 ) -> Seal:
-    """The seal that follows from `listed` (ascending accounts), their multipliers and the plan for a later round: with
-    the same three every honest member builds the same one."""
-    summary = summarise(listed)
+    """The stage's next seal, of `round`, as it follows from `listed` (ascending replicas), their multipliers and the
+    plan for a later round: with the same three every honest member builds the same one.
+
+    Raises KeyError where the view has not the seals that give the round's own plan.
+    """
+    current = plan_of(rules, view, stage, round)
+    if current is None:
+        raise KeyError((stage, round))
     return Seal(
         run=rules.run,
         stage=stage,
         round=round,
-        previous_weights=view.weights(stage, round),
-        next_weights=result.weights,
-        previous_momentum=view.momentum(stage, round),
-        next_momentum=result.momentum,
-        contributions_root=summary.root,
-        contributions_hash=summary.hash,
-        count=summary.count,
-        total_tokens=summary.total_tokens,
-        mean_loss=summary.mean_loss,
-        plan_level=plan.level,
-        plan_rank=plan.rank,
-        plan_inner_steps=plan.inner_steps,
-        multipliers=multipliers,
+        previous=view.head(stage),
+        outcome=Outcome(
+            weights=result.weights,
+            momentum=result.momentum,
+            weights_root=result.weights_root,
+            momentum_root=result.momentum_root,
+            inner_steps=current.inner_steps,
+            plan=plan,
+        ),
+        records=tuple(
+            signed.contribution.record(multiplier) for signed, multiplier in zip(listed, multipliers, strict=True)
+        ),
     )
-
-
-def records_hash(listed: Sequence[SignedContribution]) -> bytes:
-    """What a seal says of the exact contribution bytes with their signatures, in whatever order they are listed."""
-    return keccak(b"".join(signed.encode() for signed in listed))

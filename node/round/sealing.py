@@ -4,18 +4,18 @@ What nobody can recompute exactly (multipliers of a policy, the next plan) is th
 takes any choice within a unit, or a rung, of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
-from dlx.ledger.typed import Plan, SignedContribution, ascending
+from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
-from dlx.node.round.rules import OuterResult, Rules, build_seal, expected_accounts, proposers, unit_multipliers
+from dlx.node.round.rules import NOTHING, OuterResult, Rules, build_seal, may_count, proposers, unit_multipliers
 from dlx.training.outer import adaptive, policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
-EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to an empty seal
+EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to a first empty seal
 
 
 class Sealing:
@@ -57,16 +57,18 @@ class Sealing:
             out.append(a.GossipReport(round, book.holding(), ()))
         if version != round:
             return
-        usable = book.usable()
+        usable = self._known.usable(book)
         graced = now >= opened_at + self._rules.straggler_grace
-        if book.ready_since is None and (graced or set(expected_accounts(view, self._stage)) <= set(usable)):
+        complete = set(view.complete_replicas()) <= usable.keys()
+        if book.ready_since is None and (graced or complete) and now >= view.opens_at(self._stage, len(usable)):
             book.ready_since = now
         if book.ready_since is not None:
             attempt = int((now - book.ready_since) / self._rules.proposal_timeout)
             self._propose(book, usable, attempt, now, out)
         for digest, proposal in list(book.proposals.items()):
-            if any(not self._known.holds_slot(book.contributions.get(identity)) for identity in proposal.listed):
-                del book.proposals[digest]  # the ledger refuses accounts that have lost their slot: propose again
+            known = [book.contributions[name].contribution for name in proposal.listed if name in book.contributions]
+            if any(not may_count(view, statement) for statement in known):
+                del book.proposals[digest]  # the ledger refuses it; after a reorg, say
                 continue
             self._attest(book, digest, proposal, usable, graced, now, out)
             self._send(book, digest, proposal, now, out)
@@ -88,9 +90,16 @@ class Sealing:
             self._known.books[event.round].measured[event.listed] = event.measured
 
     def votes(self, round: int) -> int:
-        """The most signatures that count under one seal of the round."""
+        """The most votes for one seal of the round."""
         book = self._known.books.get(round)
-        return max((self._counting(signed) for signed in book.signatures.values()), default=0) if book else 0
+        votes = self._known.view.votes
+        return max((votes(self._stage, signed) for signed in book.signatures.values()), default=0) if book else 0
+
+    def cosigners(self) -> set[str] | None:
+        """Who signed a seal of the open round that we signed too; None where we have signed none."""
+        book = self._known.books.get(self._known.unsealed)
+        ours = [signed for signed in book.signatures.values() if self._account in signed] if book else []
+        return {account for signed in ours for account in signed} if ours else None
 
     # ---- what is due ------------------------------------------------------------------------------------------------
 
@@ -107,22 +116,24 @@ class Sealing:
 
     def _gossip_own(self, now: float, out: list[a.Action]) -> None:
         for recent in (self._known.unsealed, self._known.unsealed + 1):
-            if recent in self._own and self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
-                out.append(a.GossipContribution(self._own[recent]))
+            own = self._own.get(recent)
+            if own is None or not may_count(self._known.view, own.contribution):  # our seat is another one since
+                continue
+            if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
+                out.append(a.GossipContribution(own))
 
-    def _propose(self, book: Book, usable: dict[str, bytes], attempt: int, now: float, out: list[a.Action]) -> None:
+    def _propose(self, book: Book, usable: dict[int, bytes], attempt: int, now: float, out: list[a.Action]) -> None:
         rules, view = self._rules, self._known.view
         mine = any(p.signer == self._account and p.attempt == attempt for p in book.proposals.values())
         if mine or proposers(rules, view, self._stage, book.round, attempt)[0] != self._account:
             return
-        chosen = {who: one for who, one in usable.items() if self._known.holds_slot(book.contributions[one])}
+        listed = tuple(usable.values())
         if attempt:  # from the second attempt on: only what a quorum of members reports holding
             reports = {**book.reports, self._account: frozenset(book.holding())}
-            quorum = view.quorum(self._stage)
-            chosen = {
-                who: one for who, one in chosen.items() if sum(one in held for held in reports.values()) >= quorum
-            }
-        listed = tuple(chosen[account] for account in ascending(set(chosen)))
+            needed = view.needed(self._stage, reports, int(now))
+            listed = tuple(name for name in listed if sum(name in held for held in reports.values()) >= needed)
+        if now < view.opens_at(self._stage, len(listed)):
+            return
         if not listed and not self._may_be_empty(book.round, now):
             return
         multipliers = self._multipliers(book, listed, now, out)
@@ -136,15 +147,14 @@ class Sealing:
         digest = seal.digest(rules.domain)
         known = book.proposals.get(digest)
         if known is None or known.attempt < attempt:  # the same seal again: the later attempt's turn is ours
-            signatures = tuple(signed.signature for signed in records)
-            book.proposals[digest] = Proposal(seal, listed, signatures, attempt, self._account)
+            book.proposals[digest] = Proposal(seal, attempt, self._account)
 
     def _attest(
         self,
         book: Book,
         digest: bytes,
         proposal: Proposal,
-        usable: dict[str, bytes],
+        usable: dict[int, bytes],
         graced: bool,
         now: float,
         out: list[a.Action],
@@ -154,42 +164,60 @@ class Sealing:
             if self._pending.due(("attest", digest), now, REGOSSIP_SECONDS):
                 out.append(self._statement(book.round, digest, proposal, signature))
             return
-        missing = tuple(identity for identity in proposal.listed if not book.is_ready(identity))
+        listed, opens_at = proposal.listed, self._known.view.opens_at(self._stage, len(proposal.listed))
+        missing = tuple(name for name in listed if not book.is_ready(name))
         if missing:
             if self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
                 out.append(a.GossipReport(book.round, book.holding(), missing))
             return
-        listed = self._known.records(book, proposal)
-        accounts = tuple(signed.contribution.account for signed in listed)
-        if accounts != ascending(set(accounts)) or len(listed) < len(proposal.listed):
-            self._refuse(book, digest, proposal, "its listing", out)
+        if now < opens_at:
             return
-        held = {account for account, one in usable.items() if self._known.holds_slot(book.contributions[one])}
-        if not graced and not held <= set(accounts):
+        records = book.listing(listed)
+        if len({signed.contribution.account for signed in records}) < len(records):
+            self._refuse(book, digest, proposal, "two contributions of one account", out)
+            return
+        if not graced and not usable.keys() <= {signed.contribution.replica for signed in records}:
             return  # it leaves out something we hold: before the grace ends, wait for a fuller one
         if not listed and not self._may_be_empty(book.round, now):
             return
-        fault = self._fault(book, proposal, listed, now, out)
+        fault = self._fault(book, proposal, records, now, out)
         if fault:
             self._refuse(book, digest, proposal, fault, out)
         elif fault is not None:
             self._ask(a.SignSeal(proposal.seal, digest), now, out)
 
     def _send(self, book: Book, digest: bytes, proposal: Proposal, now: float, out: list[a.Action]) -> None:
-        view = self._known.view
-        holders = set(view.holders(self._stage))
-        signatures = {who: s for who, s in book.signatures.get(digest, {}).items() if who in holders}
-        if self._account not in signatures or self._counting(signatures) < view.quorum(self._stage):
+        view, signatures = self._known.view, book.signatures.get(digest, {})
+        if self._account not in signatures or view.votes(self._stage, signatures) < view.needed(
+            self._stage, signatures, int(now)
+        ):
             return
-        records = self._known.records(book, proposal)
-        if len(records) < len(proposal.listed):
+        if now < view.opens_at(self._stage, len(proposal.listed)):
+            return
+        if any(name not in book.contributions for name in proposal.listed):
             return  # somebody repeats our own vote of before a restart
         since = book.quorum_since.setdefault(digest, now)
         order = proposers(self._rules, view, self._stage, book.round, proposal.attempt)
         patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
         if now >= since + patience:
-            ordered = tuple((account, signatures[account]) for account in ascending(set(signatures)))
-            self._ask(a.SendSeal(proposal.seal, records, ordered), now, out)
+            self._ask(a.SendSeal(proposal.seal, self._entries(book.listing(proposal.listed), signatures)), now, out)
+
+    def _entries(self, listed: tuple[SignedContribution, ...], signatures: dict[str, bytes]) -> bytes:
+        """All that the ledger looks at: signatures of the seal by voters and by makers of what it lists, and those of
+        their contributions by the other makers."""
+        view = self._known.view
+        of_seal, of_records = {}, {}
+        for signed in listed:  # before the voters: of two with one replica the maker of its record has to come first
+            maker, replica = signed.contribution.account, signed.contribution.replica
+            if maker in signatures:
+                of_seal[maker] = (replica, signatures[maker])
+            else:
+                of_records[replica] = signed.signature
+        for account in ascending(signatures.keys() - of_seal.keys()):
+            if view.may_vote(account, self._stage):
+                slot = view.slot_of(account)  # for who has left any replica will do
+                of_seal[account] = (slot[0] if slot else 0, signatures[account])
+        return entries(of_seal, of_records)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +228,7 @@ class Sealing:
     def _statement(self, round: int, digest: bytes, proposal: Proposal, signature: bytes) -> a.Action:
         if proposal.signer != self._account:
             return a.GossipAttestation(round, digest, signature)
-        return a.GossipProposal(proposal.seal, proposal.listed, proposal.record_signatures, proposal.attempt, signature)
+        return a.GossipProposal(proposal.seal, proposal.attempt, signature)
 
     def _refuse(self, book: Book, digest: bytes, proposal: Proposal, fault: str, out: list[a.Action]) -> None:
         del book.proposals[digest]
@@ -216,16 +244,17 @@ class Sealing:
     ) -> str | None:
         """What is wrong with a proposal ("": nothing); None while what that takes is being computed."""
         seal, view, rules = proposal.seal, self._known.view, self._rules
-        fault = self._multiplier_fault(book, proposal, now, out)
+        multipliers = tuple(record.multiplier for record in seal.records)
+        fault = self._multiplier_fault(book, proposal.listed, multipliers, now, out)
         if fault is None or fault:
             return fault
-        result = self._outer(book, proposal.listed, seal.multipliers, now, out)
+        result = self._outer(book, proposal.listed, multipliers, now, out)
         if result is None:
             return None
-        energy = self._mean_energy(book.round)
-        if fault := plan_fault(rules, view, self._stage, book.round, seal.plan, energy):
+        plan, energy = seal.outcome.plan, self._mean_energy(book.round)
+        if fault := plan_fault(rules, view, self._stage, book.round, plan, energy):
             return fault
-        built = build_seal(rules, view, self._stage, book.round, listed, seal.multipliers, seal.plan, result)
+        built = build_seal(rules, view, self._stage, book.round, listed, multipliers, plan, result)
         return "" if seal == built else "its fields"
 
     def _multipliers(
@@ -237,9 +266,10 @@ class Sealing:
         measured = self._measured(book, listed, now, out)
         return None if measured is None else policy.multipliers(measured)
 
-    def _multiplier_fault(self, book: Book, proposal: Proposal, now: float, out: list[a.Action]) -> str | None:
-        """What is wrong with the proposal's multipliers ("": nothing); None while ours are being measured."""
-        listed, sealed = proposal.listed, proposal.seal.multipliers
+    def _multiplier_fault(
+        self, book: Book, listed: tuple[bytes, ...], sealed: tuple[int, ...], now: float, out: list[a.Action]
+    ) -> str | None:
+        """What is wrong with a proposal's multipliers ("": nothing); None while ours are being measured."""
         if self._rules.policy == "mean" or not listed:
             return "" if sealed == unit_multipliers(len(listed)) else f"the multipliers {sealed}"
         measured = self._measured(book, listed, now, out)
@@ -255,12 +285,11 @@ class Sealing:
     def _outer(
         self, book: Book, listed: tuple[bytes, ...], multipliers: tuple[int, ...], now: float, out: list[a.Action]
     ) -> OuterResult | None:
-        view = self._known.view
-        if not listed:  # an empty seal leaves weights and momentum as they are
-            return OuterResult(view.weights(self._stage, book.round), view.momentum(self._stage, book.round))
+        if not listed:
+            return NOTHING
         key = (listed, multipliers)
         if key not in book.outer:
-            ranks = watched_ranks(self._rules, view, self._stage, book.round)
+            ranks = watched_ranks(self._rules, self._known.view, self._stage, book.round)
             self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers, ranks), now, out)
         return book.outer.get(key)
 
@@ -276,14 +305,12 @@ class Sealing:
 
     def _may_be_empty(self, round: int, now: float) -> bool:
         """An empty seal wastes everybody's round: not before the timeout, which counts anew for who has just started
-        (perhaps everybody has), and not while we may still contribute."""
+        (perhaps everybody has), and not while we may still contribute. Where the stage's last round was empty too there
+        is less to wait for, and what helps needs three of them: a deal."""
         view = self._known.view
         slot = view.slot_of(self._account)
         hopeless = slot is None or slot[0] not in view.complete_replicas()
-        patience = 1 if hopeless else EMPTY_PATIENCE
+        before = view.sealed.get((self._stage, round - 1))
+        patience = 1 if hopeless or (before is not None and not before.records) else EMPTY_PATIENCE
         since = max(view.opened_at or 0, self._since)
         return now >= since + patience * self._rules.round_timeout and self._training != round
-
-    def _counting(self, signatures: dict[str, bytes]) -> int:
-        active = set(self._known.view.active(self._stage))
-        return len(set(signatures) & active) if active else len(signatures)

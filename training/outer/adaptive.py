@@ -6,19 +6,11 @@ whoever checks it agree to within a rung even where an energy was measured with 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_low
-from typing import NamedTuple
 
 from dlx.training.recipe.recipe import Adaptive
 
 GROW_PERCENT = 90  # of the training time: an exchange that takes longer is about to be seen
 SHRINK_PERCENT = 50  # one that takes less stays hidden on the next lower rung too, which is sqrt(2) below
-
-
-class Timing(NamedTuple):
-    """Medians over one stage's counted contributions, in milliseconds."""
-
-    training: int
-    exchange: int
 
 
 def ends_window(adaptive: Adaptive, round: int) -> bool:
@@ -48,20 +40,20 @@ def next_rank(rungs: Sequence[int], rank: int, energy: Mapping[int, float], want
     return rank
 
 
-def next_inner_steps(rungs: Sequence[int], inner_steps: int, timings: Collection[Timing]) -> int:
-    """The number of inner steps within a rung that hides every stage's exchange behind the training, and few more."""
+def next_inner_steps(rungs: Sequence[int], inner_steps: int, exchanges: Collection[int]) -> int:
+    """The number of inner steps within a rung that hides every stage's exchange behind the training, and few more.
+    `exchanges`: each stage's, in percent of its training time."""
     lower, upper = _neighbours(rungs, inner_steps)
-    if upper is not None and any(one.exchange * 100 > one.training * GROW_PERCENT for one in timings):
+    if upper is not None and any(one > GROW_PERCENT for one in exchanges):
         return upper
-    hidden = timings and all(one.exchange * 100 < one.training * SHRINK_PERCENT for one in timings)
+    hidden = exchanges and all(one < SHRINK_PERCENT for one in exchanges)
     return lower if lower is not None and hidden else inner_steps
 
 
-def timing(measured: Iterable[tuple[int, int]]) -> Timing | None:
-    """Lower medians of (training, exchange) milliseconds; an exchange of 0 was not measured. None: nothing was."""
-    pairs = list(measured)
-    trainings, exchanges = [one[0] for one in pairs], [one[1] for one in pairs if one[1]]
-    return Timing(median_low(trainings), median_low(exchanges)) if exchanges else None
+def exchange(percents: Iterable[int]) -> int | None:
+    """A stage's exchange: the lower median of what its members state; 0 was not measured. None: nothing was."""
+    measured = [one for one in percents if one]
+    return median_low(measured) if measured else None
 
 
 def within_a_rung(rungs: Sequence[int], one: int, other: int) -> bool:

@@ -50,7 +50,7 @@ def run(seed: int, replicas: int, stages: int, rounds: int = ROUNDS) -> Outcome:
             sim.restart(account)
             del away[account]
     outcome.seconds, outcome.finished = sim.now - began, sim.finished
-    outcome.counts.update(sealed.seal.count for sealed in sim.view.sealed.values())
+    outcome.counts.update(sealed.count for sealed in sim.view.sealed.values())
     return outcome
 
 

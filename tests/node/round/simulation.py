@@ -1,7 +1,8 @@
 """A run in one process: real round machines and real signatures over a fake network, trainer and ledger.
 
-The fake network loses, repeats and reorders as a random generator says; the fake ledger keeps the contract's rules for
-seals and emits the real events; training gives bytes that depend on (account, round) alone.
+The fake network loses, repeats and reorders as a random generator says; the fake ledger takes what the contract would
+take, as a view of the ledger has it, and emits the real events; training gives bytes that depend on (account, round)
+alone.
 """
 
 import hashlib
@@ -12,13 +13,24 @@ from typing import Any
 
 from dlx.ledger import events as chain
 from dlx.ledger.events import EventPosition
-from dlx.ledger.typed import Contribution, Domain, Plan, RunConfig, Seal, account_of, encode_records, sign
-from dlx.ledger.view import RunView
+from dlx.ledger.typed import (
+    Contribution,
+    Domain,
+    Plan,
+    RunConfig,
+    Seal,
+    SignatureError,
+    account_of,
+    recover,
+    sign,
+    split_entries,
+)
+from dlx.ledger.view import RunView, ViewError
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.plans import finished, plan_of, seals_needed
-from dlx.node.round.rules import OuterResult, Rules, base_version
+from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, base_version
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.segments import segments_in
 
@@ -26,6 +38,9 @@ DOMAIN = Domain(31337, account_of(b"\x09" * 32))
 RUN = hashlib.sha256(b"run").digest()
 START = 1_800_000_000.0
 PAYLOAD_SIZE = 500
+FACTS = PayloadFacts(PAYLOAD_SIZE, hashlib.sha256(b"root").digest())  # of every payload
+MIN_ROUND_TIME = 1  # s
+STALL_SECONDS = 4.0  # until the neighbours of a holder that does not train give the round up
 
 
 def digest(*parts: object) -> bytes:
@@ -53,6 +68,8 @@ class Member:
     evidence: int = 0
     behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
     trained: list[int] = field(default_factory=list)
+    breaks: bool = False  # it says and signs whatever is asked of it, starts every round, and trains none
+    mute: bool = False  # it answers accusations and says nothing else
 
     @property
     def account(self) -> str:
@@ -70,24 +87,25 @@ class Simulation:
         loss: float = 0.0,
         train_seconds: float = 1.0,
         genesis: tuple[bytes, ...] | None = None,
+        min_replicas: int = 1,
+        start_time: int = 0,
     ) -> None:
         self.rules, self.random, self.loss, self.train_seconds = rules, random.Random(seed), loss, train_seconds
         self.now, self.block = START, 10
         self.ledger_up = True
-        self.view = RunView(RUN)
-        self.kept = RunView(RUN, seals_needed(rules))  # what a running node has of it
+        self.view = RunView(RUN, DOMAIN)
+        self.kept = RunView(RUN, DOMAIN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
-            bytes(32), rules.rounds, rules.stages, replicas, replicas + 2, 2, 3, int(rules.round_timeout),
-            int(rules.eviction_time), rules.tokens_per_step,
+            bytes(32), rules.rounds, rules.stages, min_replicas, replicas + 2, 2, 3, MIN_ROUND_TIME,
+            int(rules.round_timeout), int(rules.eviction_time), 1000, start_time, rules.tokens_per_step,
         )  # fmt: skip
         genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
         keys = [digest("key", i) for i in range(replicas * rules.stages)]
         self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, self.at()))
         slots = [(r, s) for r in range(replicas) for s in range(rules.stages)]
-        for key, (replica, stage) in zip(keys, slots, strict=True):
-            self.apply(chain.Joined(RUN, account_of(key), replica, stage, self.at()))
-        self.apply(chain.RoundOpened(RUN, 0, int(self.now), self.at()))
+        for key, (_, stage) in zip(keys, slots, strict=True):
+            self.take_seat(account_of(key), stage)
         self.members = {
             account_of(key): Member(key, RoundMachine(rules, account_of(key), stage, self.kept.copy()))
             for key, (_, stage) in zip(keys, slots, strict=True)
@@ -134,22 +152,49 @@ class Simulation:
         """The process comes back with what was on disk: own contributions, adopted versions, payloads."""
         member, old = self.members[account], self.members[account].machine
         if self.view.slot_of(account) is None:
-            stage = old.stage
-            replica = next(r for r in range(99) if self.view.holder(r, stage) is None)
-            self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
-        member.machine = RoundMachine(
-            self.rules, account, old.stage, self.kept.copy(), old.version, old.oldest, old.last_trained, old.own
-        )
+            self.take_seat(account, old.stage)
+        self.renew(member)
         member.alive = True
         self.connect(account)
 
-    def join(self, name: str, replica: int, stage: int) -> str:
+    def renew(self, member: Member) -> None:
+        """Another session of the same slot, or of another replica's."""
+        old = member.machine
+        member.machine = RoundMachine(
+            self.rules, old.account, old.stage, self.kept.copy(), old.version, old.oldest, old.last_trained, old.own
+        )
+
+    def join(self, name: str, stage: int) -> str:
         """A newcomer takes a seat; it does nothing before `restart`."""
         key = digest("key", name)
         account = account_of(key)
-        self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
+        self.take_seat(account, stage)
         self.members[account] = Member(key, RoundMachine(self.rules, account, stage, self.view.copy()), alive=False)
         return account
+
+    def leave(self, account: str) -> None:
+        """It gives its seat back and is gone."""
+        slot = self.view.slot_of(account)
+        assert slot is not None
+        self.kill(account)
+        self.apply(chain.Left(RUN, account, *slot, self.at()))
+
+    def take_seat(self, account: str, stage: int) -> None:
+        """Its own one back while that waits for it, else the lowest free one."""
+        view, now = self.view, int(self.now)
+        own = next(((r, s) for (r, s), kept in view.returns.items() if kept.account == account), None)
+        waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.holder(*own)
+        replica = own[0] if own is not None and waits else view.free_seat(stage, account, now)
+        assert replica is not None, "every seat is taken"
+        was_open = view.opened_at is not None or view.finished
+        self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
+        self.open_first(was_open)
+
+    def open_first(self, was_open: bool) -> None:
+        """Round 0 opens once enough replicas are complete."""
+        config = self.view.config
+        if not was_open and len(self.view.complete_replicas()) >= config.min_replicas:
+            self.apply(chain.RunOpened(RUN, max(config.start_time, int(self.now)), self.at()))
 
     # ---- the fake edges ----
 
@@ -179,9 +224,16 @@ class Simulation:
                 self.later(member, event, 0.05 + 2 * self.loss * self.random.random())
 
     def act(self, member: Member, action: a.Action) -> None:
+        if member.mute and isinstance(action, a.Statement):
+            return
         match action:
             case a.StartRound(round=round, plan=plan):
                 assert member.training is None
+                if member.breaks:
+                    member.training = (round, float("inf"))
+                    self.later(member, e.RoundAbandoned(round, "I do not train"), STALL_SECONDS)
+                    self.mail.append((self.now + STALL_SECONDS, lambda: self.give_up(member)))
+                    return
                 seconds = self.round_seconds(plan.inner_steps)
                 member.training = (round, self.now + seconds * (0.8 + 0.4 * self.random.random()))
             case a.AbandonRound(round=round, reason=reason):
@@ -204,22 +256,23 @@ class Simulation:
                 held = any(signed.contribution.payload in other.payloads for other in self.alive())
                 if held and self.random.random() >= self.loss:
                     member.payloads.add(signed.contribution.payload)
-                    ready = e.PayloadReady(signed.contribution.round, signed.contribution.payload, PAYLOAD_SIZE)
+                    ready = e.PayloadReady(signed.contribution.round, signed.contribution.payload, FACTS)
                     self.done(member, action, ready)
                 else:
                     self.later(member, e.Failed(action, "nobody has it"))
             case a.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
-                names, made = self.names(listed), self.outer(round, listed, multipliers)
+                payloads = tuple(signed.contribution.payload for signed in listed)
+                names, made = self.names(listed), self.outer(round, payloads, multipliers)
                 energy = self.energy(member, round) if action.ranks else {}
-                result = OuterResult(made, bytes(32))
+                result = OuterResult(made, bytes(32), digest("root", made), bytes(32))
                 self.done(member, action, e.OuterComputed(round, names, multipliers, result, energy))
             case a.MeasurePolicy(round=round, listed=listed):
                 measured = e.PolicyMeasured(round, self.names(listed), self.measured(member, listed))
                 self.done(member, action, measured)
-            case a.SignSeal(digest=digest):
-                self.done(member, action, e.SealSigned(digest, sign(digest, member.key)), 0.001)
-            case a.GossipProposal(seal=seal, listed=listed, record_signatures=records):
-                event = e.ProposalSeen(seal, listed, records, action.attempt, action.signature, member.account)
+            case a.SignSeal(digest=named):
+                self.done(member, action, e.SealSigned(named, sign(named, member.key)), 0.001)
+            case a.GossipProposal(seal=seal):
+                event = e.ProposalSeen(seal, action.attempt, action.signature, member.account)
                 self.gossip(member, event)
             case a.GossipAttestation():
                 stage = member.machine.stage
@@ -243,8 +296,8 @@ class Simulation:
     def names(self, listed: tuple) -> tuple[bytes, ...]:
         return tuple(signed.contribution.hash() for signed in listed)
 
-    def outer(self, round: int, listed: tuple, multipliers: tuple[int, ...]) -> bytes:
-        return digest("outer", round, [signed.contribution.payload for signed in listed], multipliers)
+    def outer(self, round: int, payloads: tuple[bytes, ...], multipliers: tuple[int, ...]) -> bytes:
+        return digest("outer", round, payloads, multipliers)
 
     def energy(self, member: Member, round: int) -> dict[int, float]:
         """What ranks keep of a round's mean, as the member measures it."""
@@ -287,8 +340,8 @@ class Simulation:
         values = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,
             base_weights=self.base_weights(slot[1], round), payload=payload,
-            payload_size=PAYLOAD_SIZE, plan=plan.hash(), inner_steps=steps,
-            tokens=steps * self.rules.tokens_per_step, loss=5_000_000 - round, previous=bytes(32),
+            payload_size=FACTS.size, payload_root=FACTS.root, plan=plan.hash(), inner_steps=steps,
+            loss=5_000_000 - round, previous=bytes(32),
             start_payload=bytes(32), folded_payload=bytes(32), folded_payload2=bytes(32), weights_before=bytes(32),
             weights_after=bytes(32), optimiser_before=bytes(32), optimiser_after=bytes(32), residual_before=bytes(32),
             residual_after=bytes(32), segments_root=bytes(32), segments=segments_in(steps),
@@ -328,6 +381,12 @@ class Simulation:
 
     # ---- the fake ledger ----
 
+    def give_up(self, member: Member) -> None:
+        """A round that is not trained ends with a broken pipe."""
+        member.training = None
+        self.disconnect(member.account)
+        self.connect(member.account)
+
     def at(self) -> EventPosition:
         return EventPosition(self.block, bytes(32), 0, digest("tx", self.block), int(self.now))
 
@@ -336,57 +395,89 @@ class Simulation:
         self.kept.apply(event)
 
     def transact(self, member: Member, action: a.Action) -> bool:
-        """The contract's rules, as far as the machine relies on them."""
+        """What the contract would take. Its rules are those of the view, which the ledger's tests compare with it."""
         account, view, now = member.account, self.view, int(self.now)
         match action:
-            case a.SendSeal(seal=seal, listed=listed, signatures=signatures):
-                return self.seal(seal, listed, signatures)
-            case a.SendAccuse(account=other) if view.may_accuse(other, now) and view.slot_of(account) is not None:
-                slot = view.slot_of(other)
-                assert slot is not None and view.open_round is not None
-                self.apply(chain.Accused(RUN, other, *slot, view.open_round, account, self.at()))
+            case a.SendSeal(seal=seal, signatures=signatures):
+                return self.seal(seal, signatures)
+            case a.SendAccuse(account=other) if view.may_accuse(account, other, now):
+                self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other, now), self.at()))
                 return True
             case a.SendAnswer() if account in view.accusations:
                 self.apply(chain.Answered(RUN, account, self.at()))
                 return True
-            case a.SendEvict(account=other) if view.may_evict(other, now, self.block):
-                slot = view.slot_of(other)
-                assert slot is not None
-                self.apply(chain.Evicted(RUN, other, *slot, self.at()))
+            case a.SendEvict(account=other) if view.may_evict(other, now):
+                self.evict(other)
                 return True
-            case a.SendMoveDown() if (slot := view.slot_of(account)) is not None:
-                lower = next((r for r in range(slot[0]) if view.holder(r, slot[1]) is None), None)
-                if lower is not None and slot[0] not in view.complete_replicas():
-                    self.disconnect(account)
-                    self.apply(chain.Moved(RUN, account, slot[0], lower, slot[1], self.at()))
-                    self.connect(account)
-                    return True
+            case a.SendMoveDown() if view.may_move(account, now):
+                slot = view.slot_of(account)
+                assert slot is not None
+                lower = view.free_seat(slot[1], account, now)
+                assert lower is not None
+                was_open = view.opened_at is not None
+                self.apply(chain.Moved(RUN, account, slot[0], lower, slot[1], self.at()))
+                self.open_first(was_open)
+                self.reseat(account)
+                return True
+            case a.SendDeal(replica=replica) if view.may_deal(replica):
+                self.deal(replica)
+                return True
         return False
 
-    def seal(self, seal: Seal, listed: tuple, signatures: tuple) -> bool:
-        view = self.view
-        empty_early = not listed and self.now < (view.opened_at or 0) + self.rules.round_timeout
-        if seal.round != view.open_round or seal.round != view.next_round(seal.stage) or empty_early:
+    def evict(self, account: str) -> None:
+        slot = self.view.slot_of(account)
+        assert slot is not None
+        counted = self.view._stages[slot[1]].counts[slot[0]] != 0
+        until = int(self.now) + int(self.rules.eviction_time) if counted else 0
+        self.apply(chain.Evicted(RUN, account, *slot, until, self.at()))
+
+    def deal(self, replica: int) -> None:
+        swaps = self.view.deal_of(replica)
+        for stage, other in swaps:
+            self.apply(chain.Dealt(RUN, stage, replica, other, self.at()))
+        for stage, other in swaps:
+            for account in (self.view.holder(replica, stage), self.view.holder(other, stage)):
+                assert account is not None
+                self.reseat(account)
+
+    def reseat(self, account: str) -> None:
+        """A member's session ends and one of its new replica begins."""
+        member = self.members.get(account) if hasattr(self, "members") else None
+        if member is None or not member.alive:
+            return
+        member.training = None
+        self.disconnect(account)
+        self.renew(member)
+        self.connect(account)
+
+    def seal(self, seal: Seal, signatures: bytes) -> bool:
+        view, now = self.view, int(self.now)
+        if seal.round != view.open_round or seal.round != view.next_round(seal.stage):
             return False
-        for signed in listed:
-            statement = signed.contribution
-            if view.slot_of(statement.account) != (statement.replica, statement.stage):
-                return False
+        if seal.previous != view.head(seal.stage):
+            return False
+        digest, signers = seal.digest(DOMAIN), set()
+        for entry in split_entries(signatures):
+            if not entry.of_record:
+                try:
+                    signers.add(recover(digest, entry.signature))
+                except SignatureError:
+                    continue
+        if view.votes(seal.stage, signers) < view.needed(seal.stage, signers, now):
+            return False
+        if now < view.opens_at(seal.stage, seal.count, signers):
+            return False
         event = chain.Sealed(
-            RUN, seal.round, seal.stage, seal.digest(DOMAIN), seal, encode_records(listed),
-            b"".join(signature for _, signature in signatures), self.at(),
+            RUN, seal.stage, seal.round, digest, seal.outcome, seal.records, signatures, self.at()
         )  # fmt: skip
-        counting = [signer for signer in event.signers if signer in view.voters(seal.stage)]
-        if len(set(counting)) < view.quorum(seal.stage):
-            return False
-        made = self.outer(seal.round, listed, seal.multipliers)
-        assert seal.next_weights == (made if listed else seal.previous_weights)
+        try:
+            view.copy().apply(event)
+        except ViewError:
+            return False  # a record that nobody signed who can have made it
+        multipliers = tuple(record.multiplier for record in seal.records)
+        made = self.outer(seal.round, tuple(record.payload for record in seal.records), multipliers)
+        assert seal.outcome.weights == (made if seal.records else bytes(32))
         assert (seal.stage, seal.round) not in self.seals
-        self.seals[seal.stage, seal.round] = seal.next_weights
         self.apply(event)
-        if (
-            all(view.next_round(s) > seal.round for s in range(self.rules.stages))
-            and seal.round + 1 < self.rules.rounds
-        ):
-            self.apply(chain.RoundOpened(RUN, seal.round + 1, int(self.now), self.at()))
+        self.seals[seal.stage, seal.round] = view.weights(seal.stage, seal.round + 1)
         return True

@@ -14,7 +14,7 @@ from dlx.node.round import events as e
 from dlx.node.round.plans import plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Adaptive
-from tests.node.round.simulation import RUN, Member, Simulation, make_rules
+from tests.node.round.simulation import DOMAIN, RUN, FACTS, Member, Simulation, make_rules
 
 ADAPTIVE = Adaptive(
     inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
@@ -135,8 +135,9 @@ def test_a_policy_weighs_a_loud_contribution_down(policy: str, expected: int) ->
     sim = Weighing(make_rules(stages=1, policy=policy, max_payload_sizes=({0: 1000},)), replicas=3, seed=7)
     assert sim.run(lambda: sim.finished, 60)
     for sealed in sim.view.sealed.values():
-        assert dict(zip(sealed.accounts, sealed.seal.multipliers, strict=True))[max(sim.members)] == expected
-        assert sorted(sealed.seal.multipliers)[1:] == [UNIT, UNIT]
+        multipliers = [record.multiplier for record in sealed.records]
+        assert dict(zip(sealed.accounts, multipliers, strict=True))[max(sim.members)] == expected
+        assert sorted(multipliers)[1:] == [UNIT, UNIT]
     assert all(not member.rejected for member in sim.members.values())
 
 
@@ -155,7 +156,7 @@ def test_multipliers_that_the_payloads_do_not_give_are_never_signed() -> None:
     sim.act = lie  # type: ignore[method-assign]
     assert sim.run(lambda: sim.finished, 120)
     assert any("wrong_seal" in member.rejected for member in sim.members.values()), "the liar's proposals"
-    assert all(min(sealed.seal.multipliers) < UNIT for sealed in sim.view.sealed.values())
+    assert all(min(record.multiplier for record in sealed.records) < UNIT for sealed in sim.view.sealed.values())
 
 
 def test_a_failed_measurement_is_tried_again() -> None:
@@ -188,7 +189,7 @@ def test_a_view_without_the_seals_that_a_plan_rests_on_is_waited_out() -> None:
 
     sim = Held(adaptive_rules(delay=0), replicas=2, seed=11, train_seconds=3)
     assert sim.run(lambda: sim.view.next_round(0) == 2, 100)
-    whole, sim.kept = sim.kept, RunView(RUN, 1)  # of stage 0 it has the seal of round 1 alone
+    whole, sim.kept = sim.kept, RunView(RUN, DOMAIN, 1)  # of stage 0 it has the seal of round 1 alone
     for event in sim.events:
         sim.kept.apply(event)
     sim.run(lambda: False, 20)
@@ -207,5 +208,5 @@ def test_contributions_wait_until_their_plan_is_known() -> None:
     assert not victim.rejected and victim.machine.known_round(1)[0] == 0
     assert sim.run(lambda: sim.view.next_round(0) >= 1, 60)
     sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
-    sim.feed(victim, e.PayloadReady(1, early.contribution.payload, early.contribution.payload_size))
+    sim.feed(victim, e.PayloadReady(1, early.contribution.payload, FACTS))
     assert victim.machine.known_round(1)[0] == 1

@@ -32,14 +32,14 @@ def overdue() -> Asking:
 
 def test_a_newcomer_to_an_overdue_round_has_a_round_timeout_to_say_something() -> None:
     sim = overdue()
-    joined, account = sim.now, sim.join("newcomer", 0, 1)  # its training process loads, say
+    joined, account = sim.now, sim.join("newcomer", 1)  # its training process loads, say
     assert sim.run(lambda: account in sim.accused, 40), "who stays silent is asked"
     assert sim.accused[account] >= joined + sim.rules.round_timeout - 1, "the block's time is in whole seconds"
 
 
 def test_a_newcomer_that_speaks_in_its_first_round_timeout_is_not_asked() -> None:
     sim = overdue()
-    account = sim.join("newcomer", 0, 1)
+    account = sim.join("newcomer", 1)
     sim.run(lambda: False, 0.75 * sim.rules.round_timeout)
     sealed = sim.view.next_round(1)
     sim.restart(account)
@@ -83,7 +83,7 @@ def test_one_old_holder_of_each_stage_is_enough_to_go_on(stages: tuple[int, int]
 
 def test_newcomers_go_on_from_the_published_versions_where_seats_are_free() -> None:
     sim = dead()
-    came = [sim.join(f"newcomer {stage}", 2, stage) for stage in range(2)]
+    came = [sim.join(f"newcomer {stage}", stage) for stage in range(2)]
     for account in came:
         assert sim.members[account].machine.version is None
         sim.restart(account)
@@ -98,6 +98,6 @@ def test_one_old_holder_frees_the_seats_of_a_full_run_for_newcomers() -> None:
     sim.restart(old)
     assert sim.run(lambda: set(sim.view.members()) == {old}, 120)
     assert sim.run(lambda: sim.view.slot_of(old) == (0, 0), 60)
-    newcomer = sim.join("newcomer", 0, 1)
+    newcomer = sim.join("newcomer", 1)
     sim.restart(newcomer)
     assert sim.run(lambda: sim.finished, 600)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from dlx.training.outer.adaptive import (
-    Timing,
+    exchange,
     next_inner_steps,
     next_rank,
-    timing,
     watched_ranks,
     within_a_rung,
 )
@@ -43,22 +42,22 @@ def test_the_rank_is_the_smallest_within_a_rung_that_keeps_the_energy() -> None:
 
 def test_inner_steps_keep_the_slowest_stages_exchange_just_hidden() -> None:
     rungs = (5, 7, 10, 14)
-    assert next_inner_steps(rungs, 10, [Timing(1000, 100), Timing(1000, 950)]) == 14
-    assert next_inner_steps(rungs, 10, [Timing(1000, 100), Timing(1000, 700)]) == 10
-    assert next_inner_steps(rungs, 10, [Timing(1000, 100), Timing(1000, 400)]) == 7
-    assert next_inner_steps(rungs, 14, [Timing(1, 9)]) == 14 and next_inner_steps(rungs, 5, [Timing(9, 1)]) == 5
+    assert next_inner_steps(rungs, 10, [10, 95]) == 14
+    assert next_inner_steps(rungs, 10, [10, 70]) == 10
+    assert next_inner_steps(rungs, 10, [10, 40]) == 7
+    assert next_inner_steps(rungs, 14, [255]) == 14 and next_inner_steps(rungs, 5, [11]) == 5
     assert next_inner_steps(rungs, 10, []) == 10
     for ratio in range(1, 300):  # whatever the exchange takes, it settles
         steps, seen = 10, []
         for _ in range(12):
             seen.append(steps)
-            steps = next_inner_steps(rungs, steps, [Timing(100 * steps, 10 * ratio)])
+            steps = next_inner_steps(rungs, steps, [10 * ratio // steps])
         assert seen[-1] == seen[-2] == seen[-3]
 
 
 def test_medians_leave_out_what_was_not_measured() -> None:
-    assert timing([(10, 0), (30, 5), (20, 7), (90, 6)]) == Timing(20, 6)
-    assert timing([(10, 0)]) is timing([]) is None
+    assert exchange([0, 5, 7, 6]) == 6 and exchange([5, 9]) == 5
+    assert exchange([0]) is exchange([]) is None
 
 
 def test_a_rung_is_a_rung() -> None:
