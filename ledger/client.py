@@ -229,10 +229,8 @@ class LedgerClient:
 
     def seal(self, seal: Seal, signatures: bytes) -> Receipt:
         """Closes (round, stage); `signatures` as typed.entries makes them of those over `seal.digest(domain)`."""
-        outcome = (*seal.outcome.hashes, seal.outcome.plans)
-        fields = (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
         gas = _GAS_SEAL + _GAS_PER_ENTRY * len(split_entries(signatures))
-        return self._write("seal", fields, gas=gas)
+        return self._write("seal", seal_argument(seal, signatures), gas=gas)
 
     def publish_checkpoint(self, run: bytes, round: int, folder: bytes, uri: str) -> Receipt:
         """Says where V[., round] can be fetched; `folder` is the sha256 of the list of its files."""
@@ -307,6 +305,12 @@ class LedgerClient:
             if not self.rpc.is_pending_old():
                 raise
             call("latest")
+
+
+def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
+    """The struct that the contract's `seal` takes."""
+    outcome = (*seal.outcome.hashes, seal.outcome.plans)
+    return (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
 
 
 def deploy(rpc_url: str, key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> tuple[str, str]:

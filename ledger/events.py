@@ -249,9 +249,8 @@ def _sealed(
     run: bytes, stage: int, round: int, digest: bytes, outcome: tuple, records: bytes, signatures: bytes,
     at: EventPosition,
 ) -> Sealed:  # fmt: skip
-    *hashes, plans = outcome
     split_entries(signatures)  # refuses other lengths
-    return Sealed(run, stage, round, digest, Outcome.of(tuple(hashes), plans), decode_records(records), signatures, at)
+    return Sealed(run, stage, round, digest, Outcome.of(*outcome), decode_records(records), signatures, at)
 
 
 def _checkpoint(

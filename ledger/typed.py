@@ -306,10 +306,10 @@ class Outcome:
         return _pack(_PLANS, "plans", (self.inner_steps, self.plan.level, self.plan.rank, self.plan.inner_steps))
 
     @classmethod
-    def of(cls, hashes: tuple[bytes, ...], plans: bytes) -> Self:
-        """From the four hashes and the 11 bytes."""
+    def of(cls, weights: bytes, momentum: bytes, weights_root: bytes, momentum_root: bytes, plans: bytes) -> Self:
+        """From the fields as the ledger has them, with the 11 bytes of the plans."""
         inner_steps, *plan = _PLANS.unpack(plans)
-        return cls(*hashes, inner_steps, Plan(*plan))
+        return cls(weights, momentum, weights_root, momentum_root, inner_steps, Plan(*plan))
 
     @classmethod
     def empty(cls, inner_steps: int, plan: Plan) -> Self:
@@ -338,8 +338,8 @@ class Seal(Counted):
     def decode(cls, data: bytes) -> Self:
         if len(data) < _SEAL.size:
             raise TypedError(f"a seal has at least {_SEAL.size} bytes, got {len(data)}")
-        run, stage, round, previous, *hashes, plans = _SEAL.unpack(data[: _SEAL.size])
-        return cls(run, stage, round, previous, Outcome.of(tuple(hashes), plans), decode_records(data[_SEAL.size :]))
+        run, stage, round, previous, *outcome = _SEAL.unpack(data[: _SEAL.size])
+        return cls(run, stage, round, previous, Outcome.of(*outcome), decode_records(data[_SEAL.size :]))
 
     def digest(self, domain: Domain) -> bytes:
         """What attesters sign, and the stage's head on the ledger once it is sealed. Raises TypedError."""

@@ -7,7 +7,7 @@ that delivered them is wrong or incomplete. It does not recount the votes for a 
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum
 from functools import reduce
 from operator import and_
 from typing import Self
@@ -47,10 +47,10 @@ class ViewError(DlxError, ValueError):
 
 
 class _Asked(Enum):
-    NO = auto()
-    PRESENCE = auto()  # a transaction answers, and so does being counted
-    WORK = auto()  # only being counted answers
-    WORK_ANSWERED = auto()  # it said that it is there, which is not enough
+    NO = 0
+    PRESENCE = 1  # a transaction answers, and so does being counted
+    WORK = 2  # only being counted answers
+    WORK_ANSWERED = 3  # it said that it is there, which is not enough
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
 """A run driven by the tests: its members, its seals, and the comparison of the view with the contract."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient, Receipt
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.keys import sign
-from dlx.ledger.typed import Contribution, Plan, RunConfig, Seal, SignedContribution, summarise
+from dlx.ledger.typed import Contribution, Outcome, Plan, RunConfig, Seal, SignedContribution, entries
 from dlx.ledger.verify import verify_seal
 from dlx.ledger.view import RunView
 
-TOKENS = 1024
 NAME = "a-run"
-PLAN = Plan(4, 0, 10)
+STEPS = 10
+PLAN = Plan(4, 0, STEPS)
 
 
 def config(**changes: Any) -> RunConfig:
@@ -26,9 +26,12 @@ def config(**changes: Any) -> RunConfig:
         "max_replicas": 3,
         "quorum_numerator": 2,
         "quorum_denominator": 3,
+        "min_round_time": 1,
         "round_timeout": 2,
         "eviction_time": 2,
-        "tokens_per_step": TOKENS,
+        "max_inner_steps": 2 * STEPS,
+        "start_time": 0,
+        "tokens_per_step": 1024,
     }
     return RunConfig(**{**values, **changes})
 
@@ -36,10 +39,39 @@ def config(**changes: Any) -> RunConfig:
 def contribution(run: bytes, round: int, stage: int, replica: int, account: str, **changes: Any) -> Contribution:
     kinds = static_fields(Contribution)
     values: dict[str, Any] = {name: random.randbytes(32) for name, kind in kinds if kind == "bytes32"}
-    values |= {"payload_size": 5000, "plan": PLAN.hash(), "inner_steps": 10, "tokens": 10 * TOKENS, "segments": 1}
+    values |= {"payload_size": 5000, "plan": PLAN.hash(), "inner_steps": STEPS, "segments": 1}
     values |= {"loss": random.randrange(10**7), "compute_ms": 1000, "exchange_ms": 10, "flags": 0}
     values |= {"run": run, "round": round, "stage": stage, "replica": replica, "account": account}
     return Contribution(**{**values, **changes})
+
+
+Work = Mapping[int, SignedContribution]  # by replica
+
+
+def work(view: RunView, stage: int, makers: Mapping[int, str], keys: Mapping[str, bytes], **changes: Any) -> Work:
+    """Contributions to the stage's next round, for each replica by the account that makes it."""
+    round = view.next_round(stage)
+    made = {r: contribution(view.run, round, stage, r, account, **changes) for r, account in makers.items()}
+    return {replica: one.sign(view.domain, keys[one.account]) for replica, one in sorted(made.items())}
+
+
+def seal_of(view: RunView, stage: int, counted: Work, **changes: Any) -> Seal:
+    """A correct seal of the stage's next round but for the changes."""
+    outcome = Outcome(*(random.randbytes(32) for _ in range(4)), STEPS, PLAN) if counted else Outcome.empty(STEPS, PLAN)
+    records = tuple(counted[replica].contribution.record(32768) for replica in sorted(counted))
+    values = {"run": view.run, "stage": stage, "round": view.next_round(stage), "previous": view.head(stage)}
+    return Seal(**{**values, "outcome": outcome, "records": records, **changes})
+
+
+def signatures_of(view: RunView, seal: Seal, counted: Work, signers: Sequence[str], keys: Mapping[str, bytes]) -> bytes:
+    """The seal's entries: these accounts sign it, and makers that are not among them their records."""
+    digest = seal.digest(view.domain)
+    makers = {signed.contribution.account: replica for replica, signed in counted.items()}
+    places = {account: makers[account] for account in signers if account in makers}
+    places |= {account: (view.slot_of(account) or (0, 0))[0] for account in signers if account not in makers}
+    by_seal = {account: (replica, sign(digest, keys[account])) for account, replica in places.items()}
+    by_record = {replica: counted[replica].signature for account, replica in makers.items() if account not in signers}
+    return entries(by_seal, by_record)
 
 
 class Run:
@@ -47,10 +79,11 @@ class Run:
 
     def __init__(self, clients: Sequence[LedgerClient], settings: RunConfig) -> None:
         self.clients = {client.account: client for client in clients}
+        self.keys = {client.account: client._key for client in clients}
         self.creator = clients[0]
         genesis = [bytes([1 + s]) * 32 for s in range(settings.stages)]
         self.id = self.creator.create_run(settings, NAME, genesis)
-        self.view = RunView(self.id)
+        self.view = RunView(self.id, self.creator.domain)
         self.feed = self.creator.feed(self.id)
         self.events: list[Event] = []
         self.poll()
@@ -61,69 +94,17 @@ class Run:
         assert not update.reorg
         for event in update.events:
             if isinstance(event, Sealed):
-                assert verify_seal(self.view, event, self.creator.domain) == []
-                stored = self.creator.read("sealDigest", self.id, event.round, event.stage)
-                assert stored == (event.digest,)
+                assert verify_seal(self.view, event) == []
             self.view.apply(event)
             self.events.append(event)
 
     def check(self) -> None:
         """The view's answers equal the contract's."""
         self.poll()
-        view, read = self.view, self.creator.read
-        for stage in range(view.config.stages):
-            assert read("nextRound", self.id, stage) == (view.next_round(stage),)
-            version = view.next_round(stage)
-            assert read("heads", self.id, stage) == (view.weights(stage, version), view.momentum(stage, version))
-            assert read("quorumOf", self.id, stage) == (len(view.voters(stage)), view.quorum(stage))
-            for replica in range(view.config.max_replicas):
-                holder = view.holder(replica, stage) or "0x" + "0" * 40
-                assert read("holderOf", self.id, replica, stage) == (holder,)
-        for account in self.clients:
-            holds, *slot = read("slotOf", self.id, account)
-            assert view.slot_of(account) == (tuple(slot) if holds else None)
-            votes = holds and account in view.voters(slot[1])
-            assert read("isActive", self.id, account) == (votes,)
-        is_open, round, opened_at = read("openRound", self.id)
-        assert (view.open_round, view.opened_at) == ((round, opened_at) if is_open else (None, None))
+        check(self.view, lambda function, *args: self.creator.read(function, self.id, *args), self.clients)
 
-    def records(self, stage: int, accounts: Sequence[str]) -> list[SignedContribution]:
-        """Signed contributions of these holders to the stage's next round, ascending."""
-        found = []
-        for account in sorted(accounts, key=lambda a: int(a, 16)):
-            replica, _ = self.view.slot_of(account) or (0, 0)
-            made = contribution(self.id, self.view.next_round(stage), stage, replica, account)
-            found.append(made.sign(self.creator.domain, self.clients[account]._key))
-        return found
-
-    def seal(self, stage: int, records: Sequence[SignedContribution], **changes: Any) -> Seal:
-        """A correct seal of the stage's next round but for the changes."""
-        round, summary = self.view.next_round(stage), summarise(records)
-        before = self.view.weights(stage, round), self.view.momentum(stage, round)
-        after = (random.randbytes(32), random.randbytes(32)) if records else before
-        values: dict[str, Any] = {
-            "run": self.id,
-            "stage": stage,
-            "round": round,
-            "previous_weights": before[0],
-            "next_weights": after[0],
-            "previous_momentum": before[1],
-            "next_momentum": after[1],
-            "contributions_root": summary.root,
-            "contributions_hash": summary.hash,
-            "count": summary.count,
-            "total_tokens": summary.total_tokens,
-            "mean_loss": summary.mean_loss,
-            "plan_level": PLAN.level,
-            "plan_rank": PLAN.rank,
-            "plan_inner_steps": PLAN.inner_steps,
-            "multipliers": (32768,) * len(records),
-        }
-        return Seal(**{**values, **changes})
-
-    def sign(self, seal: Seal, signers: Sequence[str]) -> dict[str, bytes]:
-        digest = seal.digest(self.creator.domain)
-        return {account: sign(digest, self.clients[account]._key) for account in signers}
+    def makers(self, stage: int, accounts: Sequence[str]) -> dict[int, str]:
+        return {self.view.slot_of(account)[0]: account for account in accounts}
 
     def send(
         self,
@@ -134,6 +115,40 @@ class Run:
         **changes: Any,
     ) -> Receipt:
         """Seals the stage's next round with these contributors and signers."""
-        records = self.records(stage, accounts)
-        seal = self.seal(stage, records, **changes)
-        return (by or self.creator).seal(seal, records, self.sign(seal, signers))
+        counted = work(self.view, stage, self.makers(stage, accounts), self.keys)
+        seal = seal_of(self.view, stage, counted, **changes)
+        return (by or self.creator).seal(seal, signatures_of(self.view, seal, counted, signers, self.keys))
+
+
+def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
+    """The view's answers equal the contract's; `read` asks a view of the ledger about the run."""
+    voters = 0
+    for stage in range(view.config.stages):
+        assert read("nextRound", stage) == (view.next_round(stage),)
+        assert read("head", stage) == (view.head(stage),)
+        at = view._stages[stage]
+        assert read("stageOf", stage) == (at.seated, at.counted(1), at.counted(2), at.non_empty, at.empties)
+        voters, needed = read("quorumOf", stage)
+        holders = [view.holder(replica, stage) for replica in range(voters.bit_length()) if voters >> replica & 1]
+        assert (set(holders), needed) == (set(view.voters(stage)), view.quorum(stage))
+        for replica in range(view.config.max_replicas):
+            assert read("holderOf", replica, stage) == (view.holder(replica, stage) or "0x" + "0" * 40,)
+    for account in accounts:
+        member = view._member(account)
+        expected = (
+            member.holds,
+            member.asked.value,
+            member.former_vote,
+            member.replica,
+            member.stage,
+            member.former_replica,
+            member.changed_round,
+            member.since,
+            member.joined_round,
+            member.joined_at,
+            member.asked_at,
+            member.asked_seal,
+        )
+        assert read("memberOf", account) == (expected,)
+    is_open, round, opened_at = read("openRound")
+    assert (view.open_round, view.opened_at) == ((round, opened_at) if is_open else (None, None))

@@ -1,0 +1,191 @@
+"""The view beside the contract on an EVM, through random lives of small runs: what they know is equal after every
+transaction, and the view foretells which transactions the contract takes."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from direct_chain import DirectChain
+from eth_hash.auto import keccak
+from ledger_run import NAME, check, config, seal_of, signatures_of, work
+
+from dlx.ledger.client import seal_argument
+from dlx.ledger.errors import Reverted
+from dlx.ledger.events import Sealed
+from dlx.ledger.keys import account_of
+from dlx.ledger.typed import ANY_STAGE, run_id
+from dlx.ledger.verify import verify_seal
+from dlx.ledger.view import RunView
+
+KEYS = {account_of(key): key for key in (keccak(b"member %d" % i) for i in range(8))}
+ACCOUNTS = list(KEYS)
+MIN, TIMEOUT, EVICTION = 10, 100, 60
+
+
+MOODS = {
+    "churn": "join join join leave move move seal seal seal",
+    "busy": "join leave accuse" + " seal" * 20,
+    "silent": "join accuse accuse accuse answer evict evict deal deal seal seal seal seal",
+}
+
+
+@pytest.fixture(scope="module")
+def chain() -> DirectChain:
+    return DirectChain(list(KEYS.values()))
+
+
+class Life:
+    """A run whose members do anything at any time."""
+
+    def __init__(self, chain: DirectChain, seed: int, **settings: Any) -> None:
+        self.chain, self.chance = chain, random.Random(seed)
+        random.seed(seed)  # for the contents of contributions
+        times = {"min_round_time": MIN, "round_timeout": TIMEOUT, "eviction_time": EVICTION, "rounds": 400}
+        self.config = config(**{**times, "min_replicas": 1, **settings})
+        self.run = run_id(chain.domain.chain_id, chain.ledger, ACCOUNTS[0], self.config.manifest)
+        self.view = RunView(self.run, chain.domain)
+        self.done: Counter[str] = Counter()
+        self.events: list[Any] = []
+        genesis = [bytes([1 + stage]) * 32 for stage in range(self.config.stages)]
+        self.write(ACCOUNTS[0], "createRun", tuple(vars(self.config).values()), NAME, genesis)
+
+    def write(self, account: str, function: str, *args: Any) -> None:
+        for event in self.chain.write(KEYS[account], function, *args):
+            if isinstance(event, Sealed):
+                assert verify_seal(self.view, event) == []
+            self.view.apply(event)
+            self.events.append(event)
+        self.done[function] += 1
+        self.chain.now += 1
+
+    def tries(self, account: str, function: str, *args: Any, foreseen: bool) -> None:
+        """Sends it; the view must have known whether the contract takes it."""
+        try:
+            self.write(account, function, self.run, *args)
+        except Reverted as error:
+            assert not foreseen, f"{function}{args}: {error}"
+            self.done[f"no {function}"] += 1
+        else:
+            assert foreseen, f"{function}{args} was taken"
+
+    def check(self) -> None:
+        check(self.view, lambda function, *args: self.chain.read(function, self.run, *args), ACCOUNTS)
+        for account in self.view.members():
+            assert self.chain.read("isForfeit", self.run, account) == (self.view.is_forfeit(account, self.chain.now),)
+
+    def step(self, mood: str) -> None:
+        view, chance, now = self.view, self.chance, self.chain.now
+        me, other = chance.choice(ACCOUNTS), chance.choice(ACCOUNTS)
+        match chance.choice(MOODS[mood].split()):
+            case "join":
+                self.join(me)
+            case "leave":
+                self.tries(me, "leaveRun", foreseen=view.slot_of(me) is not None)
+            case "move":
+                able = [account for account in ACCOUNTS if view.may_move(account, now)]
+                me = chance.choice(able or ACCOUNTS)
+                self.tries(me, "moveDown", foreseen=view.may_move(me, now))
+            case "deal":
+                able = [replica for replica in range(self.config.max_replicas) if view._is_dealable(replica)]
+                replica = chance.choice(able or range(self.config.max_replicas))
+                if not able or view.may_deal(replica):
+                    self.tries(me, "deal", replica, foreseen=view.may_deal(replica))
+            case "accuse":
+                if view.open_round is not None and chance.random() < 0.5:
+                    now = self.chain.now = max(now, view.opened_at + TIMEOUT + 1)
+                able = [account for account in ACCOUNTS if view.may_accuse(me, account, now)]
+                other = chance.choice(able or ACCOUNTS)
+                self.tries(me, "accuse", other, foreseen=view.may_accuse(me, other, now))
+            case "answer":
+                me = chance.choice([*view.accusations, me])
+                holds = view.slot_of(me) is not None
+                if me in view.accusations or not holds:
+                    self.tries(me, "answer", foreseen=holds)
+            case "evict":
+                if chance.random() < 0.7:
+                    now = self.chain.now = now + EVICTION
+                able = [account for account in ACCOUNTS if view.may_evict(account, now)]
+                other = chance.choice(able or ACCOUNTS)
+                self.tries(me, "evict", other, foreseen=view.may_evict(other, now))
+            case "seal":
+                stages = [s for s in range(self.config.stages) if view.next_round(s) == view.open_round]
+                self.seal(chance.choice(stages), mood) if stages else self.join(me)
+
+    def join(self, me: str) -> None:
+        stage = self.chance.choice([ANY_STAGE, *range(self.config.stages)])
+        try:
+            self.write(me, "joinRun", self.run, stage)
+        except Reverted as error:
+            holds = self.view.slot_of(me) is not None
+            assert (error.name == "AlreadyHolding") == holds
+            full = all(self.view.free_seat(s, me, self.chain.now) is None for s in range(self.config.stages))
+            assert holds or full or error.name in ("SealPending", "NoFreeSeat", "RunFinished"), error.name
+
+    def seal(self, stage: int, mood: str) -> None:
+        """Anybody signs anything; makers prove their records in either way, or not at all."""
+        view, chance = self.view, self.chance
+        lazy = ACCOUNTS[-2:]  # who never works
+        replicas = range(self.config.max_replicas)
+        able = {r: [a for a in ACCOUNTS if a not in lazy and view.admissible(a, stage, r)] for r in replicas}
+        makers: dict[int, str] = {}
+        for replica in replicas:
+            choice = [a for a in able[replica] if a not in makers.values()]
+            if choice and chance.random() < (0.4 if mood == "silent" else 0.9):
+                makers[replica] = chance.choice(choice)
+        wrong = chance.random() < 0.1  # then the holder's signature may cover a record that another one made
+        if wrong:
+            makers[chance.choice(replicas)] = chance.choice(ACCOUNTS)
+        likely = [a for a in ACCOUNTS if view.may_vote(a, stage) or chance.random() < 0.2]
+        signers = [a for a in likely if chance.random() < 0.9]
+        chance.shuffle(signers)
+        signers.sort(key=lambda account: account not in makers.values())
+        wait = chance.choice([0, MIN, MIN, MIN, TIMEOUT, 4 * TIMEOUT])
+        if mood == "silent" and chance.random() < 0.05:
+            wait = 33 * TIMEOUT
+        self.chain.now = max(self.chain.now, view.opened_at + wait)
+        counted = work(view, stage, makers, KEYS)
+        seal = seal_of(view, stage, counted)
+        signatures = signatures_of(view, seal, counted, signers, KEYS)
+        foreseen = (
+            view.open_round == view.next_round(stage)
+            and view.votes(stage, signers) >= view.needed(stage, signers, self.chain.now)
+            and self.chain.now >= view.opens_at(stage, len(makers), signers)
+        )
+        try:
+            self.write(chance.choice(ACCOUNTS), "seal", seal_argument(seal, signatures))
+        except Reverted as error:
+            assert wrong or not foreseen, error.name
+            self.done[f"no seal: {error.name}"] += 1
+        else:
+            assert foreseen
+            sealed = view.sealed[stage, seal.round]
+            assert wrong or sealed.accounts == tuple(makers[replica] for replica in sorted(makers))
+
+
+LIVES = (
+    (1, {}),
+    (2, {"stages": 1, "max_replicas": 4}),
+    (3, {"max_replicas": 4, "quorum_numerator": 1}),
+)
+
+
+def test_the_view_knows_what_the_contract_knows(chain):
+    kinds: Counter[str] = Counter()
+    for seed, settings in LIVES:
+        life = live(chain, seed, settings, steps=180)
+        kinds.update(type(event).__name__ for event in life.events)
+        kinds["reserved"] += sum(getattr(event, "return_until", 0) > 0 for event in life.events)
+        kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
+        kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
+    seen = "RunCreated RunOpened Joined Left Moved Dealt Accused Answered Evicted Sealed reserved forfeit empty"
+    assert set(seen.split()) <= set(+kinds), kinds
+
+
+def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int) -> Life:
+    life = Life(chain, seed, **settings)
+    for step in range(steps):
+        life.step(["churn", "busy", "silent"][step // 20 % 3])
+        if step % 2:
+            life.check()
+    return life
