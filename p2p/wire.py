@@ -9,14 +9,15 @@ import msgspec
 from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
-VERSIONS = (2, 2)  # of this protocol, the oldest and the newest that this node speaks
+VERSIONS = (3, 3)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Bytes20 = Annotated[bytes, Meta(min_length=20, max_length=20)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=65, max_length=65)]
-Record = Annotated[bytes, Meta(min_length=929, max_length=929)]
+Signed = Annotated[bytes, Meta(min_length=929, max_length=929)]
+SealBytes = Annotated[bytes, Meta(min_length=209, max_length=209 + 64 * 76)]
 Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -58,7 +59,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 class ContributionMessage(_Message, frozen=True, tag="contribution"):
     nonce: Bytes8
-    record: Record
+    statement: Signed  # and its signature
 
 
 class ProposalMessage(_Message, frozen=True, tag="proposal"):
@@ -67,9 +68,7 @@ class ProposalMessage(_Message, frozen=True, tag="proposal"):
     stage: Uint16
     round: Uint32
     attempt: Uint32
-    seal: Annotated[bytes, Meta(max_length=1024)]
-    contributions: Hashes64
-    record_signatures: Annotated[list[Signature], Meta(max_length=64)]  # of the listed contributions, as sealed
+    seal: SealBytes
     signature: Signature
 
 

@@ -28,7 +28,7 @@ def export_signed(
     """
     from dlx.ground import durable
     from dlx.node.home import bundle, identity
-    from dlx.node.home.signed import SignedBook, take_over_files
+    from dlx.node.home.signed import SignedBook
 
     if out.exists() or not out.parent.is_dir():
         raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
@@ -38,7 +38,6 @@ def export_signed(
     with folder.lock():
         identity.load_account(folder, settings)  # the password has to be the account's, or nothing would open the file
         with closing(SignedBook(folder.signed, address)) as book:
-            take_over_files(book, folder.state)
             entries = book.entries()
         password, cost = identity.read_password(folder, settings), identity.seal_cost(folder)
         durable.create(out, bundle.pack(address, entries, password, cost))
@@ -62,7 +61,7 @@ def import_signed(
     A file of another account, a damaged one or one that contradicts what was signed here changes nothing.
     """
     from dlx.node.home import bundle, identity
-    from dlx.node.home.signed import SignedBook, take_over_files
+    from dlx.node.home.signed import SignedBook
 
     folder, settings = options.folder(datadir, network, password_file=password_file)
     address = identity.account_address(folder)
@@ -73,8 +72,7 @@ def import_signed(
         try:
             entries = bundle.unpack(file.read_bytes(), address, identity.read_password(folder, settings))
             with closing(SignedBook(folder.signed, address)) as book:
-                take_over_files(book, folder.state)
-                added = book.merge(entries)
+                    added = book.merge(entries)
         except Failure as error:
             raise Failure(f"{file}: {error}; nothing was imported") from None
     made = {

@@ -25,7 +25,7 @@ from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round.faults import Differs, LocalFault
 from dlx.node.round.plans import manifest_plan
-from dlx.node.round.rules import OuterResult, Rules
+from dlx.node.round.rules import OuterResult, PayloadFacts, Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
@@ -93,7 +93,7 @@ class SlotHands:
 
     # ---- payloads and versions ----
 
-    async def fetch(self, signed: SignedContribution) -> int:
+    async def fetch(self, signed: SignedContribution) -> PayloadFacts:
         return await self._payloads.fetch(self._view(), signed)
 
     async def outer(
@@ -107,6 +107,9 @@ class SlotHands:
     async def adopt(self, version: int) -> None:
         view = self._view()
         await self._versions.adopt(view, version)
+        sealed = view.sealed.get((self._stage, version - 1))
+        if sealed is not None:
+            await self._payloads.have_statements(sealed)
         with told():
             await trio.to_thread.run_sync(self._keep, view, version)
 
@@ -118,7 +121,8 @@ class SlotHands:
 
     def _keep(self, view: RunView, version: int) -> None:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
-        own = [self._own[at].contribution.payload for at in self._own if at >= version - OWN_ROUNDS]
+        recent = [self._own[at].contribution for at in self._own if at >= version - OWN_ROUNDS]
+        own = [name for one in recent for name in (one.payload, one.hash())]
         self._retention.keep(view, version, own)
         for name in self._payloads.superseded(version):
             self._context.store.discard(name)
@@ -156,6 +160,7 @@ class SlotHands:
     def _sign_contribution(self, contribution: Contribution) -> SignedContribution:
         context = self._context
         context.store.note(contribution.payload, Kind.PAYLOAD)  # the training process wrote it
+        context.store.put(contribution.encode(), Kind.PAYLOAD)
         signed = context.signed.sign_contribution(contribution, self._rules.domain, context.account_key)
         drop_other_stages(context.directory, self._stage)
         self._retention.release_other_stages()
@@ -184,10 +189,8 @@ class SlotHands:
 
     # ---- transactions ----
 
-    async def send_seal(
-        self, seal: Seal, listed: Sequence[SignedContribution], signatures: Sequence[tuple[str, bytes]]
-    ) -> int:
-        return await _mined(partial(self._context.client.seal, seal, listed, dict(signatures)))
+    async def send_seal(self, seal: Seal, signatures: bytes) -> int:
+        return await _mined(partial(self._context.client.seal, seal, signatures))
 
     async def send_accuse(self, account: str) -> int:
         return await _mined(partial(self._context.client.accuse, self._context.run, account))
@@ -197,6 +200,9 @@ class SlotHands:
 
     async def send_evict(self, account: str) -> int:
         return await _mined(partial(self._context.client.evict, self._context.run, account))
+
+    async def send_deal(self, replica: int) -> int:
+        return await _mined(partial(self._context.client.deal, self._context.run, replica))
 
     async def send_move_down(self) -> int:
         return await _mined(partial(self._context.client.move_down, self._context.run))

@@ -14,7 +14,7 @@ def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domai
     Raises TypedError for bytes that are no statement, SignatureError for a signature that is nobody's.
     """
     if isinstance(message, wire.ContributionMessage):
-        signed = SignedContribution.decode(message.record)
+        signed = SignedContribution.decode(message.statement)
         return e.ContributionSeen(signed, signed.signer(domain), origin)
     if message.run != run:
         return None
@@ -24,8 +24,7 @@ def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domai
             if (seal.run, seal.stage, seal.round) != (message.run, message.stage, message.round):
                 raise TypedError("a proposal's seal is about another round")
             signer = recover(seal.digest(domain), message.signature)
-            listed, signatures = tuple(message.contributions), tuple(message.record_signatures)
-            return e.ProposalSeen(seal, listed, signatures, message.attempt, message.signature, signer)
+            return e.ProposalSeen(seal, message.attempt, message.signature, signer)
         case wire.AttestationMessage():
             signer = recover(message.digest, message.signature)
             return e.AttestationSeen(message.round, message.stage, message.digest, message.signature, signer)
@@ -43,9 +42,8 @@ def message_of(action: a.Statement, run: bytes, stage: int, domain: Domain, key:
             return wire.ContributionMessage(nonce, signed.encode())
         case a.GossipProposal(seal=seal):
             return wire.ProposalMessage(
-                nonce, run, stage, seal.round, action.attempt, seal.encode(), list(action.listed),
-                list(action.record_signatures), action.signature,
-            )  # fmt: skip
+                nonce, run, stage, seal.round, action.attempt, seal.encode(), action.signature
+            )
         case a.GossipAttestation(round=round, digest=digest, signature=signature):
             return wire.AttestationMessage(nonce, run, stage, round, digest, signature)
         case a.GossipReport(round=round, holding=holding, missing=missing):

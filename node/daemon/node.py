@@ -31,7 +31,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
-from dlx.node.home.signed import SignedBook, take_over_files
+from dlx.node.home.signed import SignedBook
 from dlx.node.round.plans import Terms, seals_needed
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
@@ -74,7 +74,6 @@ class Node:
         self._clock = ChainClock()
         self._follower = Follower(client, startup.run, self._clock)
         self._signed = SignedBook(datadir.signed, account)
-        take_over_files(self._signed, datadir.state)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
         self._metrics.count_bytes(self._host.traffic)

@@ -133,10 +133,10 @@ class Overview:
             return None
         return SealStatus(
             round=sealed.round,
-            counted=sealed.seal.count,
-            replicas=max(sealed.seal.count, len(seen.view.complete_replicas())),
+            counted=sealed.count,
+            replicas=max(sealed.count, len(seen.view.complete_replicas())),
             transaction="0x" + sealed.at.tx.hex(),
-            weights=sealed.seal.next_weights.hex(),
+            weights=seen.view.weights(sealed.stage, sealed.round + 1).hex(),
         )
 
     def _needs_peers(self) -> bool:

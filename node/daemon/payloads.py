@@ -9,7 +9,9 @@ from typing import TypeVar
 import trio
 
 from dlx.ground.blobs import Kind
-from dlx.ledger.typed import SignedContribution
+from dlx.ground.merkle import file_root
+from dlx.ledger.events import Sealed
+from dlx.ledger.typed import CONTRIBUTION_SIZE, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
@@ -17,12 +19,13 @@ from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload
 from dlx.node.round.plans import manifest_plan
-from dlx.node.round.rules import OuterResult, Rules, unit_multipliers
+from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.training.outer.policy import Measured
 
 PAYLOAD_SECONDS = 30.0
+STATEMENT_SECONDS = 5.0  # for all of a seal that this node did not hear; nothing waits for them but who audits later
 T = TypeVar("T")
 log = logs.get(__name__)
 
@@ -38,8 +41,8 @@ class Payloads:
     versions: Versions
     made: dict[int, set[bytes]] = field(default_factory=dict)  # round -> blobs that outer steps wrote, sealed or not
 
-    async def fetch(self, view: RunView, signed: SignedContribution) -> int:
-        """Have the payload in the blob store, and know that it decodes; its size in bytes. Raises BadPayload too."""
+    async def fetch(self, view: RunView, signed: SignedContribution) -> PayloadFacts:
+        """Have payload and statement in the blob store, and know that the payload decodes. Raises BadPayload too."""
         statement = signed.contribution
         payload, plan = statement.payload, self.versions.plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
@@ -47,13 +50,14 @@ class Payloads:
         peer = None if statement.account == self.context.account else self.context.peer_of(statement.account)
         peers = [peer] if peer else None
         with told():
+            await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
                 try:
                     path = await fetch(exchange, store, payload, limit, peers, 5.0, Kind.PAYLOAD)
                 except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
                     path = await fetch(exchange, store, payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
                 await self._mending(partial(self.trainer.check, payload, manifest_plan(plan)), view, statement.round)
-                return (await trio.to_thread.run_sync(path.stat)).st_size
+                return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
             except (BlobTooLarge, Wrong) as error:
                 log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
                 raise BadPayload("payload_size" if isinstance(error, BlobTooLarge) else "bad_payload") from None
@@ -74,14 +78,29 @@ class Payloads:
         started = time.monotonic()
         with told():
             ask = partial(self.versions.step, weights, momentum, payloads, tuple(ranks))
-            answer = await self._mending(ask, view, round)
-        self.made.setdefault(round, set()).update((answer.weights, answer.momentum))
+            made, energy = await self._mending(ask, view, round)
+        self.made.setdefault(round, set()).update((made.weights, made.momentum))
         self.context.metrics.of_stage(self.stage).outer_seconds.observe(time.monotonic() - started)
-        return OuterResult(answer.weights, answer.momentum), answer.energy
+        return OuterResult(made.weights, made.momentum, made.weights_root, made.momentum_root), energy
 
     def superseded(self, adopted: int) -> set[bytes]:
         """What outer steps over proposals wrote for rounds that are sealed by now; told once."""
         return {name for round in [at for at in self.made if at < adopted] for name in self.made.pop(round)}
+
+    async def have_statements(self, sealed: Sealed) -> None:
+        """Have the statements that a seal counts, as far as somebody offers them soon."""
+        exchange, store = self.context.exchange, self.context.store
+        with trio.move_on_after(STATEMENT_SECONDS):
+            for record in sealed.records:
+                if not store.has(record.statement):
+                    try:
+                        with told():
+                            await fetch(
+                                exchange, store, record.statement, CONTRIBUTION_SIZE, None, STATEMENT_SECONDS,
+                                Kind.PAYLOAD,
+                            )  # fmt: skip
+                    except ActionFailed as error:
+                        log.info("a statement is not here", statement=record.statement.hex()[:12], error=str(error))
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""

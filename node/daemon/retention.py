@@ -21,8 +21,8 @@ class Retention:
     stage: int
 
     def keep(self, view: RunView, adopted: int, own: Collection[bytes]) -> None:
-        """Keep what the manifest's retention says after V[adopted], and our `own` payloads that may still be needed;
-        what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the disk."""
+        """Keep what the manifest's retention says after V[adopted], and our `own` payloads (and statements) that may
+        still be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the disk."""
         terms, prefix = self.manifest.retention, f"{self.run.hex()[:16]}/{self.stage}/"
         sealed = view.next_round(self.stage)
         versions = {f"{prefix}version/{one}": one for one in kept_versions(terms, adopted, sealed)}
@@ -36,7 +36,7 @@ class Retention:
         for owner, round in rounds.items():
             seal = view.sealed.get((self.stage, round))
             if seal is not None and (owner not in pinned or round >= adopted - 1):
-                self._pin(owner, [record.contribution.payload for record in seal.contributions], Kind.PAYLOAD)
+                self._pin(owner, [name for one in seal.records for name in (one.payload, one.statement)], Kind.PAYLOAD)
         self._pin(f"{prefix}own", own, Kind.PAYLOAD)
         for kind in (Kind.PAYLOAD, Kind.VERSION):
             self.store.evict(kind, LOOKED_AT_SECONDS)

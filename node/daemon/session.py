@@ -286,18 +286,17 @@ class Session:
         counted = self.context.account in sealed.accounts
         self.context.on_sealed(sealed, counted)
         sent, rate = self.context.traffic(), self.progress.tokens_per_second
-        steps = sealed.contributions[0].contribution.inner_steps if sealed.contributions else 0
         log.info(
             "round sealed",
             round=number,
             stage=self.stage,
-            steps=steps,
-            loss=round(sealed.seal.mean_loss / MICRO, 4),
+            steps=sealed.outcome.inner_steps if sealed.count else 0,
+            loss=round(sealed.mean_loss / MICRO, 4),
             tokens_per_second=None if rate is None else round(rate),
             payload_bytes=sent["payload"][0],
             pipe_bytes=sent["pipe"][0],
-            counted=shown.counted([sealed.seal.count], max(sealed.seal.count, len(view.complete_replicas()))),
+            counted=shown.counted([sealed.count], max(sealed.count, len(view.complete_replicas()))),
             mine=counted,
-            weights=sealed.seal.next_weights.hex()[:12],
+            weights=view.weights(self.stage, number + 1).hex()[:12],
             transaction=sealed.at.tx.hex()[:12],
         )

@@ -1,13 +1,13 @@
 """The versions of one stage on disk: adopting the next one against its seal, and mending what our disk has lost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
-from dlx.ledger.typed import Plan, SignedContribution
+from dlx.ledger.typed import Plan, Record, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.retention import version_hashes
 from dlx.node.daemon.troubles import fetch, told
@@ -16,8 +16,9 @@ from dlx.node.round.faults import ActionFailed, Differs
 from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
-from dlx.node.trainer.messages import Answer, SealedPayload
+from dlx.node.trainer.messages import SealedPayload
 from dlx.p2p.exchange import BlobError, BlobExchange
+from dlx.training.outer.step import Version
 from dlx.training.recipe.manifest import Manifest
 
 MENDINGS = 3  # of inputs that our disk has lost, before the version is fetched instead
@@ -74,23 +75,22 @@ class Versions:
         self, view: RunView, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]
     ) -> tuple[SealedPayload, ...]:
         """What an outer step over these contributions takes. Raises ActionFailed as `plan`."""
-        plan = manifest_plan(self.plan(view, round))
-        return tuple(
-            SealedPayload(signed.contribution.payload, signed.contribution.tokens, multiplier, plan)
-            for signed, multiplier in zip(listed, multipliers, strict=True)
+        records = (
+            signed.contribution.record(multiplier) for signed, multiplier in zip(listed, multipliers, strict=True)
         )
+        return self._inputs(view, round, records)
 
     async def step(
         self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...], ranks: tuple[int, ...] = ()
-    ) -> Answer:
+    ) -> tuple[Version, dict[int, float]]:
         """The training process's outer step, see `Trainer.outer`. What it writes has room, and is known for what it is.
 
         Raises NoRoom too.
         """
         await trio.to_thread.run_sync(self.store.make_room, 2 * self._size_limit)  # weights and outer momentum
-        answer = await self.trainer.outer(weights, momentum, payloads, ranks)
-        await trio.to_thread.run_sync(self._note_made, answer)
-        return answer
+        made, energy = await self.trainer.outer(weights, momentum, payloads, ranks)
+        await trio.to_thread.run_sync(self._note_made, made)
+        return made, energy
 
     async def mend(self, view: RunView, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what of a round's inputs (its base version, payloads) is missing or damaged on our disk."""
@@ -111,33 +111,38 @@ class Versions:
     async def _recompute(self, view: RunView, version: int) -> None:
         """Only inputs that are what their names say can speak against a seal: a lost or damaged one is had again."""
         sealed = view.sealed[self.stage, version - 1]
-        expected, found = (sealed.seal.next_weights, sealed.seal.next_momentum), list[str]()
-        inputs = [*self._hashes(view, version - 1), *(one.contribution.payload for one in sealed.contributions)]
+        limit = self.rules.max_payload_size(self.stage, self.plan(view, sealed.round))
+        expected, found = sealed.outcome.hashes, list[str]()
+        before = view.weights(self.stage, version - 1), view.momentum(self.stage, version - 1)
+        inputs = [*self._hashes(view, version - 1), *(record.payload for record in sealed.records)]
         for _ in range(MENDINGS):
-            for signed in sealed.contributions:
-                statement = signed.contribution
+            for record in sealed.records:
                 await fetch(
-                    self.exchange, self.store, statement.payload, statement.payload_size, None, FETCH_SECONDS,
-                    Kind.PAYLOAD,
-                )  # fmt: skip
+                    self.exchange, self.store, record.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD
+                )
             try:
-                payloads = self.inputs(view, sealed.round, sealed.contributions, sealed.seal.multipliers)
-                answer = await self.step(sealed.seal.previous_weights, sealed.seal.previous_momentum, payloads)
+                made, _ = await self.step(*before, self._inputs(view, sealed.round, sealed.records))
             except BlobTrouble as error:
                 await self.mend(view, version - 1, error.blobs)
                 continue
             except Wrong as error:
                 verdict = str(error)
             else:
-                if (answer.weights, answer.momentum) == expected:
+                if (made.weights, made.momentum, made.weights_root, made.momentum_root) == expected:
                     return
-                verdict = f"{answer.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
+                verdict = f"{made.weights.hex()[:16]} instead of {expected[0].hex()[:16]}"
+                if made.weights == expected[0]:
+                    verdict = f"the weights {verdict[:16]}, but another momentum or Merkle root"
             damaged = [name for name in inputs if not await trio.to_thread.run_sync(self.store.sound, name)]
             await self.mend(view, version - 1, damaged)
             found += [] if damaged else [verdict]
             if len(found) == 2:
                 raise Differs(f"the outer step over round {version - 1} gives {found[1]}")
         raise BlobTrouble("this disk damages what is written to it", tuple(inputs))
+
+    def _inputs(self, view: RunView, round: int, records: Iterable[Record]) -> tuple[SealedPayload, ...]:
+        plan = manifest_plan(self.plan(view, round))
+        return tuple(SealedPayload(one.payload, one.inner_steps, one.multiplier, plan) for one in records)
 
     def _here(self, view: RunView, version: int) -> bool:
         return all(self.store.has(name) for name in self._hashes(view, version))
@@ -149,7 +154,7 @@ class Versions:
     def _size_limit(self) -> int:
         return self.manifest.genesis[self.stage].size  # all versions of a stage have the genesis' layout
 
-    def _note_made(self, answer: Answer) -> None:
-        for name in (answer.weights, answer.momentum):
+    def _note_made(self, made: Version) -> None:
+        for name in (made.weights, made.momentum):
             if name != NO_HASH:
                 self.store.note(name, Kind.VERSION)

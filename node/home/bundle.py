@@ -1,8 +1,7 @@
 """What an account has signed, as one sealed file that moves with the account to another machine.
 
 Inside the seal (see node.home.sealed) is a msgpack map: `format` and `version`; `account` (EIP-55 text);
-`contributions`, a list of 929-byte records; `seals`, a list of [seal as the ledger takes it (abi.encode), 65-byte
-signature].
+`contributions`, a list of 929-byte signed statements; `seals`, a list of [the bytes of a seal, 65-byte signature].
 """
 
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from dlx.node.home import sealed
 from dlx.node.home.errors import Failure
 from dlx.node.home.signed import Entries, SignedSeal
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 1 << 30
 _FORMAT = "dlx-node signed statements"
 
@@ -50,7 +49,7 @@ def unpack(data: bytes, account: str, password: str) -> Entries:
         raise Failure(f"it holds {label!r}, not what {account} signed")
     try:
         bundle = _bundle(msgpack.unpackb(sealed.unseal(data, password)))
-        contributions = tuple(SignedContribution.decode(record) for record in bundle.contributions)
+        contributions = tuple(SignedContribution.decode(one) for one in bundle.contributions)
         seals = tuple(SignedSeal(Seal.decode(seal), signature) for seal, signature in bundle.seals)
     except (ValueError, msgpack.UnpackException, msgspec.ValidationError, TypedError) as error:
         raise Failure(f"it is no bundle of signed statements ({error})") from None

@@ -5,9 +5,10 @@ sees it, survives every change of stage, and moves with the account (`dlx-node k
 one account contradict each other, and the second is refused, when they are
 
 - two different contributions to one (run, stage, round);
-- two seals of one (run, stage, round) with equal previous hashes, contributions root and multipliers, but different
-  next hashes: the outer step is a function, so one of them is wrong. Any number of other seals is honest: proposers
-  list different contributions and choose multipliers and plan, and a reorg may put another seal before this one.
+- two seals of one (run, stage, round) after the same seal, with equal payloads, inner steps and multipliers, but other
+  hashes of what they come to: the outer step is a function, so one of them is wrong. Any number of other seals is honest:
+  proposers list different contributions and choose multipliers and plan, and a reorg may put another seal before this
+  one.
 """
 
 import errno
@@ -24,10 +25,10 @@ from dlx.ground import durable
 from dlx.ledger.typed import Contribution, Domain, Seal, SignedContribution, TypedError, sign
 from dlx.node.home.errors import Failure
 
-VERSION = 1  # of the file's tables
+VERSION = 2  # of the file
 _TABLES = """
 CREATE TABLE contributions (
-    account TEXT, run BLOB, stage INTEGER, round INTEGER, record BLOB NOT NULL,
+    account TEXT, run BLOB, stage INTEGER, round INTEGER, statement BLOB NOT NULL,
     PRIMARY KEY (account, run, stage, round)
 );
 CREATE TABLE seals (
@@ -72,20 +73,24 @@ class SignedBook:
         durable.sync_directory(path.parent)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         with self._errors():
-            self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
             self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -256;")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         if version > VERSION:
             raise Failure(f"{path} was written by a later version of dlx-node (format {version}): use that one")
+        if 0 < version < VERSION:
+            raise Failure(
+                f"{path} was written by an earlier version of dlx-node (format {version}), for a ledger that this one "
+                "does not speak to: move it away"
+            )
 
     def contributions(self, run: bytes, stage: int) -> dict[int, SignedContribution]:
         """The account's contributions to a stage, by round."""
-        query = "SELECT round, record FROM contributions WHERE account = ? AND run = ? AND stage = ? ORDER BY round"
+        query = "SELECT round, statement FROM contributions WHERE account = ? AND run = ? AND stage = ? ORDER BY round"
         with self._transaction():
             rows = self._db.execute(query, (self.account, run, stage)).fetchall()
-            return {round: self._contribution(record) for round, record in rows}
+            return {round: self._contribution(statement) for round, statement in rows}
 
     def sign_contribution(self, contribution: Contribution, domain: Domain, key: bytes) -> SignedContribution:
         """The signed statement, stored; for one that was signed before: the same bytes. Raises Contradiction."""
@@ -99,11 +104,11 @@ class SignedBook:
 
     def entries(self) -> Entries:
         """Everything that the account has signed."""
-        records = "SELECT record FROM contributions WHERE account = ? ORDER BY run, stage, round"
+        statements = "SELECT statement FROM contributions WHERE account = ? ORDER BY run, stage, round"
         seals = "SELECT seal, signature FROM seals WHERE account = ? ORDER BY run, stage, round, basis, name"
         with self._transaction():
             return Entries(
-                tuple(self._contribution(row[0]) for row in self._db.execute(records, (self.account,))),
+                tuple(self._contribution(row[0]) for row in self._db.execute(statements, (self.account,))),
                 tuple(self._seal(*row) for row in self._db.execute(seals, (self.account,))),
             )
 
@@ -126,7 +131,7 @@ class SignedBook:
 
     def _kept(self, asked: Contribution) -> SignedContribution | None:
         """The same contribution, signed before. Raises Contradiction."""
-        query = "SELECT record FROM contributions WHERE account = ? AND run = ? AND stage = ? AND round = ?"
+        query = "SELECT statement FROM contributions WHERE account = ? AND run = ? AND stage = ? AND round = ?"
         row = self._db.execute(query, (self.account, asked.run, asked.stage, asked.round)).fetchone()
         if row is None:
             return None
@@ -149,13 +154,14 @@ class SignedBook:
         of_basis = "account = ? AND run = ? AND stage = ? AND round = ? AND basis = ?"
         if self._db.execute(f"SELECT 1 FROM seals WHERE {of_basis} AND next != ?", (*key, next)).fetchone():
             raise _contradiction("outcome of the same contributions", seal.stage, seal.round)
-        row = *key, seal.hash(), next, seal.encode(), signed.signature
+        encoded = seal.encode()
+        row = *key, sha256(encoded).digest(), next, encoded, signed.signature
         self._db.execute("INSERT OR IGNORE INTO seals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         return signed
 
-    def _contribution(self, record: bytes) -> SignedContribution:
+    def _contribution(self, statement: bytes) -> SignedContribution:
         try:
-            return SignedContribution.decode(record)
+            return SignedContribution.decode(statement)
         except TypedError as error:
             raise self._damaged(error) from None
 
@@ -196,34 +202,14 @@ class SignedBook:
         )
 
 
-def take_over_files(book: SignedBook, state: Path) -> None:
-    """Move contributions that an earlier version kept as files (`<run>/stage-<s>/contributions/<round>`) into the book.
-
-    Those of other accounts stay where they are. Raises Contradiction, and Failure for a file that is damaged.
-    """
-    for folder in sorted(state.glob("*/stage-*/contributions")):
-        files = {path: _read(path) for path in folder.iterdir() if path.name.isdecimal()}
-        ours = {path: signed for path, signed in files.items() if signed.contribution.account == book.account}
-        book.merge(Entries(tuple(ours.values()), ()))
-        for path in ours:  # the book has them on disk
-            path.unlink()
-
-
-def _read(path: Path) -> SignedContribution:
-    try:
-        return SignedContribution.decode(path.read_bytes())
-    except TypedError as error:
-        raise Failure(f"{path} is damaged ({error}): restore it from a backup, it says what was signed") from None
-
-
 def _basis(seal: Seal) -> bytes:
-    """What the next hashes follow from."""
-    parts = seal.previous_weights, seal.previous_momentum, seal.contributions_root, seal.packed_multipliers()
-    return sha256(b"".join(parts)).digest()
+    """What the hashes of its outcome follow from."""
+    counted = [one.payload + one.inner_steps.to_bytes(4) + one.multiplier.to_bytes(2) for one in seal.records]
+    return sha256(b"".join([seal.previous, *counted])).digest()
 
 
 def _next(seal: Seal) -> bytes:
-    return seal.next_weights + seal.next_momentum
+    return b"".join(seal.outcome.hashes)
 
 
 def _contradiction(what: str, stage: int, round: int) -> Contradiction:

@@ -12,7 +12,7 @@ H, S = b"h" * 32, b"s" * 65
 MESSAGES = [
     wire.Hello((1, 4), ("f" * 32,) * 16, 2**63 - 1, b"L" * 20, H, "0.1.0" + 27 * "a"),
     wire.ContributionMessage(b"n" * 8, bytes(929)),
-    wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, b"seal", [H] * 64, [S] * 64, S),
+    wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, bytes(209 + 64 * 76), S),
     wire.AttestationMessage(b"n" * 8, H, 3, 7, H, S),
     wire.ReportMessage(b"n" * 8, H, 3, 7, [H] * 128, [H] * 64, S),
     wire.PipeHello(H, 0, 1, b"a" * 20),
@@ -63,8 +63,8 @@ def test_versions_in_the_wrong_order_have_nothing_in_common():
     [
         wire.ContributionMessage(b"n" * 8, bytes(928)),
         wire.ContributionMessage(b"n" * 7, bytes(929)),
-        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, bytes(1025), [], [], S),
-        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, b"", [H] * 65, [], S),
+        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, bytes(208), S),
+        wire.ProposalMessage(b"n" * 8, H, 3, 7, 0, bytes(209 + 64 * 76 + 1), S),
         wire.AttestationMessage(b"n" * 8, H, 65536, 7, H, S),
         wire.ReportMessage(b"n" * 8, H, 3, 7, [H] * 129, [], S),
         wire.ReportMessage(b"n" * 8, H, 3, 7, [b"short"], [], S),

@@ -24,21 +24,11 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, NONCE, SIGNATURE = _bytes(32, 0), _bytes(8, 100), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((2, 2), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((3, 3), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
     wire.ContributionMessage(NONCE, _bytes(929, 3)),
-    wire.ProposalMessage(NONCE, RUN, 0, 127, 128, b"", [], [], SIGNATURE),
-    wire.ProposalMessage(
-        NONCE,
-        RUN,
-        65535,
-        2**32 - 1,
-        255,
-        _bytes(300, 1),
-        [_bytes(32, i) for i in range(16)],
-        [_bytes(65, i) for i in range(16)],
-        SIGNATURE,
-    ),
+    wire.ProposalMessage(NONCE, RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
+    wire.ProposalMessage(NONCE, RUN, 65535, 2**32 - 1, 255, _bytes(209 + 64 * 76, 1), SIGNATURE),
     wire.AttestationMessage(NONCE, RUN, 256, 65536, _bytes(32, 50), SIGNATURE),
     wire.ReportMessage(NONCE, RUN, 1, 2, [], [], SIGNATURE),
     wire.ReportMessage(NONCE, RUN, 1, 2, [_bytes(32, i) for i in range(128)], [_bytes(32, 9)], SIGNATURE),
