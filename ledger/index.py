@@ -11,6 +11,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event, RawLog, RunCreated, decode_log, event_topic
 from dlx.ledger.logs import Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.typed import Domain
 
 _FORMAT = 2  # 1: read by ranges only, so that blocks which a late chain node did not have may be missing
 _TRIES = 5
@@ -41,6 +42,7 @@ class EventIndex:
         left as it is.
         """
         self._path, self._contracts, self._start = path, [ledger, registry], start
+        self.domain = Domain(chain_id, ledger)
         self._origin = chain_id, account_bytes(ledger), account_bytes(registry)
         try:
             self._open()

@@ -12,7 +12,7 @@ from pathlib import Path
 from dlx.ground.blobs import BlobError
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import Contribution, Plan
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, Record, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong
 from dlx.node.round.plans import Terms, manifest_plan, plan_of
@@ -33,11 +33,14 @@ from dlx.training.recipe.recipe import Plan as ManifestPlan
 
 
 class PayloadError(Exception):
-    """A payload that a seal counts and that cannot be used: it has another size, or does not decode."""
+    """A payload that a seal counts and that cannot be used: it is too long, or does not decode."""
 
-    def __init__(self, contribution: Contribution, reason: str) -> None:
-        super().__init__(f"payload {contribution.payload.hex()} of {contribution.account}: {reason}")
-        self.contribution = contribution
+    def __init__(self, record: Record, reason: str) -> None:
+        super().__init__(f"payload {record.payload.hex()} of replica {record.replica}: {reason}")
+
+
+class StatementError(Exception):
+    """A blob that a record names as its statement, and that is none of it."""
 
 
 @dataclass(frozen=True)
@@ -79,29 +82,33 @@ class Replay:
         """Raises WeightsError unless the weights are the canonical file of the stage's tensors."""
         weights.read_arrays(state.weights, self._shapes[state.stage])
 
-    def payload(self, contribution: Contribution) -> Path:
+    def statement(self, sealed: Sealed, record: Record) -> Contribution:
+        """All that a counted contribution states. Raises BlobMissing, BlobWrong or StatementError."""
+        data = self._blobs.get(record.statement, CONTRIBUTION_SIZE).read_bytes()
+        self._blobs.drop(record.statement)
+        try:
+            found = Contribution.decode(data)
+        except TypedError as error:
+            raise StatementError(f"it is no statement: {error}") from error
+        place, stated = (sealed.run, sealed.round, sealed.stage), (found.run, found.round, found.stage)
+        if place != stated or found.record(record.multiplier) != record:
+            raise StatementError("it says something else than the seal's record of it")
+        return found
+
+    def payload(self, sealed: Sealed, record: Record) -> Path:
         """The checked blob of a counted payload. Raises BlobMissing, BlobWrong or PayloadError."""
         try:
-            most = self._codec.size(self._shapes[contribution.stage], self._plan_of(contribution))
+            most = self._codec.size(self._shapes[sealed.stage], self._plan_of(sealed))
         except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
-            raise PayloadError(contribution, str(error)) from error
-        if contribution.payload_size > most:
-            stated = f"its contribution states {contribution.payload_size} bytes"
-            raise PayloadError(contribution, f"{stated}, the codec gives at most {most}")
-        path = self._blobs.get(contribution.payload, most)
-        if (size := path.stat().st_size) != contribution.payload_size:
-            raise PayloadError(
-                contribution, f"it has {size} bytes, its contribution states {contribution.payload_size}"
-            )
-        return path
+            raise PayloadError(record, str(error)) from error
+        return self._blobs.get(record.payload, most)
 
-    def check_payload(self, contribution: Contribution, payload: Path) -> None:
+    def check_payload(self, sealed: Sealed, record: Record, payload: Path) -> None:
         """Raises PayloadError unless the payload decodes."""
         try:
-            plan = self._plan_of(contribution)
-            read_payload(self.manifest, self._shapes[contribution.stage], payload, plan)
+            read_payload(self.manifest, self._shapes[sealed.stage], payload, self._plan_of(sealed))
         except (codecs.CodecError, BlobError) as error:
-            raise PayloadError(contribution, str(error)) from error
+            raise PayloadError(record, str(error)) from error
 
     def step(self, state: State) -> Version:
         """What the payloads sealed after `state` make of it; its files lie among the working copies.
@@ -109,13 +116,12 @@ class Replay:
         Raises as `payload` does, or what `training.outer.step.apply_round` raises.
         """
         sealed = self.view.sealed[state.stage, state.version]
-        contributions = [record.contribution for record in sealed.contributions]
         counted = self._counted(sealed)
         try:
             return apply_round(self.manifest, state.stage, state.weights, state.momentum, counted, self._blobs.work)
         except codecs.CodecError:
-            for contribution, payload in zip(contributions, counted, strict=True):
-                self.check_payload(contribution, payload.payload)  # names the one that does not decode
+            for record, payload in zip(sealed.records, counted, strict=True):
+                self.check_payload(sealed, record, payload.payload)  # names the one that does not decode
             raise
 
     def measure(self, stage: int, round: int) -> Measured:
@@ -137,8 +143,8 @@ class Replay:
 
     def forget_payloads(self, stage: int, round: int) -> None:
         """Drop the working copies of a round's payloads."""
-        for record in self.view.sealed[stage, round].contributions:
-            self._blobs.drop(record.contribution.payload)
+        for record in self.view.sealed[stage, round].records:
+            self._blobs.drop(record.payload)
 
     def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> State:
         """The version itself where somebody keeps it, else recomputed from the newest older one that is kept.
@@ -155,7 +161,7 @@ class Replay:
                 raise ReplayError(f"stage {stage}, round {round}: a sealed payload cannot be had: {error}") from error
             self.forget_payloads(stage, round)
             sealed = self.view.weights(stage, round + 1)
-            if made.weights != sealed or made.momentum != self.view.momentum(stage, round + 1):
+            if outcome_fault(made, self.view, self.view.sealed[stage, round]):
                 raise ReplayError(
                     f"stage {stage}, round {round}: the payloads give {made.weights.hex()}, "
                     f"sealed is {sealed.hex()}: run `dlx-node audit`"
@@ -173,14 +179,29 @@ class Replay:
         raise ReplayError(f"stage {stage}: no source has version {version} or an older one: {failure}")
 
     def _counted(self, sealed: Sealed) -> list[SealedPayload]:
-        contributions = [record.contribution for record in sealed.contributions]
+        plan = self._plan_of(sealed)
         return [
-            SealedPayload(self.payload(counted), counted.tokens, multiplier, self._plan_of(counted))
-            for counted, multiplier in zip(contributions, sealed.seal.multipliers, strict=True)
+            SealedPayload(self.payload(sealed, record), record.inner_steps, record.multiplier, plan)
+            for record in sealed.records
         ]
 
-    def _plan_of(self, contribution: Contribution) -> ManifestPlan:
-        return manifest_plan(self.plan(contribution.stage, contribution.round))
+    def _plan_of(self, sealed: Sealed) -> ManifestPlan:
+        return manifest_plan(self.plan(sealed.stage, sealed.round))
+
+
+def outcome_fault(made: Version, view: RunView, sealed: Sealed) -> str:
+    """Where what the payloads give is not what the seal says; empty where it is. An empty seal says nothing."""
+    stage, version = sealed.stage, sealed.round + 1
+    pairs = [
+        ("weights", made.weights, view.weights(stage, version)),
+        ("momentum", made.momentum, view.momentum(stage, version)),
+    ]
+    if sealed.records:
+        outcome = sealed.outcome
+        pairs.append(("a Merkle root of the weights", made.weights_root, outcome.weights_root))
+        pairs.append(("a Merkle root of the momentum", made.momentum_root, outcome.momentum_root))
+    wrong = [(what, given, stated) for what, given, stated in pairs if given != stated]
+    return "; ".join(f"the payloads give {what} {given.hex()}, sealed is {stated.hex()}" for what, given, stated in wrong)
 
 
 class ReplayError(Exception):

@@ -8,7 +8,7 @@ from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Event, Evicted, RoundOpened, RunCreated, Sealed, decode_log
+from dlx.ledger.events import Event, RunCreated, Sealed, decode_log
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.logs import fetch_logs
 from dlx.ledger.rpc import Header
@@ -21,8 +21,8 @@ from dlx.node.home.errors import Failure
 LEVEL = 1
 
 # What a recount can find wrong, by the line of the report it belongs to; all else is about contributions.
-_SEAL = {"order", "previous weights", "previous momentum", "digest", "empty seal"}
-_QUORUM = {"quorum", "seal signatures"}
+_SEAL = {"order", "digest", "plan", "empty seal", "outcome", "time"}
+_QUORUM = {"quorum", "signatures"}
 
 
 def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], None]) -> RunView | None:
@@ -39,14 +39,14 @@ def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], 
         return None
     report.facts["registry"] = registry
     # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
-    due = _due(client, run)
+    due, heads = _due(client, run)
     head = client.rpc.head()
     report.facts["head"] = f"block {head.number}, {head.hash.hex()}"
     view = _Recount(report, client, domain, progress).run(head)
     if not view.created:
         report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
         return None
-    _completeness(report, view, due)
+    _completeness(report, view, due, heads)
     return view
 
 
@@ -68,12 +68,14 @@ def _bytecode(report: Report, client: LedgerClient) -> str | None:
     return registry
 
 
-def _due(client: LedgerClient, run: bytes) -> list[int]:
-    """The contract's own count of sealed rounds for each stage."""
+def _due(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
+    """The contract's own count of sealed rounds for each stage, and the head that it stores: of that round's seal or,
+    where one came in between, a later one's."""
     try:
         (config,) = client.read("runConfig", run)
-        stages = config[2]
-        return [client.read("nextRound", run, stage)[0] for stage in range(stages)]
+        stages = range(config[2])
+        due = [client.read("nextRound", run, stage)[0] for stage in stages]
+        return due, [client.read("head", run, stage)[0] for stage in stages]
     except Reverted as error:
         raise Failure(f"ledger {client.ledger} knows no run 0x{run.hex()} ({error}): see `dlx-node run list`") from None
 
@@ -86,7 +88,7 @@ class _Recount:
         self._client = client
         self._domain = domain
         self._progress = progress
-        self._view = RunView(report.run)
+        self._view = RunView(report.run, domain)
 
     def run(self, head: Header) -> RunView:
         count = 0
@@ -123,10 +125,6 @@ class _Recount:
                 if not view.created:
                     raise ViewError("a seal before the run was created")
                 self._seal(event)
-            case RoundOpened():
-                self._opened(event)
-            case Evicted() if not view.may_evict(event.account, event.at.time, event.at.block):
-                raise ViewError(f"{event.account} was evicted without an accusation that waited long enough")
         view.apply(event)
 
     def _created(self, event: RunCreated) -> None:
@@ -137,16 +135,6 @@ class _Recount:
         else:
             detail = f"creator {event.creator} and the manifest give {expected.hex()}"
             self._report.add(LEVEL, "run id", "FAIL", detail, hash=event.run)
-
-    def _opened(self, event: RoundOpened) -> None:
-        view = self._view
-        behind = [stage for stage in range(view.config.stages) if view.next_round(stage) < event.round]
-        if behind:
-            raise ViewError(f"round {event.round} opened before stage {behind[0]} sealed round {event.round - 1}")
-        if event.round == 0 and len(view.complete_replicas()) < view.config.min_replicas:
-            raise ViewError(f"round 0 opened with {len(view.complete_replicas())} complete replicas")
-        if event.opened_at != event.at.time:
-            raise ViewError(f"round {event.round} states another opening time than its block's")
 
     def _seal(self, event: Sealed) -> None:
         self._progress(f"seals: round {event.round}, stage {event.stage}, of {self._view.config.rounds} rounds")
@@ -163,25 +151,9 @@ class _Recount:
                 )
             if not wrong:
                 self._report.add(LEVEL, line, "PASS", round=event.round, stage=event.stage, hash=event.digest)
-        self._stored(event)
-
-    def _stored(self, event: Sealed) -> None:
-        """The contract keeps one digest per seal: the event must be the one that the contract accepted."""
-        (stored,) = self._client.read("sealDigest", event.run, event.round, event.stage)
-        computed = event.seal.digest(self._domain)
-        verdict, detail = ("PASS", "") if stored == computed else ("FAIL", f"the contract stores {stored.hex()}")
-        self._report.add(
-            LEVEL,
-            "stored digest",
-            verdict,  # type: ignore[arg-type]
-            detail,
-            round=event.round,
-            stage=event.stage,
-            hash=computed,
-        )
 
 
-def _completeness(report: Report, view: RunView, due: list[int]) -> None:
+def _completeness(report: Report, view: RunView, due: list[int], heads: list[bytes]) -> None:
     config = view.config
     for stage in range(config.stages):
         seen, expected = view.next_round(stage), due[stage] if stage < len(due) else 0
@@ -190,6 +162,16 @@ def _completeness(report: Report, view: RunView, due: list[int]) -> None:
             report.add(LEVEL, "record", "FAIL", detail, round=seen, stage=stage)
         else:
             report.add(LEVEL, "record", "PASS", f"{seen} of {config.rounds} rounds sealed", stage=stage)
+            _head(report, view, stage, expected, heads[stage])
     sealed = min(view.next_round(stage) for stage in range(config.stages))
     report.facts["rounds"] = f"{sealed} of {config.rounds} sealed by all {config.stages} stages"
     report.facts["state"] = "complete" if view.finished else "not started" if view.open_round is None else "open"
+
+
+def _head(report: Report, view: RunView, stage: int, due: int, stored: bytes) -> None:
+    """The contract keeps the digest of a stage's newest seal, which names the one before it, and so on: the events must
+    be of the seals that the contract accepted."""
+    later = {view.sealed[stage, round].digest for round in range(max(0, due - 1), view.next_round(stage))}
+    known = later if due else later | {view.genesis[stage]}
+    verdict, detail = ("PASS", "") if stored in known else ("FAIL", f"the contract stores {stored.hex()}")
+    report.add(LEVEL, "stored digest", verdict, detail, stage=stage, hash=view.head(stage))  # type: ignore[arg-type]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlx.ground.constants import UNIT
+from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
+from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
-from dlx.node.archive.replay import PayloadError, Replay, State
+from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
@@ -26,7 +28,6 @@ LEVEL = 2
 
 _FAULTS = {
     "wrong_plan": "states another plan than {plan}, or another number of steps",
-    "wrong_tokens": "states {counted.tokens} tokens, not what its inner steps have",
     "wrong_segments": "commits to {counted.segments} segments, not what its inner steps make",
     "private_data": "says that it comes from private data, which the manifest does not allow",
 }
@@ -116,13 +117,13 @@ class _Audit:
     def _round(self, stage: int, round: int) -> None:
         sealed = self._view.sealed[stage, round]
         self._terms(sealed)
-        self._statements(sealed)
+        statements = [self._statement(sealed, record) for record in sealed.records]
         state = self._states[stage] or self._restart(stage, round)
-        usable = self._payloads(sealed, decode=state is None)
+        usable = self._payloads(sealed, statements, decode=state is None)
         self._multipliers(sealed, usable)
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
-            self._add("replay", "SKIP", stage, round, sealed.seal.next_weights, reason)
+            self._add("replay", "SKIP", stage, round, self._view.weights(stage, round + 1), reason)
             self._report.cannot_establish(
                 f"what the payloads of round {round} make of stage {stage} (its hash was sealed, not recomputed)"
             )
@@ -135,89 +136,113 @@ class _Audit:
 
     def _terms(self, sealed: Sealed) -> None:
         """May the seal change the plan in this way, and does the run still have this round?"""
-        terms, seal = self._replay.terms, sealed.seal
-        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, seal.plan)]
+        terms, outcome = self._replay.terms, sealed.outcome
+        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan)]
+        steps = self._replay.plan(sealed.stage, sealed.round).inner_steps
+        if outcome.inner_steps != steps:
+            wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {steps}")
+        wrong += [
+            f"counts {record.inner_steps} inner steps of replica {record.replica}, its plan has {steps}"
+            for record in sealed.records
+            if record.inner_steps != steps
+        ]
         if not has_round(terms, self._view, sealed.round):
             wrong.append("the run had reached its inner steps before this round")
-        if self._replay.manifest.outer.policy == "mean" and seal.multipliers != unit_multipliers(len(seal.multipliers)):
-            wrong.append(f"seals the multipliers {seal.multipliers}, all must be {UNIT}")
+        multipliers = _multipliers(sealed)
+        if self._replay.manifest.outer.policy == "mean" and multipliers != unit_multipliers(len(multipliers)):
+            wrong.append(f"seals the multipliers {multipliers}, all must be {UNIT}")
         detail = "; ".join(filter(None, wrong))
         self._add("terms", "FAIL" if detail else "PASS", sealed.stage, sealed.round, sealed.digest, detail)
 
     def _multipliers(self, sealed: Sealed, usable: bool) -> None:
         """Where the run's policy weighs contributions by their norms: are the multipliers those of the payloads?"""
-        stage, round, seal = sealed.stage, sealed.round, sealed.seal
-        if self._replay.manifest.outer.policy == "mean" or not seal.multipliers:
+        stage, round, multipliers = sealed.stage, sealed.round, _multipliers(sealed)
+        if self._replay.manifest.outer.policy == "mean" or not multipliers:
             return
         if not usable:
             self._add("multipliers", "SKIP", stage, round, sealed.digest, "a payload cannot be used")
             return
         try:
-            detail = disagreement(self._replay.measure(stage, round), seal.multipliers) or ""
+            detail = disagreement(self._replay.measure(stage, round), multipliers) or ""
         except (PayloadError, CodecError) as error:
             detail = f"cannot be measured: {error}"
         self._add("multipliers", "FAIL" if detail else "PASS", stage, round, sealed.digest, detail)
 
-    def _statements(self, sealed: Sealed) -> None:
-        """Did each counted contribution start from the right version, and does it state what its plan gives?"""
-        base = self._view.weights(sealed.stage, base_version(self._replay.terms, sealed.round))
-        plan = self._replay.plan(sealed.stage, sealed.round)
-        for record in sealed.contributions:
-            counted = record.contribution
-            wrong = []
-            if counted.base_weights != base:
-                wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
-            if fault := statement_fault(self._replay.terms, counted, plan):
-                wrong.append(_FAULTS[fault].format(plan=plan, counted=counted))
-            verdict: Verdict = "FAIL" if wrong else "PASS"
-            where = f"contribution of {counted.account}"
-            detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])
-            self._report.add(
-                LEVEL, "base and plan", verdict, detail, round=sealed.round, stage=sealed.stage, hash=counted.hash()
+    def _statement(self, sealed: Sealed, record: Record) -> Contribution | None:
+        """What the contribution states in full, where somebody has it: did it start from the right version, and does it
+        say what its plan gives?"""
+        stage, round, replay = sealed.stage, sealed.round, self._replay
+        account = sealed.accounts[sealed.records.index(record)]
+        where = f"contribution of {account}"
+        try:
+            counted = replay.statement(sealed, record)
+        except BlobMissing:
+            detail = f"the statement of {account} is gone: no source has it"
+            self._add("base and plan", "WARN", stage, round, record.statement, detail)
+            self._report.cannot_establish(
+                f"what {account} stated of its contribution to round {round} beyond the seal's record of it"
             )
+            return None
+        except (BlobWrong, StatementError) as error:
+            reason = error.reason if isinstance(error, BlobWrong) else error
+            self._add("base and plan", "FAIL", stage, round, record.statement, f"{where}: {reason}")
+            return None
+        base, plan, wrong = self._view.weights(stage, base_version(replay.terms, round)), replay.plan(stage, round), []
+        if counted.account != account:
+            wrong.append(f"names {counted.account} as its account")
+        if counted.base_weights != base:
+            wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
+        if fault := statement_fault(replay.terms, counted, plan):
+            wrong.append(_FAULTS[fault].format(plan=plan, counted=counted))
+        detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])
+        self._add("base and plan", "FAIL" if wrong else "PASS", stage, round, record.statement, detail)
+        return counted
 
-    def _payloads(self, sealed: Sealed, decode: bool) -> bool:
+    def _payloads(self, sealed: Sealed, statements: Sequence[Contribution | None], decode: bool) -> bool:
         """Fetch every counted payload; whether all can be used. `decode` where no replay will."""
         usable = True
-        for record in sealed.contributions:
-            counted = record.contribution
-            try:
-                path = self._replay.payload(counted)
-                if decode:
-                    self._replay.check_payload(counted, path)
-            except BlobMissing:
-                usable = False
-                detail = f"the payload of {counted.account} is gone: no source has it"
-                self._add("payload", "WARN", sealed.stage, sealed.round, counted.payload, detail)
-            except BlobWrong as error:
-                usable = False
-                detail = f"the payload of {counted.account}: {error.reason}"
-                self._add("payload", "FAIL", sealed.stage, sealed.round, counted.payload, detail)
-            except PayloadError as error:
-                usable = False
-                self._add("payload", "FAIL", sealed.stage, sealed.round, counted.payload, str(error))
-            else:
-                self._add("payload", "PASS", sealed.stage, sealed.round, counted.payload)
+        for record, account, statement in zip(sealed.records, sealed.accounts, statements, strict=True):
+            here, verdict, detail = self._payload(sealed, record, account, statement, decode)
+            usable = usable and here
+            self._add("payload", verdict, sealed.stage, sealed.round, record.payload, detail)
         return usable
 
+    def _payload(
+        self, sealed: Sealed, record: Record, account: str, statement: Contribution | None, decode: bool
+    ) -> tuple[bool, Verdict, str]:
+        """Whether it can be used, and what is to be said of it."""
+        try:
+            path = self._replay.payload(sealed, record)
+            if decode:
+                self._replay.check_payload(sealed, record, path)
+        except BlobMissing:
+            return False, "WARN", f"the payload of {account} is gone: no source has it"
+        except BlobWrong as error:
+            return False, "FAIL", f"the payload of {account}: {error.reason}"
+        except PayloadError as error:
+            return False, "FAIL", str(error)
+        if statement is not None:
+            if (size := path.stat().st_size) != statement.payload_size:
+                return True, "FAIL", f"the payload of {account} has {size} bytes, it states {statement.payload_size}"
+            if (root := file_root(path)) != statement.payload_root:
+                stated = statement.payload_root.hex()
+                return True, "FAIL", f"the payload of {account} has the Merkle root {root.hex()}, it states {stated}"
+        return True, "PASS", ""
+
     def _step(self, state: State, sealed: Sealed) -> State | None:
-        stage, round, seal = sealed.stage, sealed.round, sealed.seal
+        stage, round = sealed.stage, sealed.round
+        weights = self._view.weights(stage, round + 1)
         try:
             made = self._replay.step(state)
         except (PayloadError, OuterError, WeightsError, CodecError) as error:
-            self._add("replay", "FAIL", stage, round, seal.next_weights, f"cannot be computed: {error}")
+            self._add("replay", "FAIL", stage, round, weights, f"cannot be computed: {error}")
             self._replay.forget(state)
             return self._restart(stage, round + 1)
         after = self._replay.advance(state, made)
-        wrong = []
-        if made.weights != seal.next_weights:
-            wrong.append(f"the payloads give weights {made.weights.hex()}, sealed is {seal.next_weights.hex()}")
-        if made.momentum != seal.next_momentum:
-            wrong.append(f"the payloads give momentum {made.momentum.hex()}, sealed is {seal.next_momentum.hex()}")
-        if not wrong:
-            self._add("replay", "PASS", stage, round, seal.next_weights)
+        fault = outcome_fault(made, self._view, sealed)
+        self._add("replay", "FAIL" if fault else "PASS", stage, round, weights, fault)
+        if not fault:
             return after
-        self._add("replay", "FAIL", stage, round, seal.next_weights, "; ".join(wrong))
         # The rest is judged from what was sealed, where that is stored: one wrong seal must not hide the next.
         self._replay.forget(after)
         return self._restart(stage, round + 1)
@@ -242,3 +267,7 @@ class _Audit:
         self, check: str, verdict: Verdict, stage: int, round: int | None, digest: bytes, detail: str = ""
     ) -> None:
         self._report.add(LEVEL, check, verdict, detail, round=round, stage=stage, hash=digest)
+
+
+def _multipliers(sealed: Sealed) -> tuple[int, ...]:
+    return tuple(record.multiplier for record in sealed.records)

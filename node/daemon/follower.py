@@ -72,7 +72,7 @@ class Follower:
                 await self._follow(well)
 
     async def _follow(self, well: Well) -> None:
-        view, nodes, head = RunView(self._run, self._seals), NodeTable(), None
+        view, nodes, head = RunView(self._run, self._client.domain, self._seals), NodeTable(), None
         feed, failures, whole = self._client.feed(self._run, self._confirmations), 0, False
         while True:
             try:
@@ -90,7 +90,7 @@ class Follower:
                 log.info("the chain answers again")
             if update.reorg:
                 log.warning("the chain was reorganised: reading the run again")
-                view, nodes, whole = RunView(self._run, self._seals), NodeTable(), False
+                view, nodes, whole = RunView(self._run, self._client.domain, self._seals), NodeTable(), False
             for event in update.events:
                 view.apply(event)
                 nodes.apply(event)

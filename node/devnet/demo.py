@@ -44,7 +44,7 @@ class Observed:
     def apply(self, event: Event) -> None:
         if isinstance(event, Sealed):
             complete = len(self.view.complete_replicas())
-            self.replicas[event.stage, event.round] = max(event.seal.count, complete)
+            self.replicas[event.stage, event.round] = max(event.count, complete)
         self.view.apply(event)
 
     def seals(self, round: int) -> list[Sealed]:
@@ -66,7 +66,7 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
     """Follows the ledger and the nodes' status endpoints until the run is finished. Raises Failure when it stalls."""
     run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
-        feed, seen = client.feed(run), Observed(RunView(run))
+        feed, seen = client.feed(run), Observed(RunView(run, client.domain))
         moved = looked = time.monotonic()
         while True:
             devnet.check()
@@ -117,15 +117,15 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
 
         pull(client.domain, view, None, checkpoint, sources, wrong, _quiet)
     stages, rounds = devnet.record.stages, len(seen.sealed_at)
-    losses = [view.sealed[stages - 1, round].seal.mean_loss / MICRO for round in range(rounds)]
-    tokens = sum(view.sealed[0, round].seal.total_tokens for round in range(rounds))
+    losses = [view.sealed[stages - 1, round].mean_loss / MICRO for round in range(rounds)]
+    tokens = sum(view.sealed[0, round].steps for round in range(rounds)) * view.config.tokens_per_step
     seals = [
         {
             "round": round,
             "stage": sealed.stage,
-            "count": sealed.seal.count,
+            "count": sealed.count,
             "replicas": seen.replicas[sealed.stage, round],
-            "weights": sealed.seal.next_weights.hex(),
+            "weights": view.weights(sealed.stage, round + 1).hex(),
             "transaction": "0x" + sealed.at.tx.hex(),
         }
         for round in range(rounds)
@@ -164,8 +164,8 @@ def tokens_per_second(seen: Observed) -> float | None:
     first, end = seen.earlier, len(seen.sealed_at)
     if end - first < 2:
         return None
-    tokens = sum(seen.view.sealed[0, round].seal.total_tokens for round in range(first + 1, end))
-    return tokens / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[first])
+    steps = sum(seen.view.sealed[0, round].steps for round in range(first + 1, end))
+    return steps * seen.view.config.tokens_per_step / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[first])
 
 
 def work_counted(seals: list[dict[str, Any]]) -> tuple[int, int]:

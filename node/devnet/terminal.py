@@ -71,14 +71,14 @@ def round_line(seen: Observed, round: int) -> Text:
     themselves is of now, so a round of before this start has less to show."""
     seals = seen.seals(round)
     last = seals[-1]
-    loss = f"{last.seal.mean_loss / MICRO:.3f}" if last.seal.count else f"{'-':^5}"
-    counts = [sealed.seal.count for sealed in seals]
+    loss = f"{last.mean_loss / MICRO:.3f}" if last.count else f"{'-':^5}"
+    counts = [sealed.count for sealed in seals]
     replicas = max(seen.replicas[sealed.stage, round] for sealed in seals)
     work = Text(f"counted {counted(counts, replicas)}", style="yellow" if min(counts) < replicas else "")
     line = Text(f"round {round:>3}  loss {loss}  ")
     if round >= seen.earlier:
         before = seen.sealed_at[round - 1] if round > seen.earlier else min(seen.started, seen.sealed_at[round] - 1)
-        rate = last.seal.total_tokens / max(0.05, seen.sealed_at[round] - before)
+        rate = last.steps * seen.view.config.tokens_per_step / max(0.05, seen.sealed_at[round] - before)
         traffic = [status.traffic for status in seen.statuses.values()]
         payload, pipe = sum(t.payload.sent for t in traffic), sum(t.pipe.sent for t in traffic)
         peers = min((status.peers for status in seen.statuses.values()), default=0)

@@ -107,13 +107,13 @@ class RunReader:
         return self._view
 
     def _begin(self) -> None:
-        self._feed, self._view = self._client.feed(self._run), RunView(self._run)
+        self._feed, self._view = self._client.feed(self._run), RunView(self._run, self._client.domain)
 
     def _read_on(self) -> bool:
         """Whether that was all there is."""
         update = self._client.poll(self._feed)
         if update.reorg:
-            self._view = RunView(self._run)
+            self._view = RunView(self._run, self._client.domain)
         for event in update.events:
             self._view.apply(event)
         return update.complete
@@ -146,7 +146,7 @@ def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[st
 
 def view_of(index: EventIndex, run: bytes) -> RunView:
     """A run of the ledger as its events say. Raises ViewError for events that the contract cannot have emitted."""
-    view = RunView(run)
+    view = RunView(run, index.domain)
     for event in index.events(run):
         view.apply(event)
     return view

@@ -11,9 +11,11 @@ import msgspec
 
 from dlx.ground.constants import MICRO
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import Plan
+from dlx.ledger.typed import Plan, split_entries
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
+
+DELAYS = (0, 1)  # that a manifest can have
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions: int
     signers: int
     tokens: int
-    level: int | None  # and rank of the plan in force, which contributions name by its hash; None: no seal says it
+    level: int | None  # and rank of the plan in force; None: only the manifest, which knows the delay, says it
     rank: int | None
     next_level: int  # of the plan that the seal carries for the round delay + 1 later
     next_rank: int
@@ -63,23 +65,24 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def history(view: RunView) -> History:
     """The history in a run's replayed events."""
-    config = view.config
+    config, delays = view.config, _delays(view)
     rounds: list[RoundRow] = []
     total = 0
     for number in range(max(view.next_round(stage) for stage in range(config.stages))):
         seals = [view.sealed[stage, number] for stage in range(config.stages) if (stage, number) in view.sealed]
         last = view.sealed.get((config.stages - 1, number))
-        total += seals[0].seal.total_tokens
+        tokens = seals[0].steps * config.tokens_per_step
+        total += tokens
         rounds.append(
             RoundRow(
                 round=number,
                 time=max(sealed.at.time for sealed in seals),
-                inner_steps=_inner_steps(seals),
-                loss=last.seal.mean_loss / MICRO if last and last.seal.count else None,
-                tokens=seals[0].seal.total_tokens,
+                inner_steps=seals[0].outcome.inner_steps if any(sealed.count for sealed in seals) else None,
+                loss=last.mean_loss / MICRO if last and last.count else None,
+                tokens=tokens,
                 total_tokens=total,
                 sealed=len(seals) == config.stages,
-                stages=tuple(_stage_row(view, sealed) for sealed in seals),
+                stages=tuple(_stage_row(view, sealed, delays) for sealed in seals),
             )
         )
     return History(
@@ -172,42 +175,46 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_row(view: RunView, sealed: Sealed) -> StageRow:
-    seal, plan = sealed.seal, _plan_in_force(view, sealed)
+def _stage_row(view: RunView, sealed: Sealed, delays: list[int]) -> StageRow:
+    plan, next_plan = _plan_in_force(view, sealed, delays), sealed.outcome.plan
     return StageRow(
         stage=sealed.stage,
-        weights=seal.next_weights.hex(),
-        contributions=seal.count,
-        signers=len(sealed.signers),
-        tokens=seal.total_tokens,
+        weights=view.weights(sealed.stage, sealed.round + 1).hex(),
+        contributions=sealed.count,
+        signers=sum(not entry.of_record for entry in split_entries(sealed.signatures)),
+        tokens=sealed.steps * view.config.tokens_per_step,
         level=plan.level if plan else None,
         rank=plan.rank if plan else None,
-        next_level=seal.plan_level,
-        next_rank=seal.plan_rank,
-        next_inner_steps=seal.plan_inner_steps,
+        next_level=next_plan.level,
+        next_rank=next_plan.rank,
+        next_inner_steps=next_plan.inner_steps,
         transaction="0x" + sealed.at.tx.hex(),
         block=sealed.at.block,
         time=sealed.at.time,
     )
 
 
-def _inner_steps(seals: list[Sealed]) -> int | None:
-    return next((sealed.contributions[0].contribution.inner_steps for sealed in seals if sealed.contributions), None)
+def _delays(view: RunView) -> list[int]:
+    """The run's delay, which the ledger does not know: those under which every round had the inner steps of the plan
+    that stage 0 sealed for it."""
+
+    def fits(delay: int) -> bool:
+        planned = ((round, round + delay + 1) for round in range(view.next_round(0)))
+        return all(
+            view.sealed[0, later].outcome.inner_steps == view.sealed[0, round].outcome.plan.inner_steps
+            for round, later in planned
+            if (0, later) in view.sealed
+        )
+
+    return [delay for delay in DELAYS if fits(delay)]
 
 
-def _plan_in_force(view: RunView, sealed: Sealed) -> Plan | None:
-    """The plan that the counted contributions name by its hash: an earlier seal's. Which one depends on the run's
-    delay, of which the ledger knows nothing; the first seals carry the manifest's."""
-    if not sealed.contributions:
-        return None
-    counted = sealed.contributions[0].contribution
-    for round in (sealed.round - 1, sealed.round - 2, 0):
-        if (sealed.stage, round) in view.sealed:
-            seal = view.sealed[sealed.stage, round].seal
-            plan = Plan(seal.plan_level, seal.plan_rank, counted.inner_steps)
-            if plan.hash() == counted.plan:
-                return plan
-    return None
+def _plan_in_force(view: RunView, sealed: Sealed, delays: list[int]) -> Plan | None:
+    """What an earlier seal planned for the round; the first seals carry the manifest's plan. None where it depends on a
+    delay that the seals do not show."""
+    sources = {max(0, sealed.round - delay - 1) for delay in delays}
+    plans = {view.sealed[sealed.stage, source].outcome.plan for source in sources}
+    return plans.pop() if len(plans) == 1 else None
 
 
 def _at(place: float, rounds: list[int], tokens: list[int]) -> float:

@@ -109,7 +109,7 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
                 "block": None if sealed is None else sealed.at.block,
             }
         )
-    last = view.sealed[view.config.stages - 1, version - 1].seal if version else None
+    last = view.sealed[view.config.stages - 1, version - 1] if version else None
     return {
         "run": "0x" + view.run.hex(),
         "version": version,
