@@ -201,7 +201,9 @@ def outcome_fault(made: Version, view: RunView, sealed: Sealed) -> str:
         pairs.append(("a Merkle root of the weights", made.weights_root, outcome.weights_root))
         pairs.append(("a Merkle root of the momentum", made.momentum_root, outcome.momentum_root))
     wrong = [(what, given, stated) for what, given, stated in pairs if given != stated]
-    return "; ".join(f"the payloads give {what} {given.hex()}, sealed is {stated.hex()}" for what, given, stated in wrong)
+    return "; ".join(
+        f"the payloads give {what} {given.hex()}, sealed is {stated.hex()}" for what, given, stated in wrong
+    )
 
 
 class ReplayError(Exception):

@@ -138,7 +138,7 @@ class _Recount:
 
     def _seal(self, event: Sealed) -> None:
         self._progress(f"seals: round {event.round}, stage {event.stage}, of {self._view.config.rounds} rounds")
-        problems = verify_seal(self._view, event, self._domain)
+        problems = verify_seal(self._view, event)
         by_line: dict[str, list[Problem]] = {"seal": [], "quorum": [], "contributions": []}
         for problem in problems:
             line = "seal" if problem.check in _SEAL else "quorum" if problem.check in _QUORUM else "contributions"

@@ -72,7 +72,7 @@ def import_signed(
         try:
             entries = bundle.unpack(file.read_bytes(), address, identity.read_password(folder, settings))
             with closing(SignedBook(folder.signed, address)) as book:
-                    added = book.merge(entries)
+                added = book.merge(entries)
         except Failure as error:
             raise Failure(f"{file}: {error}; nothing was imported") from None
     made = {

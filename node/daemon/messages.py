@@ -41,9 +41,7 @@ def message_of(action: a.Statement, run: bytes, stage: int, domain: Domain, key:
         case a.GossipContribution(signed=signed):
             return wire.ContributionMessage(nonce, signed.encode())
         case a.GossipProposal(seal=seal):
-            return wire.ProposalMessage(
-                nonce, run, stage, seal.round, action.attempt, seal.encode(), action.signature
-            )
+            return wire.ProposalMessage(nonce, run, stage, seal.round, action.attempt, seal.encode(), action.signature)
         case a.GossipAttestation(round=round, digest=digest, signature=signature):
             return wire.AttestationMessage(nonce, run, stage, round, digest, signature)
         case a.GossipReport(round=round, holding=holding, missing=missing):

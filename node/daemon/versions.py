@@ -117,9 +117,7 @@ class Versions:
         inputs = [*self._hashes(view, version - 1), *(record.payload for record in sealed.records)]
         for _ in range(MENDINGS):
             for record in sealed.records:
-                await fetch(
-                    self.exchange, self.store, record.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD
-                )
+                await fetch(self.exchange, self.store, record.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD)
             try:
                 made, _ = await self.step(*before, self._inputs(view, sealed.round, sealed.records))
             except BlobTrouble as error:

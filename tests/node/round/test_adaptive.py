@@ -14,7 +14,7 @@ from dlx.node.round import events as e
 from dlx.node.round.plans import plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Adaptive
-from tests.node.round.simulation import DOMAIN, RUN, FACTS, Member, Simulation, make_rules
+from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Simulation, make_rules
 
 ADAPTIVE = Adaptive(
     inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
