@@ -21,7 +21,7 @@ from dlx.node.round import actions as a
 from dlx.node.round.plans import finished
 from dlx.node.round.rules import Rules
 
-HEARSAY = 4  # round timeouts; in a round that lasts longer even those who were heard are asked on the ledger
+HEARSAY = 6  # round timeouts, more than a majority of the votes waits for; in a round that lasts longer all are asked
 MAX_VOTES = 4096  # remembered
 MAX_TURNS = 8  # then everybody does it
 
@@ -92,13 +92,20 @@ class Liveness:
     # ---- who is asked -----------------------------------------------------------------------------------------------
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
-        """Whether the holder of an unsealed stage has said nothing for a round timeout, or the round is open so long
-        that what was heard of it may be somebody's repetition. Who has just joined is given as long from there."""
-        slot = view.slot_of(account)
+        """Whether the holder of an unsealed stage has said nothing for a round timeout, and in a round that is open for
+        more than one, when everybody has to; or for two; or the round is open so long that what was heard of it may be
+        somebody's repetition. Who has just joined is given as long from there."""
+        slot, timeout = view.slot_of(account), self._rules.round_timeout
         if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
-        began = max(view.opened_at or now, self._since or now, view.joined_at(account))
-        return self._silent(view, account, now) or now > began + HEARSAY * self._rules.round_timeout
+        opened_at = view.opened_at or now
+        overdue = now > opened_at + timeout + self._rules.proposal_timeout
+        began = max(opened_at, self._since or now, view.joined_at(account))
+        return (
+            (overdue and self._silent(view, account, now))
+            or self._silent(view, account, now - timeout)
+            or now > began + HEARSAY * timeout
+        )
 
     def _silent(self, view: RunView, account: str, now: float) -> bool:
         heard = max(self._heard.get(account, self._since or now), view.joined_at(account))
@@ -116,7 +123,7 @@ class Liveness:
         for replica, since in self._broken.items():
             if not ours_is_forfeit and (replica == slot[0] or now > since + timeout):
                 found |= self._forfeit(view, replica, now)
-        open_for = now - (view.opened_at or now)
+        open_for = now - max(view.opened_at or now, self._since or now)
         for account, (_, stage) in view.members().items():
             if view.next_round(stage) != view.open_round or not view.is_forfeit(account, int(now)):
                 continue

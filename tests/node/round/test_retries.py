@@ -102,13 +102,13 @@ def test_a_round_that_always_fails_is_started_less_and_less_often() -> None:
     starts = failing_replica(sim)
     sim.run(lambda: False, 17)
     assert 4 <= len(starts) <= 14, "by two holders; it was 46"
-    machine = sim.members[str(sim.view.holder(0, 0))].machine
-    assert [one.action for one in machine.failing(sim.now)] == ["StartRound"]
-    assert "rounds failed in a row" in str(machine.waiting_for(sim.now))
+    member = sim.members[str(sim.view.holder(0, 0))]
+    assert [one.action for one in member.machine.failing(sim.now)] == ["StartRound"]
+    assert "rounds failed in a row" in str(member.machine.waiting_for(sim.now))
     del sim.act  # from now on rounds succeed
-    assert sim.run(lambda: machine.last_trained >= 0, 60)
-    begun = machine.last_trained
-    assert sim.run(lambda: machine.last_trained >= begun + 3, 40), "after a success nothing waits"
+    assert sim.run(lambda: member.machine.last_trained >= 0, 60)
+    begun = member.machine.last_trained
+    assert sim.run(lambda: member.machine.last_trained >= begun + 3, 40), "after a success nothing waits"
 
 
 def test_trouble_of_this_machine_stops_its_work_and_is_said_until_it_is_over() -> None:
