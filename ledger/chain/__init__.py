@@ -30,16 +30,18 @@ def serve(
     chain_id: int = 31337,
     block_time: float = 1.0,
     empty_block_time: float = 3.0,
+    heartbeat: float = 30.0,
     time_lapse: bool = False,
     on_ready: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Serves the chain kept in `directory` (created if absent) over HTTP JSON-RPC; blocks until stopped.
 
-    A waiting transaction is mined `block_time` seconds after the last block at the latest, an empty block
-    `empty_block_time` seconds after it. Each is a second later than the last by its timestamp, as on Ethereum; blocks
-    faster than that share seconds, as on Arbitrum, so that timeouts stay as long as they are. With `time_lapse` they
-    do not: the chain's time then runs ahead of the clock, and tests need not wait for timeouts.
+    A waiting transaction is mined `block_time` seconds after the last block at the latest. While none waits, eight
+    empty blocks follow, `empty_block_time` seconds apart, then one each `heartbeat` seconds. By its timestamp each is a
+    second later than the last, as on Ethereum; blocks faster than that share seconds, as on Arbitrum, so that timeouts
+    stay as long as they are. With `time_lapse` they do not: the chain's time then runs ahead of the clock, and tests
+    need not wait for timeouts.
     `on_ready` gets the URL once requests are answered (port 0: any free port).
     Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
@@ -47,5 +49,5 @@ def serve(
     from dlx.ledger.chain.node import Node
     from dlx.ledger.chain.server import run
 
-    node = Node(directory, chain_id, block_time, empty_block_time, time_lapse)
+    node = Node(directory, chain_id, block_time, empty_block_time, heartbeat, time_lapse)
     run(node, host, port, on_ready, stop or threading.Event())

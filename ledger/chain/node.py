@@ -17,6 +17,7 @@ from dlx.ledger.chain.store import Store
 
 TIP = 1_000_000  # wei per gas, suggested to clients: 100 ETH pay for 10^14 gas
 FAUCET_GRANT = 100 * 10**18  # wei, once per address
+_TAIL = 8  # empty blocks after one with transactions that come at their own pace: who waits for confirmations has them
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,18 @@ class Node:
     """
 
     def __init__(
-        self, directory: Path, chain_id: int, block_time: float, empty_block_time: float, time_lapse: bool
+        self,
+        directory: Path,
+        chain_id: int,
+        block_time: float,
+        empty_block_time: float,
+        heartbeat: float,
+        time_lapse: bool,
     ) -> None:
         """Opens the chain, or creates it with a genesis block; see `ledger.chain.serve`. Raises ChainError."""
         self.chain_id = chain_id
-        self._block_time, self._empty_block_time = block_time, empty_block_time
+        self._block_time, self._empty_block_time, self._heartbeat = block_time, empty_block_time, heartbeat
+        self._empty_blocks = 0  # since the last block with transactions, or the start
         self._seconds_apart = 1 if time_lapse or block_time >= 1 else 0
         self.store = Store(directory)
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
@@ -116,8 +124,9 @@ class Node:
                     self._changed.wait(self._block_time - elapsed)
                     continue
                 ready = list(self._pool.ready(next_base_fee(self.head), self.account))
-                if not ready and elapsed < self._empty_block_time:
-                    self._changed.wait(self._empty_block_time - elapsed)
+                pause = self._empty_block_time if self._empty_blocks < _TAIL else self._heartbeat
+                if not ready and elapsed < pause:
+                    self._changed.wait(pause - elapsed)
                     continue
             try:
                 self._mine(ready)
@@ -145,6 +154,7 @@ class Node:
             self.store.commit_block(block)
             self.head = block.header
             self._last_block = time.monotonic()
+            self._empty_blocks = 0 if block.executed else self._empty_blocks + 1
             mined: dict[bytes, int] = {}
             for executed in block.executed:
                 mined[executed.transaction.sender] = executed.transaction.nonce

@@ -197,7 +197,9 @@ class Rpc:
             raise RpcError(INVALID_PARAMS, "invalid argument 0: a transaction object is needed")
         if overrides:
             raise RpcError(INVALID_PARAMS, "state overrides are not supported")
-        if tag == "pending":
+        # The newest state is asked in order to send a transaction: in the next block, so for its number and time, which
+        # is the time now. An idle chain's head is half a minute old.
+        if tag in ("latest", "pending"):
             header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
         else:
             header = self._header_at(tag)

@@ -21,7 +21,8 @@ from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDE
 MAX_REQUEST = 4 * 2**20  # bytes
 MAX_RESPONSE = 64 * 2**20  # bytes of a batch
 MAX_BATCH = 1_000
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 256
+MAX_PER_ADDRESS = 128  # connections, so that one address cannot keep the others out
 _IDLE_TIMEOUT = 30.0  # seconds: idle ones must not keep others out
 
 log = logging.getLogger(__name__)
@@ -85,24 +86,26 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], rpc: Rpc) -> None:
         self.rpc = rpc
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, str] = {}  # with their client's address
         self._open_lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        address = client_address[0]
         with self._open_lock:
-            refused = len(self._open) >= MAX_CONNECTIONS
+            everybody, own = len(self._open), list(self._open.values()).count(address)
+            refused = everybody >= MAX_CONNECTIONS or own >= MAX_PER_ADDRESS
             if not refused:
-                self._open.add(request)
+                self._open[request] = address
         if refused:
-            log.warning("refused a connection: %d are open", MAX_CONNECTIONS)
+            log.warning("refused a connection of %s: %d are open, %d of them its own", address, everybody, own)
             super().shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._open_lock:
-            self._open.discard(request)
+            self._open.pop(request, None)
         super().shutdown_request(request)
 
     def close_connections(self) -> None:

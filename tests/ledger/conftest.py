@@ -188,7 +188,8 @@ _SERVE = """
 import sys
 from pathlib import Path
 from dlx.ledger.chain import serve
-serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06, time_lapse=True)
+pace = {"block_time": 0.03, "empty_block_time": 0.06, "heartbeat": 0.06}
+serve(Path(sys.argv[1]), port=int(sys.argv[2]), time_lapse=True, **pace)
 """
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from eth_account.signers.local import LocalAccount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.ledger.chain import evm, pool
+from dlx.ledger.chain import evm, pool, server
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.store import Store
 
@@ -58,7 +60,7 @@ def test_transactions_behind_gaps_are_bounded(
 def test_a_transaction_that_became_invalid_is_dropped_and_the_others_are_mined(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, time_lapse=False)
+    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
     rich, poor = node._key, b"\x01" * 32
     sent = [
         evm.transfer(key, 31337, n, bytes(20), 1, 100, 1) for key, n in ((rich, 0), (poor, 0), (poor, 1), (rich, 1))
@@ -110,6 +112,25 @@ def test_what_is_no_request_is_refused(chain: Chain) -> None:
     assert post(b"{}", Origin="http://example.org").status_code == 403
     assert post(b"x" * (5 * 2**20)).status_code == 413
     assert chain.result("eth_chainId") == "0x7a69"
+
+
+def test_one_address_does_not_use_up_the_connections(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PER_ADDRESS", 5)
+    place = ("127.0.0.1", int(chain.url.rsplit(":", 1)[1]))
+    request = b'POST / HTTP/1.1\r\nContent-Length: 53\r\n\r\n{"jsonrpc": "2.0", "id": 1, "method": "eth_chainId" }'
+
+    def answers(connection: socket.socket) -> bool:
+        try:
+            connection.sendall(request)
+            return connection.recv(15) == b"HTTP/1.1 200 OK"
+        except ConnectionError:
+            return False
+
+    with ExitStack() as opened:
+        greedy = [opened.enter_context(socket.create_connection(place, timeout=20)) for _ in range(8)]
+        assert 0 < [answers(connection) for connection in greedy].count(True) <= 5
+        other = opened.enter_context(socket.create_connection(place, timeout=20, source_address=("127.0.0.2", 0)))
+        assert answers(other)
 
 
 @settings(max_examples=150, deadline=None)
