@@ -4,6 +4,7 @@
     evm.py      the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
     pool.py     which transactions may wait, and which go into the next block
     node.py     the chain itself: accepts transactions, mines, knows the head
+    calls.py    calls and estimates, which change nothing, in processes of their own (caller.py)
     rpc.py      the Ethereum JSON-RPC methods
     server.py   loopback HTTP in front of them, start and shutdown
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dlx.ground import durable
 from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.calls import Calls
 from dlx.ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
 from dlx.ledger.chain.pool import Pool
 from dlx.ledger.chain.store import Store
@@ -46,6 +47,7 @@ class Node:
         self._seconds_apart = 1 if time_lapse or block_time >= 1 else 0
         self.store = Store(directory)
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
+        self.calls = Calls(self.store.path, chain_id)
         self._pool = Pool()
         self._changed = threading.Condition(threading.RLock())  # guards the pool and the head
         try:
@@ -139,6 +141,7 @@ class Node:
             self._changed.notify_all()
 
     def close(self) -> None:
+        self.calls.close()
         self.store.close()
 
     def _take(self, transaction: Transaction, granted: bytes | None = None) -> None:

@@ -9,7 +9,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, next_base_fee
+from dlx.ledger.chain.calls import Busy, CallFailed, Question
+from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, Outcome, encode_header, next_base_fee
 from dlx.ledger.chain.node import TIP, Node
 from dlx.ledger.chain.pool import Refused
 from dlx.ledger.chain.store import TooMany
@@ -179,20 +180,27 @@ class Rpc:
         return to_hex(value.to_bytes(32, "big"))
 
     def _call(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
-        header, call = self._parse_call(message, tag, overrides)
-        outcome = self._node.evm.call(header, call)
-        if outcome.error is not None:
-            raise execution_error(outcome)
+        outcome = self._run(self._parse_call(message, tag, overrides, estimate=False))
+        assert isinstance(outcome, Outcome)
         return to_hex(outcome.output)
 
     def _estimate(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
-        header, call = self._parse_call(message, tag, overrides)
-        estimate = self._node.evm.estimate(header, call)
-        if not isinstance(estimate, int):
-            raise execution_error(estimate)
-        return hex(estimate)
+        gas = self._run(self._parse_call(message, tag, overrides, estimate=True))
+        assert isinstance(gas, int)
+        return hex(gas)
 
-    def _parse_call(self, message: Any, tag: Any, overrides: Any) -> tuple[Any, Call]:
+    def _run(self, question: Question) -> Outcome | int:
+        try:
+            outcome = self._node.calls.run(question)
+        except Busy as error:
+            raise RpcError(LIMIT_EXCEEDED, str(error)) from None
+        except CallFailed as error:
+            raise RpcError(SERVER_ERROR, str(error)) from None
+        if isinstance(outcome, Outcome) and outcome.error is not None:
+            raise execution_error(outcome)
+        return outcome
+
+    def _parse_call(self, message: Any, tag: Any, overrides: Any, estimate: bool) -> Question:
         if not isinstance(message, dict):
             raise RpcError(INVALID_PARAMS, "invalid argument 0: a transaction object is needed")
         if overrides:
@@ -212,7 +220,7 @@ class Rpc:
             gas=min(parse_quantity(message["gas"]), GAS_LIMIT) if message.get("gas") else GAS_LIMIT,
             nonce=self._node.evm.account(header.state_root, sender)[0],
         )
-        return header, call
+        return Question(encode_header(header), call, estimate)
 
     # Transactions and logs.
 

@@ -78,63 +78,13 @@ class TooMany(Exception):
     """A log query matches more than the cap on results or bytes."""
 
 
-class Store:
-    """Every method is thread-safe. Reading uses its own connection, so that it never waits for a block's write."""
+class Reader:
+    """What is on disk, also while another process writes it. Every method is thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
-        """Opens `directory`, creating it (0700) and its files (0600); raises ChainError if another process has it."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_file = _lock(directory / "lock")
-        try:
-            path = directory / "chain.sqlite"
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
-            self._writer, self._reader = _open(path), _connect(path)
-        except BaseException:
-            self._lock_file.close()
-            raise
-        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-
-    def close(self) -> None:
-        with self._write_lock, self._read_lock:
-            self._reader.close()
-            self._writer.close()
-            self._lock_file.close()
-
-    # Writing: durable when these return.
-
-    def commit_block(self, block: Block, chain_id: int | None = None) -> None:
-        """Stores a block with everything it changes; `chain_id` comes with the genesis block."""
-        number = block.header.block_number
-        logs = ((position, log) for position, e in enumerate(block.executed) for log in e.logs)
-        with self._write() as sql:
-            if chain_id is not None:
-                sql.execute("INSERT INTO meta VALUES ('chain_id', ?)", (chain_id,))
-            sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items())
-            sql.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.header.hash, encode_header(block.header)))
-            for i, e in enumerate(block.executed):
-                figures = (number, i, e.status, e.gas_used, e.cumulative_gas, str(e.price))
-                values = (e.transaction.hash, *figures, e.transaction.sender, e.transaction.raw)
-                sql.execute("INSERT INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-            for i, (position, log) in enumerate(logs):
-                row = (number << _LOG_BITS | i, position, log.address, *_pad(log.topics), log.data)
-                sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            sql.executemany(
-                "DELETE FROM waiting WHERE sender = ? AND nonce <= ?",
-                ((e.transaction.sender, e.transaction.nonce) for e in block.executed),
-            )
-            sql.executemany("DELETE FROM waiting WHERE hash = ?", ((t.hash,) for t in block.dropped))
-
-    def add_waiting(self, transaction: Transaction, granted: bytes | None = None) -> None:
-        """Stores a waiting transaction, in place of one with its sender and nonce; `granted`: the faucet's account."""
-        with self._write() as sql:
-            sql.execute(
-                "INSERT OR REPLACE INTO waiting (hash, sender, nonce, raw) VALUES (?, ?, ?, ?)",
-                (transaction.hash, transaction.sender, transaction.nonce, transaction.raw),
-            )
-            if granted is not None:
-                sql.execute("INSERT INTO faucet VALUES (?, ?)", (granted, transaction.hash))
-
-    # Reading.
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader = _connect(path)
+        self._read_lock = threading.Lock()
 
     def chain_id(self) -> int | None:
         """None before the genesis block."""
@@ -225,6 +175,64 @@ class Store:
     def _read(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._read_lock:
             return self._reader.execute(query, values).fetchall()
+
+
+class Store(Reader):
+    """Reading uses its own connection, so that it never waits for a block's write."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens `directory`, creating it (0700) and its files (0600); raises ChainError if another process has it."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_file = _lock(directory / "lock")
+        try:
+            path = directory / "chain.sqlite"
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
+            self._writer = _open(path)
+            super().__init__(path)
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._write_lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._write_lock, self._read_lock:
+            self._reader.close()
+            self._writer.close()
+            self._lock_file.close()
+
+    # All of this is durable when it returns.
+
+    def commit_block(self, block: Block, chain_id: int | None = None) -> None:
+        """Stores a block with everything it changes; `chain_id` comes with the genesis block."""
+        number = block.header.block_number
+        logs = ((position, log) for position, e in enumerate(block.executed) for log in e.logs)
+        with self._write() as sql:
+            if chain_id is not None:
+                sql.execute("INSERT INTO meta VALUES ('chain_id', ?)", (chain_id,))
+            sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items())
+            sql.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.header.hash, encode_header(block.header)))
+            for i, e in enumerate(block.executed):
+                figures = (number, i, e.status, e.gas_used, e.cumulative_gas, str(e.price))
+                values = (e.transaction.hash, *figures, e.transaction.sender, e.transaction.raw)
+                sql.execute("INSERT INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            for i, (position, log) in enumerate(logs):
+                row = (number << _LOG_BITS | i, position, log.address, *_pad(log.topics), log.data)
+                sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            sql.executemany(
+                "DELETE FROM waiting WHERE sender = ? AND nonce <= ?",
+                ((e.transaction.sender, e.transaction.nonce) for e in block.executed),
+            )
+            sql.executemany("DELETE FROM waiting WHERE hash = ?", ((t.hash,) for t in block.dropped))
+
+    def add_waiting(self, transaction: Transaction, granted: bytes | None = None) -> None:
+        """Stores a waiting transaction, in place of one with its sender and nonce; `granted`: the faucet's account."""
+        with self._write() as sql:
+            sql.execute(
+                "INSERT OR REPLACE INTO waiting (hash, sender, nonce, raw) VALUES (?, ?, ?, ?)",
+                (transaction.hash, transaction.sender, transaction.nonce, transaction.raw),
+            )
+            if granted is not None:
+                sql.execute("INSERT INTO faucet VALUES (?, ?)", (granted, transaction.hash))
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:

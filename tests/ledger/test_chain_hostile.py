@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +17,21 @@ from eth_account.signers.local import LocalAccount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.ledger.chain import evm, pool, server
+from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.store import Store
+
+GENERATORS = "".join(
+    number.to_bytes(32, "big").hex()
+    for number in (
+        1,
+        2,
+        11559732032986387107991004021392285783925812861821192530917403151452391805634,
+        10857046999023057135944570762232829481370756359578518086990519993285655852781,
+        4082367875863433681332203403145435568316851327593401208105741076214120093531,
+        8495653923123431417604973247489272438418190587263600148770280649306958101930,
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +54,33 @@ def test_runaway_code_ends_with_an_error_and_nothing_else(chain: Chain, owner: L
     assert probe.functions.deep(100).call() == 100
     receipt = chain.mined(chain.use(owner, probe, "burn", gas=300_000))
     assert receipt["status"] == "0x0" and int(receipt["gasUsed"], 16) == 300_000
+
+
+def test_calls_without_end_are_aborted_and_hold_up_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 3.0)
+    with serving(tmp_path / "chain") as chain, ThreadPoolExecutor() as threads:
+        account = chain.account()
+        probe = chain.deploy(account)
+        loop = {"to": probe.address, "data": probe.encode_abi("burn", ())}
+        # One opcode that takes minutes: the pairing of 800 times the two generators of alt_bn128.
+        pairing = {"to": "0x" + "08".zfill(40), "data": "0x" + GENERATORS * 800}
+        asked = [threads.submit(chain.error, "eth_estimateGas", loop), threads.submit(chain.error, "eth_call", pairing)]
+        for _ in range(3):
+            assert chain.mined(chain.send(account))["status"] == "0x1"
+        assert not any(answer.done() for answer in asked)
+        for answer in asked:
+            assert answer.result(60) == {"code": -32000, "message": "execution aborted (timeout = 3s)"}
+        assert probe.functions.deep(10).call() == 10
+
+
+def test_a_call_that_finds_no_free_process_is_told_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 0.1)
+    monkeypatch.setattr(calls, "_PROCESSES", 0)
+    with serving(tmp_path / "chain") as chain:
+        error = chain.error("eth_call", {"to": Account.create().address})
+        assert error["code"] == -32005 and "too many requests" in error["message"]
 
 
 def test_transactions_behind_gaps_are_bounded(
