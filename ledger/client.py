@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,15 @@ class LedgerClient:
 
     def __init__(
         self,
-        rpc_url: str,
+        rpc_url: str | Sequence[str],
         ledger: str,
         key: bytes | None = None,
         outbox: Path | None = None,
         timeout: float = 60.0,
         chain_id: int | None = None,
     ) -> None:
-        self.rpc = Rpc(rpc_url)
-        self._polling = Rpc(rpc_url, patience=_POLL_PATIENCE)
+        self.rpc = Rpc(rpc_url, chain_id=chain_id)
+        self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._account = None if key is None else account_of(key)
@@ -284,7 +284,7 @@ class LedgerClient:
         data = abi.call_data(function, *args)
         by = {"from": self.account, "gas": gas}
         if not self._sender.waiting(to, data):
-            self._try_first(lambda block: abi.call(to, function, *args, block=block, **by))
+            abi.call(to, function, *args, block="latest", **by)  # raises Reverted before gas is spent
         receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
@@ -294,17 +294,10 @@ class LedgerClient:
             raise Reverted("in its block, but neither before nor after it")
         return result
 
-    def _try_first(self, call: Callable[[str], Any]) -> None:
-        """Raises Reverted before gas is spent, if the next block would refuse: as of "pending", for its time."""
-        try:
-            call("pending")
-        except Reverted:
-            if not self.rpc.is_pending_old():
-                raise
-            call("latest")
 
-
-def deploy(rpc_url: str, key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> tuple[str, str]:
+def deploy(
+    rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0
+) -> tuple[str, str]:
     """Creates both contracts with the account's funds; their addresses (registry, ledger)."""
     rpc = Rpc(rpc_url)
     sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)
@@ -319,7 +312,7 @@ def deploy(rpc_url: str, key: bytes, outbox: Path | None = None, timeout: float 
     return registry, create("TrainingLedger", registry)
 
 
-def fund(rpc_url: str, account: str, timeout: float = 30.0) -> None:
+def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0) -> None:
     """Asks the embedded chain's faucet for the account's first funds and waits for them.
 
     Raises LedgerError where the chain has no faucet.

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from dlx.ground import durable
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
-from dlx.node.home.config import Settings, shown_url
+from dlx.node.home.config import Settings, shown_urls
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
@@ -60,9 +60,9 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
     for as long as this lasts."""
-    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url, settings):
+    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url[0], settings):
         with _own_chain(datadir.chain, settings.chain_id) as rpc_url:
-            yield replace(settings, rpc_url=rpc_url)
+            yield replace(settings, rpc_url=(rpc_url,))
     else:
         yield settings
 
@@ -82,7 +82,7 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
     return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id)
 
 
-def ask_first_funds(rpc_url: str, account: str) -> None:
+def ask_first_funds(rpc_url: Sequence[str], account: str) -> None:
     """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
     from dlx.ledger.client import fund
     from dlx.ledger.rpc import Rpc
@@ -117,12 +117,13 @@ def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None)
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings.rpc_url, account_of(key))
     registry, ledger = deploy(settings.rpc_url, key, outbox)
-    return {"rpc_url": settings.rpc_url, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
+    urls = " ".join(settings.rpc_url)
+    return {"rpc_url": urls, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
 
 
 def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
     """Deploy on the folder's embedded chain, which must be running, unless done before; record it in contracts.json."""
-    settings = Settings(rpc_url=rpc_url, chain_id=chain_id)
+    settings = Settings(rpc_url=(rpc_url,), chain_id=chain_id)
     known = read_contracts(datadir)
     if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
         found = {**known, "rpc_url": rpc_url}
@@ -156,24 +157,22 @@ def _show_progress(block: int, last: int) -> None:
         sys.stderr.write(f"dlx-node: reading the ledger, block {block:,} of {last:,}\n")
 
 
-def _check_chain(rpc_url: str, expected: int) -> None:
-    """Raise Failure unless the endpoint answers, soon, with this chain id."""
-    from dlx.ledger.errors import LedgerUnavailable
+def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
+    """Raise Failure unless an endpoint answers, soon, with this chain id, or where all have others."""
+    from dlx.ledger.errors import LedgerUnavailable, WrongLedger
     from dlx.ledger.rpc import Rpc
 
     try:
-        found = Rpc(rpc_url, patience=_ANSWER_SECONDS).number("eth_chainId")
+        Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).number("eth_chainId")
     except LedgerUnavailable as error:
-        raise NotReady(f"{shown_url(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
-    if found != expected:
-        raise Failure(
-            f"{shown_url(rpc_url)} serves chain {found}, not {expected}: check --rpc-url, or set --chain-id {found}"
-        )
+        raise NotReady(f"{shown_urls(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
+    except WrongLedger as error:
+        raise Failure(f"{shown_urls(rpc_url)}: {error}: check --rpc-url or --chain-id") from None
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
     own = read_contracts(datadir)
-    return own is not None and (own["rpc_url"], own["ledger"]) == (settings.rpc_url, settings.ledger)
+    return own is not None and ((own["rpc_url"],), own["ledger"]) == (settings.rpc_url, settings.ledger)
 
 
 def _serves(rpc_url: str, settings: Settings) -> bool:

@@ -6,7 +6,7 @@ What is heavy is imported when a method needs it, so that `import dlx` takes no 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -40,14 +40,15 @@ class Round(TypedDict):
 
 
 def connect(
-    rpc_url: str,
+    rpc_url: str | Sequence[str],
     ledger: str,
     *,
     chain_id: int | None = None,
     blobs: Iterable[str | Path] = (),
     bootstrap: Iterable[str] = (),
 ) -> Ledger:
-    """The ledger at an address ("0x" and 40 hex digits) of the chain behind a JSON-RPC endpoint. Nothing is written.
+    """The ledger at an address ("0x" and 40 hex digits) of the chain behind a JSON-RPC endpoint, or behind
+    several, of which the first that is well is asked. Nothing is written.
 
     `chain_id` insists on a chain, else the endpoint says which it is. Blobs (weights, payloads) are looked for in the
     folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of

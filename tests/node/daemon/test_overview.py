@@ -56,7 +56,7 @@ def overview(
     session: Any = SimpleNamespace(machine=machine, progress=progress)
     seat.session = session if chain is not None else None
     return Overview(
-        run=RUN, account=ACCOUNTS[0], rpc_url="http://key@127.0.0.1:8545/secret", host=host, follower=follower,
+        run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
         membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
     )  # fmt: skip
 
