@@ -6,6 +6,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dlx.ground import durable
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.calls import Calls
 from dlx.ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
-from dlx.ledger.chain.pool import Pool
+from dlx.ledger.chain.pool import MAX_WAITING, Pool
 from dlx.ledger.chain.store import Store
 
 TIP = 1_000_000  # wei per gas, suggested to clients: 100 ETH pay for 10^14 gas
@@ -49,6 +50,8 @@ class Node:
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
         self.calls = Calls(self.store.path, chain_id)
         self._pool = Pool()
+        self._taken: deque[bytes] = deque(maxlen=MAX_WAITING)
+        self._times_taken = 0
         self._changed = threading.Condition(threading.RLock())  # guards the pool and the head
         try:
             stored = self.store.chain_id()
@@ -57,9 +60,7 @@ class Node:
             self._key = _load_key(directory / "faucet.key", create=stored is None)
             if stored is None:
                 self.store.commit_block(self.evm.genesis(key_address(self._key), int(time.time())), chain_id)
-            header = self.store.last_header()
-            assert header is not None
-            self.head: Any = decode_header(header)
+            self.head: Any = decode_header(self.store.last_headers(1)[0])
             for raw in self.store.waiting():
                 self._pool.add(decode(raw))
         except BaseException:
@@ -100,6 +101,12 @@ class Node:
     def waiting_hashes(self) -> list[bytes]:
         with self._changed:
             return self._pool.hashes()
+
+    def taken_since(self, count: int) -> tuple[list[bytes], int]:
+        """Hashes of the transactions taken after the first `count` since the start, and how many have been by now."""
+        with self._changed:
+            new = self._times_taken - count
+            return list(self._taken)[-new:] if new else [], self._times_taken
 
     def account(self, address: bytes) -> tuple[int, int]:
         """(nonce, balance in wei) at the head."""
@@ -148,6 +155,8 @@ class Node:
         self._pool.check(transaction, self.chain_id, next_base_fee(self.head), self.account)
         self.store.add_waiting(transaction, granted)
         self._pool.add(transaction)
+        self._taken.append(transaction.hash)
+        self._times_taken += 1
         self._changed.notify_all()
 
     def _mine(self, transactions: list[Transaction]) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.prune import prune_forever
 from dlx.ledger.chain.rpc import Rpc
 from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
 
@@ -42,9 +43,11 @@ def run(
         node.close()
         raise
     miner = threading.Thread(target=node.mine_forever, args=(stop,), name="miner")
+    pruner = threading.Thread(target=prune_forever, args=(node.store, stop), name="pruner")
     listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="rpc")
     try:
         miner.start()
+        pruner.start()
         listener.start()
         with _signals(stop):
             if on_ready is not None:
@@ -57,6 +60,7 @@ def run(
         node.wake()
         listener.join()
         miner.join()
+        pruner.join()
         node.close()
 
 

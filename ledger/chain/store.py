@@ -98,6 +98,13 @@ class Reader:
             raise KeyError(key)
         return rows[0][0]
 
+    def node_names(self) -> Iterator[list[bytes]]:
+        """The hashes of all state nodes and code, 1,000 at a time."""
+        last = b""
+        while rows := self._read("SELECT hash FROM nodes WHERE hash > ? ORDER BY hash LIMIT 1000", (last,)):
+            last = rows[-1][0]
+            yield [row[0] for row in rows]
+
     def waiting(self) -> list[bytes]:
         """Waiting transactions, raw, in order of arrival."""
         return [raw for (raw,) in self._read("SELECT raw FROM waiting ORDER BY arrival")]
@@ -105,9 +112,8 @@ class Reader:
     def granted(self, address: bytes) -> bool:
         return bool(self._read("SELECT 1 FROM faucet WHERE address = ?", (address,)))
 
-    def last_header(self) -> bytes | None:
-        rows = self._read("SELECT header FROM blocks ORDER BY number DESC LIMIT 1")
-        return rows[0][0] if rows else None
+    def last_headers(self, count: int) -> list[bytes]:
+        return [row[0] for row in self._read("SELECT header FROM blocks ORDER BY number DESC LIMIT ?", (count,))]
 
     def header(self, number: int) -> bytes | None:
         rows = self._read("SELECT header FROM blocks WHERE number = ?", (number,))
@@ -121,6 +127,10 @@ class Reader:
         """Hashes of the 256 blocks before `number`, the newest first; read when first asked for."""
         query = "SELECT hash FROM blocks WHERE number < ? ORDER BY number DESC LIMIT 256"
         yield from (row[0] for row in self._read(query, (number,)))
+
+    def block_hashes(self, first: int, last: int) -> list[bytes]:
+        query = "SELECT hash FROM blocks WHERE number BETWEEN ? AND ? ORDER BY number"
+        return [row[0] for row in self._read(query, (first, last))]
 
     def transaction(self, transaction_hash: bytes) -> Mined | None:
         rows = self._read(f"{_MINED} WHERE t.hash = ?", (transaction_hash,))
@@ -189,10 +199,12 @@ class Store(Reader):
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
             self._writer = _open(path)
             super().__init__(path)
+            self.nodes: int = self._read("SELECT count(*) FROM nodes")[0][0]
         except BaseException:
             self._lock_file.close()
             raise
         self._write_lock = threading.Lock()
+        self._swept_around: set[bytes] | None = None
 
     def close(self) -> None:
         with self._write_lock, self._read_lock:
@@ -209,7 +221,7 @@ class Store(Reader):
         with self._write() as sql:
             if chain_id is not None:
                 sql.execute("INSERT INTO meta VALUES ('chain_id', ?)", (chain_id,))
-            sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items())
+            added = sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items()).rowcount
             sql.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.header.hash, encode_header(block.header)))
             for i, e in enumerate(block.executed):
                 figures = (number, i, e.status, e.gas_used, e.cumulative_gas, str(e.price))
@@ -223,6 +235,9 @@ class Store(Reader):
                 ((e.transaction.sender, e.transaction.nonce) for e in block.executed),
             )
             sql.executemany("DELETE FROM waiting WHERE hash = ?", ((t.hash,) for t in block.dropped))
+            if self._swept_around is not None:
+                self._swept_around.update(block.nodes)
+        self.nodes += max(0, added)
 
     def add_waiting(self, transaction: Transaction, granted: bytes | None = None) -> None:
         """Stores a waiting transaction, in place of one with its sender and nonce; `granted`: the faucet's account."""
@@ -233,6 +248,28 @@ class Store(Reader):
             )
             if granted is not None:
                 sql.execute("INSERT INTO faucet VALUES (?, ?)", (granted, transaction.hash))
+
+    @contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """Within it, `remove_nodes` spares what blocks have written since: they may have brought back an old node."""
+        with self._write_lock:
+            self._swept_around = set()
+        try:
+            yield
+        finally:
+            with self._write_lock:
+                self._swept_around = None
+
+    def remove_nodes(self, names: list[bytes]) -> int:
+        """Returns how many were removed."""
+        with self._write() as sql:
+            assert self._swept_around is not None
+            spared = self._swept_around
+            removed = sql.executemany(
+                "DELETE FROM nodes WHERE hash = ?", ((n,) for n in names if n not in spared)
+            ).rowcount
+        self.nodes -= max(0, removed)
+        return max(0, removed)
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:

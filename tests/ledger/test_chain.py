@@ -20,7 +20,7 @@ from eth_account.signers.local import LocalAccount
 from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
-from dlx.ledger.chain import ChainError, rpc, serve
+from dlx.ledger.chain import ChainError, filters, serve
 from dlx.ledger.chain.node import Node
 
 
@@ -235,12 +235,12 @@ def test_log_queries_beyond_the_caps_say_too_many_results(
 ) -> None:
     receipts = [chain.mined(chain.use(owner, probe, "emitMany", 30)) for _ in range(2)]
     both = {"address": probe.address, "fromBlock": receipts[0]["blockNumber"], "toBlock": receipts[1]["blockNumber"]}
-    monkeypatch.setattr(rpc, "MAX_LOGS", 59)
+    monkeypatch.setattr(filters, "MAX_LOGS", 59)
     assert "too many results" in chain.error("eth_getLogs", both)["message"]
     assert len(chain.result("eth_getLogs", {**both, "fromBlock": both["toBlock"]})) == 30
-    monkeypatch.setattr(rpc, "MAX_LOGS", 60)
+    monkeypatch.setattr(filters, "MAX_LOGS", 60)
     assert len(chain.result("eth_getLogs", both)) == 60
-    monkeypatch.setattr(rpc, "MAX_LOG_BYTES", 60 * 32 - 1)
+    monkeypatch.setattr(filters, "MAX_LOG_BYTES", 60 * 32 - 1)
     assert "too many results" in chain.error("eth_getLogs", both)["message"]
 
 

@@ -210,12 +210,10 @@ def test_no_byte_of_a_signed_transaction_can_be_changed(chain: Chain, owner: Loc
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
 )
+FIELDS = ["fromBlock", "toBlock", "blockHash", "blockNumber", "topics", "address", "to", "data", "gas"]
 _JSON = st.recursive(
     _SCALARS | st.sampled_from(["latest", "0x1", "0x" + "ab" * 20, "0x" + "cd" * 32]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["fromBlock", "toBlock", "topics", "address", "to", "data", "gas"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner),
     max_leaves=6,
 )
 
@@ -225,6 +223,8 @@ _JSON = st.recursive(
 def test_hostile_parameters_are_answered_with_an_error_that_blames_them(chain: Chain, data: st.DataObject) -> None:
     methods = ["eth_call", "eth_estimateGas", "eth_feeHistory", "eth_getBalance", "eth_getBlockByHash", "eth_getLogs"]
     methods += ["eth_getBlockByNumber", "eth_getStorageAt", "eth_getTransactionCount", "eth_getTransactionReceipt"]
+    methods += ["eth_getProof", "eth_getBlockReceipts", "eth_newFilter", "eth_getFilterChanges", "eth_uninstallFilter"]
+    methods += ["eth_getTransactionByBlockNumberAndIndex", "eth_getTransactionByBlockHashAndIndex", "web3_sha3"]
     method = data.draw(st.sampled_from([*methods, "dlx_faucet", "eth_sendRawTransaction"]))
     response = chain.call(method, *data.draw(st.lists(_JSON, max_size=4)))
     assert response.get("error", {}).get("code") != -32603, response
