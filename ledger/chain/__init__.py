@@ -1,10 +1,13 @@
 """The embedded chain: one EVM chain in one process and one directory, for runs that need no public chain.
 
     store.py    SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
+    tries.py    Merkle-Patricia tries: roots, proofs, which nodes a state has
     evm.py      the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
     pool.py     which transactions may wait, and which go into the next block
     node.py     the chain itself: accepts transactions, mines, knows the head
     calls.py    calls and estimates, which change nothing, in processes of their own (caller.py)
+    prune.py    removal of states that are old
+    filters.py  log queries and installed filters
     rpc.py      the Ethereum JSON-RPC methods
     server.py   loopback HTTP in front of them, start and shutdown
 
