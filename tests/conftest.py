@@ -1,4 +1,4 @@
-"""The order of the tests: what starts whole devnets first, so that no worker is left with one at the end."""
+"""The order of the tests: what starts whole devnets first, so that no worker is left with one at the end; options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 _E2E = Path(__file__).parent / "e2e"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=5, help="how often the embedded chain is killed under load")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

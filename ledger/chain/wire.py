@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import rlp
-from eth.rlp.accounts import Account
 from eth_utils import to_checksum_address
 
 from dlx.ledger.chain.evm import Outcome, Transaction, created_address, decode_mined
@@ -174,9 +173,7 @@ def log_json(mined: MinedLog) -> dict[str, Any]:
     }
 
 
-def proof_json(
-    address: str, slots: list[str], account: Account, proved: Proved, storage: list[Proved]
-) -> dict[str, Any]:
+def proof_json(address: str, slots: list[str], account: Any, proved: Proved, storage: list[Proved]) -> dict[str, Any]:
     """As EIP-1186 has it, with the slots as they were asked."""
     return {
         "address": to_checksum_address(address),
