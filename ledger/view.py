@@ -5,8 +5,8 @@ that delivered them is wrong or incomplete.
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -46,7 +46,7 @@ class Accusation:
 
 
 @dataclass(frozen=True)
-class _Member:
+class Member:
     """An account that holds, or once held, a slot. Rounds as in the contract: 1 + the round, 0 for none."""
 
     holds: bool
@@ -65,19 +65,19 @@ class RunView:
     """The state of one run after the events applied so far. Give it every event of the run, in order.
 
     `keep`: how many of each stage's newest seals `sealed` has in full, with their contributions; None: all. Of the
-    others 72 bytes each stay: the hashes that they gave, and sums.
+    others 72 bytes each stay: the hashes that they gave, and sums; `older(stage, round)`, where given, has all of them.
     """
 
-    def __init__(self, run: bytes, keep: int | None = None) -> None:
+    def __init__(self, run: bytes, keep: int | None = None, older: "ReadSeal | None" = None) -> None:
         self.run = run
         self.open_round: int | None = None  # None before round 0 opens and after the last one is sealed
         self.opened_at: int | None = None
         self.accusations: dict[str, Accusation] = {}  # those that wait for an answer
-        self.sealed = SealLog(keep)
+        self.sealed = SealLog(keep, older)
         self.checkpoints: tuple[CheckpointPublished, ...] = ()
         self._created: RunCreated | None = None
         self._holders: dict[tuple[int, int], str] = {}
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._counted: dict[str, int] = {}
 
     def copy(self) -> Self:
@@ -236,7 +236,7 @@ class RunView:
         # Changing stage starts anew; rejoining the same one goes on.
         last_active = before.last_active if before is not None and before.stage == stage else 0
         accused = None if before is None else before.accused
-        self._members[account] = _Member(
+        self._members[account] = Member(
             True, replica, stage, self.next_round(stage), event.at.time, last_active, accused
         )
         self._holders[replica, stage] = account
@@ -285,7 +285,7 @@ class RunView:
         if self.finished:
             self.open_round = self.opened_at = None
 
-    def _holder(self, account: str, replica: int, stage: int) -> _Member:
+    def _holder(self, account: str, replica: int, stage: int) -> Member:
         if self.slot_of(account) != (replica, stage):
             raise ViewError(f"{account} does not hold slot ({replica}, {stage})")
         return self._members[account]
@@ -313,13 +313,16 @@ class _Stage:
         return _Stage(self.rounds + 1, first, seals, hashes, steps)
 
 
-class SealLog(Mapping[tuple[int, int], Sealed]):
-    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all."""
+ReadSeal = Callable[[int, int], Sealed]  # of a stage and round that are sealed
 
-    def __init__(self, keep: int | None = None) -> None:
+
+class SealLog(Mapping[tuple[int, int], Sealed]):
+    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all; with `older` for all."""
+
+    def __init__(self, keep: int | None = None, older: ReadSeal | None = None) -> None:
         if keep is not None and keep < 1:
             raise ValueError("at least the last seal of a stage is kept")
-        self._keep = keep
+        self._keep, self._older = keep, older
         self._stages: dict[int, _Stage] = {}
 
     def rounds(self, stage: int) -> int:
@@ -328,10 +331,10 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
 
     def oldest(self, stage: int) -> int:
         """The first round of the stage whose seal is here, or the next one where none is."""
-        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+        return 0 if self._older is not None else self._oldest_kept(stage)
 
     def copy(self) -> "SealLog":
-        other = SealLog(self._keep)
+        other = SealLog(self._keep, self._older)
         other._stages = dict(self._stages)
         return other
 
@@ -353,11 +356,36 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
         before = self._stages.get(sealed.stage) or _Stage(0, 0, [], bytearray(), array("q", [0]))
         self._stages[sealed.stage] = before.append(sealed, self._keep)
 
+    def restore(self, outlines: Iterable[tuple[int, bytes, bytes, int]], newest: ReadSeal) -> None:
+        """Fills an empty log with all seals: (stage, next weights, next momentum, planned inner steps) of each, in the
+        order of a stage's rounds; `newest` gives those to keep."""
+        hashes: dict[int, bytearray] = defaultdict(bytearray)
+        steps: dict[int, array[int]] = defaultdict(lambda: array("q", [0]))
+        for stage, weights, momentum, planned in outlines:
+            hashes[stage] += weights + momentum
+            steps[stage].append(steps[stage][-1] + planned)
+        for stage in hashes:
+            rounds = len(steps[stage]) - 1
+            first = 0 if self._keep is None else max(0, rounds - self._keep)
+            seals = [newest(stage, round) for round in range(first, rounds)]
+            self._stages[stage] = _Stage(rounds, first, seals, hashes[stage], steps[stage])
+
+    def _oldest_kept(self, stage: int) -> int:
+        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+
+    def __contains__(self, key: object) -> bool:
+        match key:
+            case (int(stage), int(round)):
+                return self.oldest(stage) <= round < self.rounds(stage)
+        return False
+
     def __getitem__(self, key: tuple[int, int]) -> Sealed:
         """Raises KeyError for a round that is not sealed, or whose seal is not kept."""
         stage, round = key
-        if not self.oldest(stage) <= round < self.rounds(stage):
+        if key not in self:
             raise KeyError(key)
+        if self._older is not None and round < self._oldest_kept(stage):
+            return self._older(stage, round)
         return self._stages[stage].seals[round - self._stages[stage].first]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

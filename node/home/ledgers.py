@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +78,22 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
         )
     address = checksum(bytes.fromhex(settings.ledger[2:]))
     outbox = datadir.outbox if key else None
-    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id)
+    folder = index_folder(datadir)
+    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id, folder=folder)
+
+
+def index_folder(datadir: DataDir | None) -> Path | None:
+    """Where the index of events and the address book are kept: in the folder's state, else in the user's cache folder;
+    None where neither can be written."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx-node"
+    for folder in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
 
 
 def ask_first_funds(rpc_url: Sequence[str], account: str) -> None:
@@ -94,30 +108,26 @@ def ask_first_funds(rpc_url: Sequence[str], account: str) -> None:
 
 
 @contextmanager
-def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
-    """All events of the client's ledger up to now. Kept in the folder's state, so that the next time only new blocks
-    are read; in memory where the folder is no node's, or another command is writing there."""
-    from dlx.ledger.index import EventIndex
-
-    name = f"events-{client.chain_id}-{client.ledger.lower()}"
-    with ExitStack() as stack:
-        kept = datadir.state.is_dir() and stack.enter_context(_sole_writer(datadir.state / f"{name}.lock"))
-        path = datadir.state / f"{name}.sqlite" if kept else Path(":memory:")
-        index = EventIndex(path, client.chain_id, client.ledger, client.registry, client.contracts().since)
-        stack.callback(index.close)
-        index.sync(client.rpc, progress=_show_progress)
+def open_index(client: LedgerClient) -> Iterator[EventIndex]:
+    """All events of the client's ledger up to now; only blocks that nobody has read before are asked for."""
+    with client.events(_show_progress) as index:
+        if index.trouble is not None:
+            sys.stderr.write(f"dlx-node: {index.trouble}; the ledger was read from its first block\n")
         yield index
 
 
-def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None) -> dict[str, Any]:
-    """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger"}."""
-    from dlx.ledger.client import deploy
+def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: Path | None = None) -> dict[str, Any]:
+    """Deploy both contracts from the account of `key`, and note them in the folder's address book:
+    {"rpc_url", "chain_id", "registry", "ledger"}."""
+    from dlx.ledger.client import LedgerClient, deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings.rpc_url, account_of(key))
-    registry, ledger = deploy(settings.rpc_url, key, outbox)
-    urls = " ".join(settings.rpc_url)
+    found = deploy(settings.rpc_url, key, outbox)
+    client = LedgerClient(settings.rpc_url, found.ledger, chain_id=settings.chain_id, folder=index_folder(datadir))
+    client.remember(found.since)
+    urls, registry, ledger = " ".join(settings.rpc_url), found.registry, found.ledger
     return {"rpc_url": urls, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
 
 
@@ -128,7 +138,8 @@ def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, 
     if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
         found = {**known, "rpc_url": rpc_url}
     else:
-        found = deploy_contracts(settings, PrivateKey().secret)  # a key for this once: the contracts know no owner
+        key = PrivateKey().secret  # for this once: the contracts know no owner
+        found = deploy_contracts(settings, key, datadir)
     durable.write_bytes(datadir.contracts, json.dumps(found, indent=2).encode() + b"\n")
     return found
 
@@ -139,17 +150,6 @@ def read_contracts(datadir: DataDir) -> dict[str, Any] | None:
         return json.loads(datadir.contracts.read_text())
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _sole_writer(path: Path) -> Iterator[bool]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def _show_progress(block: int, last: int) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from dlx.ground.constants import MICRO
-from dlx.ledger.events import Sealed
-from dlx.ledger.typed import Plan
+from dlx.ledger import rows
+from dlx.ledger.index import EventIndex
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
 
@@ -52,43 +54,24 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     creator: str
     manifest: str  # its sha256, hex
     rounds_planned: int
+    sealed_rounds: int  # by every stage
     stage_count: int
     rounds: tuple[RoundRow, ...]
 
-    @property
-    def sealed_rounds(self) -> int:
-        """How many rounds every stage has sealed."""
-        return sum(row.sealed for row in self.rounds)
 
-
-def history(view: RunView) -> History:
-    """The history in a run's replayed events."""
+def history(index: EventIndex, view: RunView, last: int | None = None) -> History:
+    """The rounds of a run, or its `last` ones, from the rows that its replayed view left in the index."""
     config = view.config
-    rounds: list[RoundRow] = []
-    total = 0
-    for number in range(max(view.next_round(stage) for stage in range(config.stages))):
-        seals = [view.sealed[stage, number] for stage in range(config.stages) if (stage, number) in view.sealed]
-        last = view.sealed.get((config.stages - 1, number))
-        total += seals[0].seal.total_tokens
-        rounds.append(
-            RoundRow(
-                round=number,
-                time=max(sealed.at.time for sealed in seals),
-                inner_steps=_inner_steps(seals),
-                loss=last.seal.mean_loss / MICRO if last and last.seal.count else None,
-                tokens=seals[0].seal.total_tokens,
-                total_tokens=total,
-                sealed=len(seals) == config.stages,
-                stages=tuple(_stage_row(view, sealed) for sealed in seals),
-            )
-        )
+    newest = max(view.next_round(stage) for stage in range(config.stages))
+    first = 0 if last is None else max(0, newest - last)
     return History(
         run="0x" + view.run.hex(),
         creator=view.creator,
         manifest=config.manifest.hex(),
         rounds_planned=config.rounds,
+        sealed_rounds=min(view.next_round(stage) for stage in range(config.stages)),
         stage_count=config.stages,
-        rounds=tuple(rounds),
+        rounds=tuple(_rounds(index, view, first)),
     )
 
 
@@ -172,42 +155,41 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_row(view: RunView, sealed: Sealed) -> StageRow:
-    seal, plan = sealed.seal, _plan_in_force(view, sealed)
+def _rounds(index: EventIndex, view: RunView, first: int) -> Iterator[RoundRow]:
+    """From a round on, oldest first."""
+    stages, total = view.config.stages, rows.tokens_before(index, view.run, first)
+    for number, group in groupby(rows.read(index, view.run, first), key=lambda row: row.round):
+        seals = list(group)
+        last = seals[-1] if seals[-1].stage == stages - 1 else None
+        total += seals[0].tokens
+        yield RoundRow(
+            round=number,
+            time=max(seal.time for seal in seals),
+            inner_steps=next((seal.inner_steps for seal in seals if seal.counted), None),
+            loss=last.loss / MICRO if last and last.counted else None,
+            tokens=seals[0].tokens,
+            total_tokens=total,
+            sealed=len(seals) == stages,
+            stages=tuple(map(_stage_row, seals)),
+        )
+
+
+def _stage_row(seal: rows.SealRow) -> StageRow:
     return StageRow(
-        stage=sealed.stage,
-        weights=seal.next_weights.hex(),
-        contributions=seal.count,
-        signers=len(sealed.signers),
-        tokens=seal.total_tokens,
-        level=plan.level if plan else None,
-        rank=plan.rank if plan else None,
-        next_level=seal.plan_level,
-        next_rank=seal.plan_rank,
-        next_inner_steps=seal.plan_inner_steps,
-        transaction="0x" + sealed.at.tx.hex(),
-        block=sealed.at.block,
-        time=sealed.at.time,
+        stage=seal.stage,
+        weights=seal.weights.hex(),
+        contributions=seal.counted,
+        signers=seal.signers,
+        tokens=seal.tokens,
+        level=seal.level,
+        rank=seal.rank,
+        next_level=seal.next_level,
+        next_rank=seal.next_rank,
+        next_inner_steps=seal.next_inner_steps,
+        transaction="0x" + seal.tx.hex(),
+        block=seal.block,
+        time=seal.time,
     )
-
-
-def _inner_steps(seals: list[Sealed]) -> int | None:
-    return next((sealed.contributions[0].contribution.inner_steps for sealed in seals if sealed.contributions), None)
-
-
-def _plan_in_force(view: RunView, sealed: Sealed) -> Plan | None:
-    """The plan that the counted contributions name by its hash: an earlier seal's. Which one depends on the run's
-    delay, of which the ledger knows nothing; the first seals carry the manifest's."""
-    if not sealed.contributions:
-        return None
-    counted = sealed.contributions[0].contribution
-    for round in (sealed.round - 1, sealed.round - 2, 0):
-        if (sealed.stage, round) in view.sealed:
-            seal = view.sealed[sealed.stage, round].seal
-            plan = Plan(seal.plan_level, seal.plan_rank, counted.inner_steps)
-            if plan.hash() == counted.plan:
-                return plan
-    return None
 
 
 def _at(place: float, rounds: list[int], tokens: list[int]) -> float:

@@ -205,7 +205,8 @@ class World:
         self._clients: dict[int, LedgerClient] = {}
         self.start()
         deployer = self.fund(key(1000))
-        self.registry, self.ledger = deploy(self.url, deployer)
+        contracts = deploy(self.url, deployer)
+        self.registry, self.ledger = contracts.registry, contracts.ledger
 
     def start(self) -> None:
         if self.kind == "anvil":

@@ -15,7 +15,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient, fund
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLedger
 from dlx.ledger.events import RunCreated
-from dlx.ledger.feed import Head
+from dlx.ledger.index import Head
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
 from dlx.ledger.typed import registration_digest
 from dlx.ledger.view import RunView

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dlx.ledger.events import EventPosition, Joined, RunCreated
-from dlx.ledger.feed import Head
+from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
