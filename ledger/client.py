@@ -347,9 +347,7 @@ class LedgerClient:
         return result
 
 
-def deploy(
-    rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0
-) -> Contracts:
+def deploy(rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> Contracts:
     """Creates both contracts with the account's funds."""
     rpc = Rpc(rpc_url)
     sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event
 from dlx.ledger.index import START, EventIndex, Head, Mark
-from dlx.ledger.logs import LAG, Unsettled
+from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc import Header, Rpc
@@ -143,7 +143,7 @@ class _Tracker:
             self._index = self._open()
         newest, seen, tip = rpc.head(), self._newest, self._index.tip
         known = max(seen.number if seen else -1, tip.block if tip else -1)
-        if 0 < known - newest.number <= LAG:  # from a chain node that is late
+        if self._index.is_late(newest, known):
             if tip is None or tip.block < known:
                 return self._nothing(
                     newest if seen is None else seen,

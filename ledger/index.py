@@ -87,7 +87,7 @@ class EventIndex:
             try:
                 newest = rpc.head()
                 tip = self.tip
-                if tip is None or not 0 < tip.block - newest.number <= LAG:  # else a chain node that is late
+                if tip is None or not self.is_late(newest, tip.block):
                     self.read(rpc, newest, progress)
                     tip = self.tip
                 if tip is not None and tip.block >= newest.number:
@@ -135,6 +135,15 @@ class EventIndex:
         """The last block read."""
         found = self._rows("SELECT number, hash, time FROM blocks ORDER BY number DESC LIMIT 1")
         return Head(*found[0]) if found else None
+
+    def is_late(self, newest: Header, known: int) -> bool:
+        """Whether a chain node with this head is merely late, where block `known` was seen before: it is no more than
+        some blocks behind, and on the same chain as far as can be told."""
+        if not 0 < known - newest.number <= LAG:
+            return False
+        return all(
+            found == newest.hash for (found,) in self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
+        )
 
     def mark(self) -> Mark:
         """Of now: `undone` says later what was taken back since."""

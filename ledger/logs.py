@@ -78,8 +78,8 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
 
 def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
-    time_of = _block_times(rpc)
     while start <= end.number:
+        time_of = _block_times(rpc)
         pages = rpc.log_range
         last = min(end.number, start + pages.blocks - 1)
         try:

@@ -67,6 +67,15 @@ def test_the_index_takes_back_what_a_reorg_undid(fake_chain, rpc, index, depth):
     assert fake_chain.requests.count("eth_getBlockByNumber") < 20, "the fork is searched for, not walked to"
 
 
+def test_a_reorg_to_a_shorter_chain_is_no_late_chain_node(fake_chain, rpc, index):
+    for replica in range(20):
+        fake_chain.mine(joined(replica=replica))
+    index.sync(rpc)
+    fake_chain.reorg(15, "b")
+    fake_chain.mine(joined(replica=99))
+    assert index.sync(rpc).block == 15 and replicas(index.events(RUN)) == [*range(14), 99]
+
+
 def test_another_chain_has_another_history(fake_chain, rpc, index):
     for replica in range(20):
         fake_chain.mine(joined(replica=replica))
