@@ -1,8 +1,8 @@
 """What the index of events costs: 100,000 events read for the first time, later starts, histories, and memory.
 
 `python -m benchmarks.index [--events N] [--strangers N] [--json FILE]` serves a made-up chain from a process of its
-own, so that the CPU seconds are the client's alone. The events are encoded as the contracts do: seals of one run of 4 stages
-and 8 replicas that all members sign, and those of a stranger's run with as many events as is said.
+own, so that the CPU seconds are the client's alone. The events are encoded as the contracts do: seals of one run of
+4 stages and 8 replicas that all members sign, and those of a stranger's run with as many events as is said.
 """
 
 import json
