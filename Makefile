@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test bench crash endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -48,6 +48,10 @@ endurance: $(VENV)/.installed
 convergence: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.convergence
 	$(BIN)/python -m benchmarks.stability
+
+# A minute: the embedded chain is killed 50 times under load, and loses nothing that it acknowledged.
+crash: $(VENV)/.dev
+	$(BIN)/pytest tests/ledger/test_chain_crash.py --kills 50
 
 # Search for payloads that break a decoder, until stopped or for FUZZ_SECONDS.
 FUZZ_SECONDS ?= 300

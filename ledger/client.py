@@ -2,20 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from eth_hash.auto import keccak
+
+from dlx.ledger import book
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.birth import birth
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
-from dlx.ledger.events import Event, Joined, RawLog, RunCreated, decode_log, event_topic, parse_log
-from dlx.ledger.feed import ChainUpdate, Contracts, EventFeed, Head
+from dlx.ledger.events import Joined, RawLog, RunCreated, decode_log, parse_log
+from dlx.ledger.feed import EventFeed, RunFeed
+from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.logs import fetch_logs
 from dlx.ledger.nodes import NodeTable
+from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc import Rpc
 from dlx.ledger.sender import Sender, Unconfirmed
 from dlx.ledger.typed import (
@@ -50,6 +55,13 @@ _GAS_DEPLOY = 6_000_000
 _POLL_PATIENCE = 5.0  # seconds
 
 
+_Update = TypeVar("_Update", covariant=True)
+
+
+class _Feed(Protocol[_Update]):
+    def poll(self, rpc: Rpc) -> _Update: ...
+
+
 @dataclass(frozen=True)
 class Receipt:
     """A mined transaction of ours."""
@@ -64,6 +76,8 @@ class Receipt:
 class LedgerClient:
     """One ledger on one chain, and (with a key) one account's writes to it.
 
+    `folder` keeps the index of events and the address book for all who name it; without one both are in memory.
+
     Making one asks the chain nothing. The first call that needs the chain checks its id (`chain_id`, where one is
     given, else whatever the node says) and that our contracts are there; until that has succeeded every call may raise
     LedgerUnavailable or WrongLedger. `ledger`, `account` and, with a `chain_id`, `domain` need no chain.
@@ -75,17 +89,19 @@ class LedgerClient:
 
     def __init__(
         self,
-        rpc_url: str,
+        rpc_url: str | Sequence[str],
         ledger: str,
         key: bytes | None = None,
         outbox: Path | None = None,
         timeout: float = 60.0,
         chain_id: int | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self.rpc = Rpc(rpc_url)
-        self._polling = Rpc(rpc_url, patience=_POLL_PATIENCE)
+        self.rpc = Rpc(rpc_url, chain_id=chain_id)
+        self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
+        self._folder = folder
         self._account = None if key is None else account_of(key)
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
@@ -147,37 +163,67 @@ class LedgerClient:
         return self._registry_abi.call(self.registry, function, *args)
 
     def contracts(self) -> Contracts:
-        """Where the contracts are, and since which block."""
+        """Where the contracts are, and since which block: as in the address book, else found on the chain."""
         if self._contracts is None:
             registry = self.registry
-            since = birth(self._polling, [self.ledger, registry])
-            self._contracts = Contracts(self.ledger, registry, since)
+            known = None if self._folder is None else book.find(self._folder, self.chain_id, self.ledger)
+            if known is not None and known == self._entry(registry, known.block):
+                self._contracts = Contracts(self.ledger, registry, known.block)
+            else:
+                self.remember(birth(self._polling, [self.ledger, registry]))
+        assert self._contracts is not None
         return self._contracts
+
+    def remember(self, block: int) -> None:
+        """Notes in the address book that nothing happened to the contracts before a block."""
+        self._contracts = Contracts(self.ledger, self.registry, block)
+        entry = self._entry(self.registry, block)
+        if self._folder is not None and entry is not None:
+            try:
+                book.add(self._folder, entry)
+            except OSError:
+                pass  # it is found again
+
+    def open_index(self) -> EventIndex:
+        """The index of the ledger's events as it is, for one thread; close it."""
+        name = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite"
+        path = None if self._folder is None else self._folder / name
+        return EventIndex(path, self.chain_id, self.contracts())
+
+    @contextmanager
+    def events(self, progress: Callable[[int, int], None] | None = None) -> Iterator[EventIndex]:
+        """The index with every event up to now. `progress` gets (block, last block) while it is read."""
+        with closing(self.open_index()) as index:
+            index.sync(self.rpc, progress)
+            yield index
 
     def runs(self) -> tuple[RunCreated, ...]:
         """Every run."""
-        topics = ["0x" + event_topic(RunCreated).hex()]
-        events = self._events({"address": self.ledger, "topics": topics})
-        return tuple(event for event in events if isinstance(event, RunCreated))
+        with self.events() as index:
+            return tuple(index.creations())
 
     def nodes(self) -> NodeTable:
         """Every registered node."""
-        table = NodeTable()
-        for event in self._events({"address": self.registry}):
-            table.apply(event)
-        return table
+        with self.events() as index:
+            replay = NodesReplay(index)
+            replay.advance()
+            return replay.nodes
 
     def feed(self, run: bytes | None = None, confirmations: int = 0) -> EventFeed:
-        """A new feed of the registry's and one run's (or all runs') events, for `poll`. Asks the chain nothing."""
-        return EventFeed(run, confirmations)
+        """A new feed of the registry's and one run's (or all runs') events. Asks the chain nothing until polled."""
+        return EventFeed(self.open_index, run, confirmations)
 
-    def poll(self, feed: EventFeed) -> ChainUpdate:
+    def follow(self, run: bytes, confirmations: int = 0, keep: int | None = None) -> RunFeed:
+        """A new feed of one run's view and the nodes. Asks the chain nothing until polled."""
+        return RunFeed(self.open_index, run, confirmations, keep)
+
+    def poll(self, feed: _Feed[_Update]) -> _Update:
         """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated.
 
         Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
         """
         try:
-            return feed.poll(self._polling, self.contracts())
+            return feed.poll(self._polling)
         except RpcError as error:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
 
@@ -272,10 +318,16 @@ class LedgerClient:
             raise LedgerError("no account key: this client only reads")
         return sender
 
-    def _events(self, one: dict[str, Any]) -> list[Event]:
-        pages = fetch_logs(self.rpc, [one], self.contracts().since, self.rpc.head())
-        found = (decode_log(log, time) for _, logs in pages for log, time in logs)
-        return [event for event in found if event is not None]
+    def _entry(self, registry: str, block: int) -> book.Entry | None:
+        """What the address book should say; None where the chain node has no such block."""
+        header = self._polling.header(block)
+        if header is None:
+            return None
+        codes = (keccak(self.code(address)).hex() for address in (self.ledger, registry))
+        return book.Entry(
+            chain_id=self.chain_id, ledger=self.ledger, registry=registry, block=block,
+            block_hash=header.hash.hex(), ledger_code=next(codes), registry_code=next(codes),
+        )  # fmt: skip
 
     def _registry_write(self, function: str, *args: Any) -> Receipt:
         return self._transact(self.registry, self._registry_abi, function, args, _GAS[function])
@@ -287,7 +339,7 @@ class LedgerClient:
         data = abi.call_data(function, *args)
         by = {"from": self.account, "gas": gas}
         if not self._sender.waiting(to, data):
-            self._try_first(lambda block: abi.call(to, function, *args, block=block, **by))
+            abi.call(to, function, *args, block="latest", **by)  # raises Reverted before gas is spent
         receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
@@ -297,15 +349,6 @@ class LedgerClient:
             raise Reverted("in its block, but neither before nor after it")
         return result
 
-    def _try_first(self, call: Callable[[str], Any]) -> None:
-        """Raises Reverted before gas is spent, if the next block would refuse: as of "pending", for its time."""
-        try:
-            call("pending")
-        except Reverted:
-            if not self.rpc.is_pending_old():
-                raise
-            call("latest")
-
 
 def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
     """The struct that the contract's `seal` takes."""
@@ -313,22 +356,22 @@ def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
     return (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
 
 
-def deploy(rpc_url: str, key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> tuple[str, str]:
-    """Creates both contracts with the account's funds; their addresses (registry, ledger)."""
+def deploy(rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> Contracts:
+    """Creates both contracts with the account's funds."""
     rpc = Rpc(rpc_url)
     sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)
 
-    def create(name: str, *args: Any) -> str:
+    def create(name: str, *args: Any) -> tuple[str, int]:
         receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)
         if int(receipt["status"], 16) != 1:
             raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {_GAS_DEPLOY}")
-        return checksum(bytes.fromhex(receipt["contractAddress"][2:]))
+        return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
 
-    registry = create("NodeRegistry")
-    return registry, create("TrainingLedger", registry)
+    registry, block = create("NodeRegistry")
+    return Contracts(create("TrainingLedger", registry)[0], registry, block)
 
 
-def fund(rpc_url: str, account: str, timeout: float = 30.0) -> None:
+def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0) -> None:
     """Asks the embedded chain's faucet for the account's first funds and waits for them.
 
     Raises LedgerError where the chain has no faucet.

@@ -14,6 +14,10 @@ class LedgerUnavailable(LedgerError):
     later."""
 
 
+class AnswerTooLarge(LedgerUnavailable):
+    """The chain node began to answer and was not done in time: ask for less at once."""
+
+
 class WrongLedger(LedgerError):
     """The chain node answers for another chain, or other code is at the address: waiting does not help."""
 

@@ -1,26 +1,23 @@
-"""The contracts' events as they happen: incremental, behind the head by the confirmations, rebuilt after a reorg."""
+"""The contracts' events as they happen: incremental, behind the head by the confirmations, taken back by a reorg.
 
-from collections.abc import Iterable, Iterator
+What a feed tells lies in the index, which polling brings up to the chain's head.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.events import Event, decode_log
-from dlx.ledger.logs import LAG, LogFilter, Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.events import Event
+from dlx.ledger.index import START, EventIndex, Head, Mark
+from dlx.ledger.logs import Unsettled
+from dlx.ledger.nodes import NodeTable
+from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.view import RunView
 
-_SHORT_RANGE = 64  # blocks of which all logs of the contracts are read, whatever their run
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
 
-
-@dataclass(frozen=True)
-class Head:
-    """The newest block of the chain; time in seconds."""
-
-    block: int
-    hash: bytes
-    time: int
+OpenIndex = Callable[[], EventIndex]  # an index of its own for each feed; may raise LedgerError
 
 
 @dataclass(frozen=True)
@@ -38,105 +35,145 @@ class ChainUpdate:
 
 
 @dataclass(frozen=True)
-class Contracts:
-    """Where both contracts are, and a block before which nothing happened to them."""
+class RunUpdate:
+    """A run and the registered nodes after a poll. The next poll changes both: copy what you keep.
 
-    ledger: str
-    registry: str
-    since: int = 0
+    `changed`: whether events came, or went by a `reorg`; `complete` as in ChainUpdate.
+    """
+
+    head: Head
+    view: RunView
+    nodes: NodeTable
+    changed: bool
+    reorg: bool
+    complete: bool = True
 
 
 class EventFeed:
-    """The events of the registry and of one run (or of all runs). Not thread-safe."""
+    """Every event of the registry and of one run (or of all runs). Not thread-safe."""
 
-    def __init__(self, run: bytes | None = None, confirmations: int = 0) -> None:
-        self.run = run
-        self._confirmations = confirmations
-        self._newest: Header | None = None  # the highest head seen
-        self._complete = False  # whether all that is wanted up to it is read
-        self._tip: Header | None = None  # the last block read
-        self._unsettled = 0  # polls in a row
+    def __init__(self, open_index: OpenIndex, run: bytes | None = None, confirmations: int = 0) -> None:
+        self._tracker, self._run = _Tracker(open_index, confirmations), run
+        self._mark: Mark | None = None
+        self._after = START
 
-    def poll(self, rpc: Rpc, contracts: Contracts) -> ChainUpdate:
+    def poll(self, rpc: Rpc) -> ChainUpdate:
         """Reads what is new: one request where there is no new block, two or three where there is one.
 
         What the chain node cannot give yet is left to the next poll. Raises LedgerError, LedgerUnavailable (Unsettled
         where the chain node is without what it says it has: at once while nothing was read, else poll after poll);
         nothing is lost by that.
         """
-        newest, seen = rpc.head(), self._newest
-        if seen is not None and 0 < seen.number - newest.number <= LAG:  # from a chain node that is late
-            if self._complete:
-                return ChainUpdate(_head(seen), (), False)
-            return self._nothing(seen, Unsettled(f"a chain node at block {newest.number} follows one at {seen.number}"))
-        if newest.number < contracts.since:
-            raise Unsettled(f"the chain node is at block {newest.number}, the contracts came in {contracts.since}")
-        self._complete = self._complete and seen is not None and newest.hash == seen.hash
-        self._newest = newest
-        target = newest.number - self._confirmations
-        if self._complete or target < contracts.since:
-            self._complete = True
-            return ChainUpdate(_head(newest), (), False)
+        reached = self._tracker.poll(rpc)
+        index = self._tracker.index
+        mark, undone = index.mark(), None if self._mark is None else index.undone(self._mark)
+        reorg = undone is not None and undone < self._after[0]
+        after = START if reorg else self._after
         try:
-            update = self._advance(rpc, contracts, target)
-        except Unsettled as error:
-            return self._nothing(newest, error)
-        self._unsettled = 0
-        return update
+            if self._run is None:
+                events = tuple(index.events(None, after, reached.until))
+            else:
+                events = tuple(index.events_of(self._run, after, reached.until))
+        except Unsettled:
+            raise
+        except LedgerError:  # a log that no contract of ours emits: the chain node may give others next time
+            index.forget()
+            raise
+        if events:
+            after = events[-1].at.block, events[-1].at.log_index
+        self._mark, self._after = mark, after
+        return ChainUpdate(reached.head, events, reorg, reached.complete)
 
-    def _nothing(self, newest: Header, reason: Unsettled) -> ChainUpdate:
+
+class RunFeed:
+    """The view of one run, and the registered nodes, from the index's newest snapshot on. Not thread-safe.
+
+    `keep` as in RunView; None: seals that are not at hand are read when they are asked for, from the index: use such a
+    view where the feed is used.
+    """
+
+    def __init__(self, open_index: OpenIndex, run: bytes, confirmations: int = 0, keep: int | None = None) -> None:
+        self._tracker, self._run, self._keep = _Tracker(open_index, confirmations), run, keep
+        self._replays: tuple[RunReplay, NodesReplay] | None = None
+
+    @property
+    def index(self) -> EventIndex:
+        """What the feed reads, once it was polled."""
+        return self._tracker.index
+
+    def poll(self, rpc: Rpc) -> RunUpdate:
+        """As in EventFeed; raises what `Replay.advance` raises, too."""
+        reached = self._tracker.poll(rpc)
+        if self._replays is None:
+            self._replays = RunReplay(self._tracker.index, self._run, self._keep), NodesReplay(self._tracker.index)
+        run, nodes = self._replays
+        moved, reorg = run.advance(reached.until)
+        others_moved, others_reorg = nodes.advance(reached.until)
+        return RunUpdate(
+            reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete
+        )
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """How far a poll came: events count up to block `until`."""
+
+    head: Head
+    until: int
+    complete: bool
+
+
+class _Tracker:
+    """Brings an index up to the chain's head, poll by poll."""
+
+    def __init__(self, open_index: OpenIndex, confirmations: int) -> None:
+        self._open, self._confirmations = open_index, confirmations
+        self._index: EventIndex | None = None
+        self._newest: Header | None = None  # the highest head seen
+        self._unsettled = 0  # polls in a row
+
+    @property
+    def index(self) -> EventIndex:
+        """Opened by the first poll."""
+        assert self._index is not None
+        return self._index
+
+    def poll(self, rpc: Rpc) -> _Reached:
+        if self._index is None:
+            self._index = self._open()
+        newest, seen, tip = rpc.head(), self._newest, self._index.tip
+        known = max(seen.number if seen else -1, tip.block if tip else -1)
+        if self._index.is_late(newest, known):
+            if tip is None or tip.block < known:
+                return self._nothing(
+                    newest if seen is None else seen,
+                    Unsettled(f"a chain node at block {newest.number} follows one at {known}"),
+                )
+            return self._reached(tip, tip.block)
+        if newest.number < self._index.contracts.since:
+            since = self._index.contracts.since
+            raise Unsettled(f"the chain node is at block {newest.number}, the contracts came in {since}")
+        self._newest = newest
+        if tip is None or tip.hash != newest.hash:
+            try:
+                self._index.read(rpc, newest)
+            except Unsettled as error:
+                return self._nothing(newest, error)
+        self._unsettled = 0
+        return self._reached(_head(newest), newest.number)
+
+    def _reached(self, head: Head, newest: int) -> _Reached:
+        tip = self.index.tip
+        last, wanted = tip.block if tip else -1, newest - self._confirmations
+        return _Reached(head, min(last, wanted), last >= wanted)
+
+    def _nothing(self, newest: Header, reason: Unsettled) -> _Reached:
         """No news, although there must be some: `reason` is raised where that cannot be passed over."""
         self._unsettled += 1
-        if self._tip is None or self._unsettled >= _PATIENCE:
+        if self.index.tip is None or self._unsettled >= _PATIENCE:
             raise reason
-        return ChainUpdate(_head(newest), (), False, complete=False)
-
-    def _advance(self, rpc: Rpc, contracts: Contracts, target: int) -> ChainUpdate:
-        """Reads up to block `target`, or as far as the chain node surely has everything."""
-        assert self._newest is not None
-        newest, tip = self._newest, self._tip
-        block = newest if target == newest.number else insist(partial(rpc.header, target), f"block {target}")
-        reorg = tip is not None and not _continues(tip, block, rpc)
-        start, previous = (contracts.since, None) if tip is None or reorg else (tip.number + 1, tip.hash)
-        events: list[Event] = []
-        read: Header | None = None
-        try:
-            for last, logs in fetch_logs(rpc, self._filters(contracts, target - start), start, block, previous):
-                events += self._decoded(logs)
-                read = last
-        except (LedgerUnavailable, RpcError):
-            if read is None:
-                raise
-        self._tip = read or tip
-        self._complete = self._tip is not None and self._tip.number == target
-        return ChainUpdate(_head(newest), tuple(events), reorg, self._complete)
-
-    def _decoded(self, logs: Iterable[Timed]) -> Iterator[Event]:
-        for log, time in logs:
-            try:
-                event = decode_log(log, time)
-            except TypedError as error:
-                raise LedgerError(f"block {log.block}, log {log.log_index}: {error}") from None
-            if event is not None and (self.run is None or getattr(event, "run", self.run) == self.run):
-                yield event
-
-    def _filters(self, contracts: Contracts, blocks: int) -> list[LogFilter]:
-        if self.run is None or blocks < _SHORT_RANGE:
-            return [{"address": [contracts.ledger, contracts.registry]}]
-        return [
-            {"address": contracts.ledger, "topics": [None, "0x" + self.run.hex()]},
-            {"address": contracts.registry},
-        ]
+        return _Reached(_head(newest), self._reached(_head(newest), newest.number).until, complete=False)
 
 
 def _head(header: Header) -> Head:
     return Head(header.number, header.hash, header.time)
-
-
-def _continues(tip: Header, block: Header, rpc: Rpc) -> bool:
-    """Whether `block` is `tip` or stands on it. Raises Unsettled."""
-    if block.number <= tip.number:
-        return block.hash == tip.hash
-    if block.number == tip.number + 1:
-        return block.parent == tip.hash
-    return insist(partial(rpc.header, tip.number), f"block {tip.number}").hash == tip.hash

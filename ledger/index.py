@@ -1,172 +1,351 @@
-"""Every event of the contracts in one SQLite file, for long histories: read once, then only what is new."""
+"""Every event of the contracts in one SQLite file: read from the chain once, by whoever comes first, then by all.
+
+Logs are kept as the chain gave them and decoded only for who asks for their run, so that nobody pays for the events of
+strangers. What a reorg undoes goes, with all that was made of it; readers learn of it by their `Mark`.
+"""
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
-from dlx.ledger.abi import account_bytes
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.abi import TypedError
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, decode_log, event_topic
-from dlx.ledger.logs import Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.indexfile import PLACED, IndexFile
+from dlx.ledger.logs import LAG, Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
 from dlx.ledger.typed import Domain
 
-_FORMAT = 2  # 1: read by ranges only, so that blocks which a late chain node did not have may be missing
+REGISTRY = b""  # what stands for a run in the registry's logs
+_BATCH = 256  # events decoded at once
 _TRIES = 5
-_SCHEMA = """
-    CREATE TABLE origin (chain_id INTEGER, ledger BLOB, registry BLOB);
-    CREATE TABLE blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, time INTEGER NOT NULL);
-    CREATE TABLE logs (
-        block INTEGER NOT NULL REFERENCES blocks ON DELETE CASCADE, log_index INTEGER NOT NULL, address BLOB NOT NULL,
-        kind BLOB, subject BLOB, topics BLOB NOT NULL, data BLOB NOT NULL, tx BLOB NOT NULL,
-        PRIMARY KEY (block, log_index)
-    );
-    CREATE INDEX logs_by_subject ON logs (subject, block, log_index);
-    CREATE INDEX logs_by_kind ON logs (kind, block, log_index);
-"""
+_CREATED = event_topic(RunCreated)
+_BARE_BLOCKS = 64  # newest blocks without logs that are remembered, so that little is read again after a reorg
+
+Place = tuple[int, int]  # of a log: its block and its index there
+START: Place = (-1, -1)
+LAST = 1 << 62  # a block that no chain reaches
 
 
-class _Damaged(Exception):
-    """The file has nothing that can be used."""
+@dataclass(frozen=True)
+class Contracts:
+    """Where both contracts are, and a block before which nothing happened to them."""
+
+    ledger: str
+    registry: str
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Head:
+    """A block, mostly the newest of the chain; time in seconds."""
+
+    block: int
+    hash: bytes
+    time: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a reader knows of the index's reorgs."""
+
+    epoch: bytes
+    rollbacks: int
 
 
 class EventIndex:
-    """The events of one ledger and its registry, as far as `sync` has read them. For one thread."""
+    """The events of one ledger and its registry, as far as they were read. For one thread at a time; any number of
+    processes may have the same file."""
 
-    def __init__(self, path: Path, chain_id: int, ledger: str, registry: str, start: int = 0) -> None:
-        """Opens the file or makes it, anew where it is of an older format or damaged: all in it is on the chain.
+    def __init__(self, path: Path | None, chain_id: int, contracts: Contracts) -> None:
+        """Opens the file or makes it, anew where it is of an older format or damaged; None: in memory.
 
-        `start` is the block to read from. Raises LedgerError for another ledger's file or a newer format's, which is
-        left as it is.
+        Raises LedgerError for another ledger's file, which is left as it is.
         """
-        self._path, self._contracts, self._start = path, [ledger, registry], start
-        self.domain = Domain(chain_id, ledger)
-        self._origin = chain_id, account_bytes(ledger), account_bytes(registry)
-        try:
-            self._open()
-        except _Damaged:
-            self._rebuild()
+        self.domain = Domain(chain_id, contracts.ledger)
+        self.contracts = contracts
+        self._file = IndexFile(path, chain_id, contracts.ledger, contracts.registry, contracts.since)
 
-    def sync(self, rpc: Rpc, confirmations: int = 0, progress: Callable[[int, int], None] | None = None) -> int:
-        """Reads up to the head less the confirmations and returns the last block read (-1 for none).
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is kept on disk although it should be."""
+        return self._file.trouble
 
-        `progress` gets (block, last block) after each page. Drops what a reorg has undone.
+    def close(self) -> None:
+        self._file.close()
+
+    # From the chain.
+
+    def sync(self, rpc: Rpc, progress: Callable[[int, int], None] | None = None) -> Head:
+        """Reads up to the head, and gives the last block read. `progress` gets (block, last block) after each page.
+
+        Raises LedgerError, LedgerUnavailable; nothing that was read is lost by that.
         """
         for left in reversed(range(_TRIES)):
             try:
-                end = rpc.head()
-                if confirmations:
-                    number = max(0, end.number - confirmations)
-                    end = insist(partial(rpc.header, number), f"block {number}")
-                common, known = self._common_block(rpc)
-                for last, logs in fetch_logs(rpc, [{"address": self._contracts}], common + 1, end, known):
-                    self._store(last, logs)
-                    if progress is not None:
-                        progress(last.number, end.number)
-                return self._tidy()
+                newest = rpc.head()
+                tip = self.tip
+                if tip is None or not self.is_late(newest, tip.block):
+                    self.read(rpc, newest, progress)
+                    tip = self.tip
+                if tip is not None and tip.block >= newest.number:
+                    return tip
             except Unsettled:
                 if not left:
                     raise
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) or not left:  # locked, or the disk is full
-                    raise LedgerError(f"{self._path} cannot be written: {error}") from None
-                self._rebuild()
-        raise AssertionError("unreachable")
+        raise Unsettled(f"the chain node at {rpc.name} does not give all blocks up to its head")
 
-    def events(self, run: bytes | None = None) -> Iterator[Event]:
-        """The events of one run, or all (the registry's too), in chain order."""
-        yield from self._decoded("WHERE subject = ?" if run is not None else "", () if run is None else (run,))
+    def read(self, rpc: Rpc, newest: Header, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads what is missing up to block `newest`, or as far as the chain node surely has everything.
 
-    def runs(self) -> tuple[RunCreated, ...]:
-        """Every run created."""
-        return tuple(
-            e for e in self._decoded("WHERE kind = ?", (event_topic(RunCreated),)) if isinstance(e, RunCreated)
-        )
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _open(self) -> None:
-        self._db = sqlite3.connect(self._path, isolation_level=None)
+        Forgets what a reorg has undone. Raises LedgerError, LedgerUnavailable where nothing new could be had.
+        """
+        known = first = self._agreed(rpc, newest)
+        if known is not None and known.block == newest.number:
+            return
+        start, previous = (self.contracts.since, None) if known is None else (known.block + 1, known.hash)
+        filters = [{"address": [self.contracts.ledger, self.contracts.registry]}]
         try:
-            (found,) = self._db.execute("PRAGMA user_version").fetchone()
-            if found > _FORMAT:
-                raise LedgerError(f"{self._path} was written by a newer dlx-node (format {found}): use that one")
-            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;")
-            if found == 0:
-                self._db.executescript(f"BEGIN; {_SCHEMA}")
-                self._db.execute("INSERT INTO origin VALUES (?, ?, ?)", self._origin)
-                self._db.execute(f"PRAGMA user_version={_FORMAT}")
-                self._db.execute("COMMIT")
-            elif found < _FORMAT:
-                raise _Damaged
-            origin = self._db.execute("SELECT * FROM origin").fetchone()
-        except sqlite3.OperationalError as error:
-            raise LedgerError(f"{self._path} cannot be opened: {error}") from None
-        except sqlite3.DatabaseError:
-            raise _Damaged from None
-        if origin is None:
-            raise _Damaged
-        if origin != self._origin:
-            raise LedgerError(f"{self._path} belongs to another ledger or chain: remove it or name another file")
+            for last, logs in fetch_logs(rpc, filters, start, newest, previous):
+                if not self._append(known, last, logs):
+                    return  # another process was quicker
+                known = Head(last.number, last.hash, last.time)
+                if progress is not None:
+                    progress(last.number, newest.number)
+        except (LedgerUnavailable, RpcError):
+            if known is first:
+                raise
 
-    def _rebuild(self) -> None:
-        self._db.close()
-        for end in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + end).unlink(missing_ok=True)
-        self._open()
+    def forget(self) -> None:
+        """Drops everything: what was read contradicts itself, so the chain node left something out."""
+        with self._writing():
+            self._drop_after(self.contracts.since - 1)
 
-    def _decoded(self, where: str, values: tuple[bytes, ...]) -> Iterator[Event]:
-        rows = self._db.execute(
-            "SELECT block, hash, time, log_index, topics, data, tx FROM logs JOIN blocks ON number = block "
-            f"{where} ORDER BY block, log_index",
-            values,
+    def drop_snapshots(self, subject: bytes) -> None:
+        """Those of a run, or of the registry."""
+        with self._writing() as db:
+            db.execute("DELETE FROM snapshots WHERE subject = ?", (subject,))
+
+    # For readers.
+
+    @property
+    def tip(self) -> Head | None:
+        """The last block read."""
+        found = self._rows("SELECT number, hash, time FROM blocks ORDER BY number DESC LIMIT 1")
+        return Head(*found[0]) if found else None
+
+    def is_late(self, newest: Header, known: int) -> bool:
+        """Whether a chain node with this head is merely late, where block `known` was seen before: it is no more than
+        some blocks behind, and on the same chain as far as can be told."""
+        if not 0 < known - newest.number <= LAG:
+            return False
+        return all(
+            found == newest.hash for (found,) in self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
         )
-        for block, block_hash, time, log_index, topics, data, tx in self._whole(rows):
-            parts = tuple(topics[i : i + 32] for i in range(0, len(topics), 32))
-            event = decode_log(RawLog("", parts, data, block, block_hash, log_index, tx), time)
+
+    def mark(self) -> Mark:
+        """Of now: `undone` says later what was taken back since."""
+        return Mark(*self._rows("SELECT epoch, (SELECT coalesce(max(id), 0) FROM rollbacks) FROM origin")[0])
+
+    def undone(self, since: Mark) -> int | None:
+        """The lowest block after which reorgs have undone everything since the mark; None where there was none."""
+        if self.mark().epoch != since.epoch:
+            return -1
+        return self._rows("SELECT min(block) FROM rollbacks WHERE id > ?", since.rollbacks)[0][0]
+
+    def runs(self) -> list[bytes]:
+        """The id of every run, oldest first."""
+        return [run for (run,) in self._rows("SELECT run FROM runs ORDER BY block, log_index")]
+
+    def creations(self) -> Iterator[RunCreated]:
+        """Of every run, oldest first."""
+        for run in self.runs():
+            created = next(self.events(run), None)
+            if isinstance(created, RunCreated):
+                yield created
+
+    def logs(self, run: bytes | None = None, after: Place = START, until: int | None = None) -> Iterator[Timed]:
+        """The logs of one run (REGISTRY: the registry's; None: all), in chain order, after a place up to a block."""
+        last = LAST if until is None else until
+        which, values = ("1", ()) if run is None else ("run = ?", (run,))
+        while True:
+            found = self._rows(
+                "SELECT block, hash, time, log_index, run, topics, data, tx FROM logs JOIN blocks ON number = block "
+                f"WHERE {which} AND (block, log_index) > (?, ?) AND block <= ? ORDER BY block, log_index "
+                f"LIMIT {_BATCH}",
+                *values, *after, last,
+            )  # fmt: skip
+            for row in found:
+                yield self._log(row)
+            if len(found) < _BATCH:
+                return
+            after = found[-1][0], found[-1][3]
+
+    def events(self, run: bytes | None = None, after: Place = START, until: int | None = None) -> Iterator[Event]:
+        """`logs`, decoded. Raises LedgerError for logs that no contract of ours emits."""
+        for log, time in self.logs(run, after, until):
+            event = decoded(log, time)
             if event is not None:
                 yield event
 
-    def _whole(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def events_of(self, run: bytes, after: Place = START, until: int | None = None) -> Iterator[Event]:
+        """Those of a run and of the registry, in chain order."""
+        both = self.events(run, after, until), self.events(REGISTRY, after, until)
+        return merge(*both, key=lambda event: (event.at.block, event.at.log_index))
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """What the tables that are made of events hold. Raises Unsettled where the file turns out to be damaged."""
+        return self._rows(query, *values)
+
+    def event_at(self, place: Place) -> Event:
+        """The event there. Raises KeyError where there is none."""
+        found = self._rows(
+            "SELECT block, hash, time, log_index, run, topics, data, tx FROM logs JOIN blocks ON number = block "
+            "WHERE block = ? AND log_index = ?",
+            *place,
+        )
+        event = decoded(*self._log(found[0])) if found else None
+        if event is None:
+            raise KeyError(place)
+        return event
+
+    def keep(self, mark: Mark, place: Place, write: Callable[[sqlite3.Connection], object]) -> bool:
+        """Runs `write` in a transaction, unless a reorg since the mark has undone `place`: then False."""
+        with self._writing() as db:
+            undone = self.undone(mark)
+            if undone is not None and undone < place[0]:
+                return False
+            write(db)
+            return True
+
+    # Inside.
+
+    def _agreed(self, rpc: Rpc, newest: Header) -> Head | None:
+        """The last block that index and chain share; the index forgets everything later. Raises Unsettled."""
+        tip = self.tip
+        if tip is None or self._continues(tip, newest, rpc):
+            return tip
+        common = self._common(rpc, newest)
+        with self._writing():
+            if self.tip == tip:  # else another process has seen to it
+                self._drop_after(self.contracts.since - 1 if common is None else common.block)
+        return common
+
+    def _continues(self, tip: Head, newest: Header, rpc: Rpc) -> bool:
+        """Whether `newest` is `tip` or stands on it."""
+        if newest.number <= tip.block:
+            return newest.hash == tip.hash
+        if newest.number == tip.block + 1:
+            return newest.parent == tip.hash
+        return insist(partial(rpc.header, tip.block), f"block {tip.block}").hash == tip.hash
+
+    def _common(self, rpc: Rpc, newest: Header) -> Head | None:
+        """The newest block known that is on the chain: where one is, so are those before it."""
+
+        def at(place: int) -> Head | None:
+            found = self._rows(
+                "SELECT number, hash, time FROM blocks ORDER BY number DESC LIMIT 1 OFFSET ?", place
+            )  # the tip has place 0
+            return Head(*found[0]) if found else None
+
+        def shared(block: Head | None) -> bool:
+            if block is None:
+                return True
+            there = block.block <= newest.number
+            return there and insist(partial(rpc.header, block.block), f"block {block.block}").hash == block.hash
+
+        gone, step = 0, 1
+        while not shared(at(step)):
+            gone, step = step, 2 * step
+        while step - gone > 1:
+            middle = (gone + step) // 2
+            gone, step = (gone, middle) if shared(at(middle)) else (middle, step)
+        return at(step)
+
+    def _append(self, known: Head | None, last: Header, logs: list[Timed]) -> bool:
+        """Adds a page that follows block `known`; False where that is not the last block any more."""
+        rows = [self._row(log) for log, _ in logs]
+        blocks = {log.block: (log.block, log.block_hash, time, False) for log, time in logs}
+        blocks.setdefault(last.number, (last.number, last.hash, last.time, True))
+        created = [(log.topics[1], log.block, log.log_index) for log, _ in logs if log.topics[:1] == (_CREATED,)]
+        with self._writing() as db:
+            if self.tip != known:
+                return False
+            db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", sorted(blocks.values()))
+            db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.executemany("INSERT OR IGNORE INTO runs VALUES (?, ?, ?)", created)
+            db.execute("DELETE FROM blocks WHERE bare AND number < ?", (last.number - _BARE_BLOCKS,))
+        return True
+
+    def _row(self, log: RawLog) -> tuple[Any, ...]:
+        if log.address == self.contracts.registry:
+            run = REGISTRY
+        elif log.address == self.contracts.ledger and len(log.topics) > 1:
+            run = log.topics[1]
+        else:
+            raise LedgerError(f"block {log.block} has a log of {log.address} that no contract of ours emits")
+        return log.block, log.log_index, run, b"".join(log.topics), log.data, log.tx
+
+    def _log(self, row: tuple[Any, ...]) -> Timed:
+        block, block_hash, time, log_index, run, joined, data, tx = row
+        topics = tuple(joined[i : i + 32] for i in range(0, len(joined), 32))
+        address = self.contracts.ledger if run else self.contracts.registry
+        return RawLog(address, topics, data, block, block_hash, log_index, tx), time
+
+    def _drop_after(self, block: int) -> None:
+        db = self._file.db
+        for table in PLACED:
+            db.execute(f"DELETE FROM {table} WHERE block > ?", (block,))
+        db.execute("DELETE FROM blocks WHERE number > ?", (block,))
+        db.execute("INSERT INTO rollbacks (block) VALUES (?)", (block,))
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
         try:
-            yield from rows
+            return self._file.db.execute(query, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self._path} is damaged ({error}): remove it and it is read again") from None
+            if self._file.db.in_transaction:
+                raise  # to who began it
+            self._file.recover(error)
+            raise Unsettled(f"the index of events is read again: {error}") from None
 
-    def _tidy(self) -> int:
-        """The last block read, after forgetting earlier ones without logs."""
-        (last,) = self._db.execute("SELECT coalesce(max(number), -1) FROM blocks").fetchone()
-        self._db.execute("DELETE FROM blocks WHERE number < ? AND number NOT IN (SELECT block FROM logs)", (last,))
-        return last
+    def _writing(self) -> "_Transaction":
+        return _Transaction(self._file)
 
-    def _common_block(self, rpc: Rpc) -> tuple[int, bytes | None]:
-        """The last block that index and chain share, and its hash. The index forgets everything later."""
-        found: tuple[int, bytes | None] = self._start - 1, None
-        for number, known in self._db.execute("SELECT number, hash FROM blocks ORDER BY number DESC"):
-            header = rpc.header(number)
-            if header is not None and header.hash == known:
-                found = number, known
-                break
-        self._db.execute("DELETE FROM blocks WHERE number > ?", (found[0],))
-        return found
 
-    def _store(self, last: Header, logs: list[Timed]) -> None:
-        blocks = {log.block: (log.block, log.block_hash, time) for log, time in logs}
-        blocks[last.number] = (last.number, last.hash, last.time)
-        self._db.execute("BEGIN")
+class _Transaction:
+    """One writer at a time, for as short as can be; others wait a bounded time for it."""
+
+    def __init__(self, file: IndexFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> sqlite3.Connection:
         try:
-            self._db.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)", blocks.values())
-            self._db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (_row(log) for log, _ in logs))
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+            self._file.db.execute("BEGIN IMMEDIATE")
+        except sqlite3.DatabaseError as error:
+            self._give_up(error)
+        return self._file.db
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            self._file.db.execute("COMMIT" if error is None else "ROLLBACK")
+        except sqlite3.DatabaseError as failed:
+            if error is None:
+                error = failed
+        if isinstance(error, sqlite3.DatabaseError):
+            self._give_up(error)
+
+    def _give_up(self, error: sqlite3.DatabaseError) -> None:
+        self._file.recover(error)
+        raise Unsettled(f"the index of events is read again: {error}") from None
 
 
-def _row(log: RawLog) -> tuple[int | bytes | None, ...]:
-    kind, subject = (*log.topics[:2], None, None)[:2]
-    topics = b"".join(log.topics)
-    return log.block, log.log_index, account_bytes(log.address), kind, subject, topics, log.data, log.tx
+def decoded(log: RawLog, time: int) -> Event | None:
+    """The event in a log; None for one of no known kind. Raises LedgerError for what is none of ours."""
+    try:
+        return decode_log(log, time)
+    except TypedError as error:
+        raise LedgerError(f"block {log.block}, log {log.log_index}: {error}") from None

@@ -6,13 +6,12 @@ and whoever reads never advances past a block whose logs were not surely complet
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.rpc import Header, Rpc
 
@@ -21,9 +20,6 @@ LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")
 
-_PAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)  # blocks
-_FIRST_PAGE = _PAGES.index(5_000)
-_CAUTIOUS_PAGES = 8  # read after a refusal before a larger page is tried again
 _TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds between them
 
 
@@ -82,25 +78,25 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
 
 def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
-    time_of = _block_times(rpc)
-    rung, cautious = _FIRST_PAGE, 0
     while start <= end.number:
-        last = min(end.number, start + _PAGES[rung] - 1)
+        time_of = _block_times(rpc)
+        pages = rpc.log_range
+        last = min(end.number, start + pages.blocks - 1)
         try:
             found = [_in_range(rpc, one, start, last) for one in filters]
-        except RpcError:
+        except (RpcError, AnswerTooLarge):
             if last == start:
                 raise
-            rung, cautious = bisect_left(_PAGES, last - start + 1) - 1, _CAUTIOUS_PAGES
+            pages.refused(last - start + 1)
             continue
+        if last - start + 1 == pages.blocks:
+            pages.given()
         logs = sorted((log for part in found for log in part), key=lambda timed: (timed[0].block, timed[0].log_index))
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
         if logs:
             _check_canonical(rpc, logs[-1][0], block)
         yield block, [(log, time_of(log) if time is None else time) for log, time in logs]
-        start, cautious = last + 1, max(0, cautious - 1)
-        if not cautious:
-            rung = min(rung + 1, len(_PAGES) - 1)
+        start = last + 1
 
 
 def _in_range(rpc: Rpc, one: LogFilter, start: int, end: int) -> list[tuple[RawLog, int | None]]:

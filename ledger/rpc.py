@@ -1,37 +1,34 @@
-"""A chain node's JSON-RPC through web3: bounded answers, asked for again while the node cannot be reached."""
+"""The chain's JSON-RPC over one URL or several: bounded answers, asked for again while no chain node can be reached."""
 
 import logging
-import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
-import requests
-from web3 import HTTPProvider, Web3
+from web3 import Web3
+from web3.providers import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ground.backoff import Backoff
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.endpoint import Busy, Endpoint, Garbled, LogRange, TooLate
+from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
 
-_MAX_ANSWER = 64 << 20
-_RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
-_REVERTED = 3  # the error code whose message is a contract's word
+_INTERNAL_ERROR = -32603  # of the chain node itself: another may have the answer
 _CHANCE = Random()
-_RETRY = Backoff(0.1, 3.0)
-_RATE_LIMITED = Backoff(1.0, 8.0)
-# Providers name a rate limit in an HTTP 200 with code 429, or -32005, which stands for too many results as well.
-_RATE_LIMIT = re.compile(r"rate.?limit|request rate|rate exceeded|too many requests|requests? (count|limit)|"
-                         r"compute units|throughput|throttl", re.IGNORECASE)  # fmt: skip
+_RETRY = Backoff(0.1, 3.0)  # once every chain node has failed
+_RATE_LIMITED = Backoff(1.0, 8.0)  # where the chain node names no time
+_REST = Backoff(2.0, 60.0)  # of one that failed, while others answer
+_STALE = 30.0  # seconds without a new block after which the others are asked for theirs
+_BEHIND = 8  # blocks by which a chain node may be late
 
 # web3 imports py_ecc, which raises it to 100,000: deeply nested JSON would overflow the C stack and end the process
 # instead of raising RecursionError. The embedded chain needs this much.
 sys.setrecursionlimit(min(sys.getrecursionlimit(), 12_288))
 
-for _library in ("urllib3", "web3"):
-    logging.getLogger(_library).setLevel(logging.ERROR)  # below that they log the URL, which may hold an access key
+_log = logging.getLogger("dlx.ledger")
 
 
 @dataclass(frozen=True)
@@ -46,22 +43,48 @@ class Header:
 
 
 class Rpc:
-    """A chain node at a URL. Thread-safe. Times in seconds: `timeout` for one request, `patience` for all retries.
+    """The chain nodes at some URLs. Thread-safe. Times in seconds: `timeout` for one request, `patience` for all
+    retries.
+
+    The first URL that is well is asked. One that fails rests while others answer, one that wants us to wait is not
+    asked before, and one on another chain is never used: `chain_id`, or else what the first to answer says.
 
     `web3` is for contracts. Requests of ours go through `call`: web3's own methods fill in defaults, decode laxly,
     and some (get_block) are not thread-safe, because they keep the method's name in an object that all threads share.
     """
 
-    def __init__(self, url: str, timeout: float = 10.0, patience: float = 20.0) -> None:
+    def __init__(
+        self,
+        urls: "str | Sequence[str] | _Endpoints",
+        timeout: float = 10.0,
+        patience: float = 20.0,
+        chain_id: int | None = None,
+    ) -> None:
         """Asks nothing. Raises LedgerError for what is no URL."""
-        self.name = _host(url)  # the full URL never gets into a message
-        self._provider = _Provider(url, self.name, timeout, patience)
+        self._endpoints = urls if isinstance(urls, _Endpoints) else _Endpoints(urls, chain_id)
+        self._timeout, self._patience = timeout, patience
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
-        self.web3 = Web3(self._provider, middleware=(), ens=None)  # type: ignore[arg-type]
+        self.web3 = Web3(_Provider(self), middleware=(), ens=None)  # type: ignore[arg-type]
+
+    def with_patience(self, patience: float) -> "Rpc":
+        """The same chain nodes, and what is known of them."""
+        return Rpc(self._endpoints, self._timeout, patience)
+
+    @property
+    def name(self) -> str:
+        """The host that is asked next."""
+        return self._endpoints.next().name
+
+    @property
+    def log_range(self) -> LogRange:
+        """Of how many blocks the chain node that is asked next gives the logs."""
+        return self._endpoints.next().log_range
 
     def call(self, method: str, *params: Any, patience: float | None = None) -> Any:
-        """The result. Raises RpcError for an error answer, LedgerUnavailable when the node stays silent."""
-        return self._provider.make_request(RPCEndpoint(method), params, patience)["result"]
+        """The result. Raises RpcError for an error answer, LedgerUnavailable when no node answers in time
+        (AnswerTooLarge where one began to), WrongLedger where all are on other chains."""
+        patience = self._patience if patience is None else patience
+        return self._endpoints.ask(method, params, self._timeout, time.monotonic() + patience)
 
     def number(self, method: str, *params: Any) -> int:
         """The result as a quantity."""
@@ -81,108 +104,160 @@ class Rpc:
             found = self.call("eth_getBlockByHash", "0x" + block.hex(), False)
         else:
             found = self.call("eth_getBlockByNumber", hex(block) if isinstance(block, int) else block, False)
-        if found is None:
-            return None
-        try:
-            return Header(
-                number=_quantity(found["number"]),
-                hash=bytes.fromhex(found["hash"][2:]),
-                parent=bytes.fromhex(found["parentHash"][2:]),
-                time=_quantity(found["timestamp"]),
-                base_fee=_quantity(found.get("baseFeePerGas", "0x0")),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"not a block: {error!r}") from None
+        return None if found is None else _header(found)
 
     def head(self) -> Header:
         header = self.header("latest")
         if header is None:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
+        self._endpoints.see(header.number, self._timeout)
         return header
 
-    def is_pending_old(self) -> bool:
-        """Whether the chain node answers for "pending" as of some blocks ago, as some do."""
-        pending = self.call("eth_getBlockByNumber", "pending", False)
-        number = pending.get("number") if isinstance(pending, dict) else None
-        return number is not None and _quantity(number) <= self.head().number
+
+class _Endpoints:
+    """Which chain node is asked, and which again."""
+
+    def __init__(self, urls: str | Sequence[str], chain_id: int | None) -> None:
+        self._all = [Endpoint(url) for url in ([urls] if isinstance(urls, str) else dict.fromkeys(urls))]
+        if not self._all:
+            raise LedgerError("no RPC URL is given")
+        self._chain_id = chain_id
+        self._risen: tuple[int, float] = (-1, 0.0)  # the highest head seen, and when
+
+    def next(self) -> Endpoint:
+        """The first that is well, else the one whose rest ends first. Raises WrongLedger."""
+        now = time.monotonic()
+        return min(self._usable(), key=lambda one: max(one.rests_until, one.closed_until, now))
+
+    def ask(self, method: str, params: Any, timeout: float, deadline: float) -> Any:
+        """The result of the first that gives one. Raises as `Rpc.call` does."""
+        request = _provider.encode_rpc_request(RPCEndpoint(method), params)
+        tried: dict[Endpoint, Garbled] = {}
+        passes = 0
+        while True:
+            one, pause = self.next(), 0.0
+            if one in tried:
+                passes += 1
+                pause = _RETRY.delay(passes, _CHANCE)
+                reasons, tried = tried, {}
+            else:
+                reasons = tried
+            pause = max(pause, one.closed_until - time.monotonic())
+            if pause > 0:
+                if time.monotonic() + pause >= deadline:
+                    raise _unavailable(reasons or {one: Busy("", None)})
+                time.sleep(pause)
+            untried = sum(other not in tried for other in self._usable())
+            share = (deadline - time.monotonic()) / untried
+            try:
+                return self._once(one, method, request, max(0.5, min(timeout, share)), last=untried == 1)
+            except Garbled as error:
+                tried[one] = error
+
+    def see(self, number: int, timeout: float) -> None:
+        """Where the head has not risen for long, looks whether the others have a newer one: then the node rests."""
+        now = time.monotonic()
+        if number > self._risen[0] or len(self._all) == 1:
+            self._risen = number, now
+        elif now > self._risen[1] + _STALE:
+            self._risen = self._risen[0], now
+            late = self.next()
+            for other in self._usable():
+                if other is not late and self._number(other, timeout) > number + _BEHIND:
+                    _log.warning("the chain node at %s is stuck at block %d: another is asked", late.name, number)
+                    late.rests_until = now + _REST.cap
+                    break
+
+    def _number(self, one: Endpoint, timeout: float) -> int:
+        try:
+            return _quantity(self._once(one, "eth_blockNumber", _bare("eth_blockNumber"), timeout))
+        except (LedgerError, Garbled):
+            return -1
+
+    def _once(self, one: Endpoint, method: str, request: bytes, timeout: float, last: bool = True) -> Any:
+        """One request to one chain node. Raises Garbled where it, or another, should be asked again."""
+        try:
+            self._check(one, timeout)
+            result = one.ask(method, request, timeout)
+        except Garbled as error:
+            one.failures += 1
+            if isinstance(error, Busy):
+                wait = error.wait or _RATE_LIMITED.delay(one.failures, _CHANCE)
+                one.closed_until = time.monotonic() + wait
+            else:
+                one.rests_until = time.monotonic() + _REST.delay(one.failures, _CHANCE)
+                one.checked = False  # what comes back may be another chain's
+            raise
+        except RpcError as error:
+            if error.code != _INTERNAL_ERROR or last:
+                raise
+            one.rests_until = time.monotonic() + _REST.first
+            raise Garbled(str(error)) from None
+        one.failures, one.rests_until = 0, 0.0
+        return result
+
+    def _check(self, one: Endpoint, timeout: float) -> None:
+        """Whether it is on our chain: before it is used, and after each failure."""
+        if one.checked or (len(self._all) == 1 and self._chain_id is None):
+            return
+        try:
+            found = _quantity(one.ask("eth_chainId", _bare("eth_chainId"), timeout))
+        except LedgerError as error:
+            raise Garbled(f"no chain id: {error}") from None
+        if self._chain_id is None:
+            self._chain_id = found
+        if found != self._chain_id:
+            one.wrong = f"the chain node at {one.name} is on chain {found}, not {self._chain_id}"
+            if any(other.wrong is None for other in self._all):
+                _log.warning("%s: it is never asked again", one.wrong)
+            raise Garbled(one.wrong)
+        one.checked = True
+
+    def _usable(self) -> list[Endpoint]:
+        usable = [one for one in self._all if one.wrong is None]
+        if not usable:
+            raise WrongLedger("; ".join(str(one.wrong) for one in self._all))
+        return usable
 
 
-class _Provider(HTTPProvider):
-    """web3's provider, with what it lacks: a deadline (its retries are counted), a limit on what is read, our errors.
-
-    Error answers are raised before web3 sees them: it would fail on some that a hostile node can make up.
-    """
+class _Provider(JSONBaseProvider):
+    """What web3's contracts ask through. Error answers are raised before web3 sees them: it would fail on some that a
+    hostile node can make up."""
 
     global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
 
-    def __init__(self, url: str, name: str, timeout: float, patience: float) -> None:
-        super().__init__(url)
-        self._name, self._timeout, self._patience = name, timeout, patience
-        self._direct = name in ("127.0.0.1", "::1", "localhost")
+    def __init__(self, rpc: Rpc) -> None:
+        super().__init__()
+        self._rpc = rpc
 
-    def make_request(self, method: RPCEndpoint, params: Any, patience: float | None = None) -> RPCResponse:
-        request = self.encode_rpc_request(method, params)
-        deadline = time.monotonic() + (self._patience if patience is None else patience)
-        failures = 0
-        while True:
-            try:
-                return self._once(method, request, max(0.5, min(self._timeout, deadline - time.monotonic())))
-            except (requests.RequestException, _Garbled) as error:
-                failures += 1
-                pause = (_RATE_LIMITED if isinstance(error, _Busy) else _RETRY).delay(failures, _CHANCE)
-                if time.monotonic() + pause >= deadline:
-                    reason = str(error) if isinstance(error, _Garbled) else type(error).__name__
-                    raise LedgerUnavailable(f"no answer from the chain node at {self._name}: {reason}") from None
-            time.sleep(pause)
-
-    def _once(self, method: str, request: bytes, timeout: float) -> RPCResponse:
-        assert self.endpoint_uri is not None
-        session = self._request_session_manager.cache_and_return_session(self.endpoint_uri)  # this thread's own
-        session.trust_env = not self._direct  # a proxy cannot know our own machine
-        options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False}
-        with session.post(self.endpoint_uri, request, headers=self.get_request_headers(), **options) as response:
-            if response.status_code == 429:
-                raise _Busy("it limits the rate of requests")
-            if response.status_code in _RETRIED_STATUS:
-                raise _Garbled(f"HTTP status {response.status_code}")
-            body = bytearray()
-            for chunk in response.iter_content(1 << 16):
-                body += chunk
-                if len(body) > _MAX_ANSWER:
-                    raise RpcError(-32005, f"the answer to {method} is over {_MAX_ANSWER >> 20} MiB: too many results")
-        try:
-            answer: Any = self.decode_rpc_response(bytes(body))
-        except (ValueError, RecursionError):
-            raise _Garbled(f"HTTP status {response.status_code}, no JSON") from None
-        error = answer.get("error") if isinstance(answer, dict) else None
-        if error is not None:
-            known = error if isinstance(error, dict) else {"message": str(error)}
-            code, message = known.get("code"), str(known.get("message", ""))[:500]
-            if code == 429 or (code != _REVERTED and _RATE_LIMIT.search(message)):
-                raise _Busy(f"it limits the rate of requests: {message}")
-            raise RpcError(code if isinstance(code, int) else 0, message, known.get("data"))
-        if not isinstance(answer, dict) or "result" not in answer:
-            raise _Garbled("an answer that is no JSON-RPC")
-        return {"jsonrpc": "2.0", "id": 0, "result": answer["result"]}
+    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        return {"jsonrpc": "2.0", "id": 0, "result": self._rpc.call(method, *params)}
 
 
-class _Garbled(Exception):
-    """An answer that another try may improve."""
+_provider = JSONBaseProvider()  # for its encoder: what contracts are given may be web3's own types
 
 
-class _Busy(_Garbled):
-    """A refusal because we asked too often."""
+def _bare(method: str) -> bytes:
+    return _provider.encode_rpc_request(RPCEndpoint(method), [])
 
 
-def _host(url: str) -> str:
+def _unavailable(reasons: dict[Endpoint, Garbled]) -> LedgerUnavailable:
+    words = " and ".join(f"the chain node at {one.name}: {reason}" for one, reason in reasons.items())
+    kind = AnswerTooLarge if all(isinstance(reason, TooLate) for reason in reasons.values()) else LedgerUnavailable
+    return kind(f"no answer from {words}")
+
+
+def _header(found: Any) -> Header:
     try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0)
-    except ValueError:
-        fine = False
-    if not fine or not parts.hostname:
-        raise LedgerError("the RPC URL must look like http://127.0.0.1:8545 or https://host/path")
-    return parts.hostname
+        return Header(
+            number=_quantity(found["number"]),
+            hash=bytes.fromhex(found["hash"][2:]),
+            parent=bytes.fromhex(found["parentHash"][2:]),
+            time=_quantity(found["timestamp"]),
+            base_fee=_quantity(found.get("baseFeePerGas", "0x0")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"not a block: {error!r}") from None
 
 
 def _quantity(text: Any) -> int:

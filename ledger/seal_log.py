@@ -1,20 +1,24 @@
 """The sealed rounds of a run: the newest in full, of the others what they gave."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dlx.ledger.abi import ZERO32
 from dlx.ledger.events import Sealed
 
 
-class SealLog(Mapping[tuple[int, int], Sealed]):
-    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all."""
+ReadSeal = Callable[[int, int], Sealed]  # of a stage and round that are sealed
 
-    def __init__(self, keep: int | None = None) -> None:
+
+class SealLog(Mapping[tuple[int, int], Sealed]):
+    """(stage, round) -> Sealed, for the newest `keep` rounds of each stage, or for all; with `older` for all."""
+
+    def __init__(self, keep: int | None = None, older: ReadSeal | None = None) -> None:
         if keep is not None and keep < 1:
             raise ValueError("at least the last seal of a stage is kept")
-        self._keep = keep
+        self._keep, self._older = keep, older
         self._stages: dict[int, _Seals] = {}
 
     def rounds(self, stage: int) -> int:
@@ -23,10 +27,10 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
 
     def oldest(self, stage: int) -> int:
         """The first round of the stage whose seal is here, or the next one where none is."""
-        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+        return 0 if self._older is not None else self._oldest_kept(stage)
 
     def copy(self) -> "SealLog":
-        other = SealLog(self._keep)
+        other = SealLog(self._keep, self._older)
         other._stages = dict(self._stages)
         return other
 
@@ -49,11 +53,36 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
         hashes = bytes(before.hashes[64 * before.rounds - 64 : 64 * before.rounds]) or genesis + ZERO32
         self._stages[sealed.stage] = before.append(sealed, hashes, self._keep)
 
+    def restore(self, outlines: Iterable[tuple[int, bytes, bytes, int]], newest: ReadSeal) -> None:
+        """Fills an empty log with all seals: (stage, weights and momentum after it, planned inner steps) of each, in the
+        order of a stage's rounds; `newest` gives those to keep."""
+        hashes: dict[int, bytearray] = defaultdict(bytearray)
+        steps: dict[int, array[int]] = defaultdict(lambda: array("q", [0]))
+        for stage, weights, momentum, planned in outlines:
+            hashes[stage] += weights + momentum
+            steps[stage].append(steps[stage][-1] + planned)
+        for stage in hashes:
+            rounds = len(steps[stage]) - 1
+            first = 0 if self._keep is None else max(0, rounds - self._keep)
+            seals = [newest(stage, round) for round in range(first, rounds)]
+            self._stages[stage] = _Seals(rounds, first, seals, hashes[stage], steps[stage])
+
+    def _oldest_kept(self, stage: int) -> int:
+        return 0 if self._keep is None else max(0, self.rounds(stage) - self._keep)
+
+    def __contains__(self, key: object) -> bool:
+        match key:
+            case (int(stage), int(round)):
+                return self.oldest(stage) <= round < self.rounds(stage)
+        return False
+
     def __getitem__(self, key: tuple[int, int]) -> Sealed:
         """Raises KeyError for a round that is not sealed, or whose seal is not kept."""
         stage, round = key
-        if not self.oldest(stage) <= round < self.rounds(stage):
+        if key not in self:
             raise KeyError(key)
+        if self._older is not None and round < self._oldest_kept(stage):
+            return self._older(stage, round)
         return self._stages[stage].seals[round - self._stages[stage].first]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

@@ -151,7 +151,7 @@ class Sender:
     def _chase(self, pending: Pending, stuck: bool) -> dict[str, Any] | None:
         """Sends again what the chain may have lost; the receipt if the nonce turns out to be used."""
         with self._turn():
-            if self._count("latest") > pending.nonce:
+            if self._count() > pending.nonce:
                 receipt = self._receipt(pending)
                 if receipt is None:
                     self._drop(pending.nonce)
@@ -160,7 +160,7 @@ class Sender:
             if stuck:
                 self._offer_more(pending)
             self._resubmit()
-            if stuck and self._sent() < min(self._pending, default=0):
+            if stuck and self._count() < min(self._pending, default=0):
                 self._pending, lost = {}, list(self._pending)
                 for nonce in lost:
                     self._drop(nonce)
@@ -184,12 +184,12 @@ class Sender:
     def _prune(self) -> None:
         """Forgets the transactions whose nonces are used."""
         if self._pending:
-            used = self._count("latest")
+            used = self._count()
             for nonce in [n for n in self._pending if n < used]:
                 self._drop(nonce)
 
     def _free_nonce(self) -> int:
-        nonce = self._sent()
+        nonce = self._count()
         while nonce in self._pending:
             nonce += 1
         for unreachable in [n for n in self._pending if n > nonce]:
@@ -224,12 +224,9 @@ class Sender:
                 return receipt
         return None
 
-    def _sent(self) -> int:
-        """How many transactions of the account the chain node knows; on some, "pending" is blocks behind "latest"."""
-        return max(self._count("pending"), self._count("latest"))
-
-    def _count(self, tag: str) -> int:
-        return self._rpc.number("eth_getTransactionCount", self.account, tag)
+    def _count(self) -> int:
+        """How many nonces are used. What is pending is in the outbox: chain nodes that are asked for it may be late."""
+        return self._rpc.number("eth_getTransactionCount", self.account, "latest")
 
     def _fees(self) -> tuple[int, int]:
         tip = self._rpc.number("eth_maxPriorityFeePerGas")

@@ -32,7 +32,7 @@ from dlx.ledger.events import (
     Sealed,
 )
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.seal_log import SealLog
+from dlx.ledger.seal_log import ReadSeal, SealLog
 from dlx.ledger.typed import Domain, RunConfig, recover, split_entries
 from dlx.ledger.votes import Stage, quorum, replicas
 
@@ -46,7 +46,7 @@ class ViewError(DlxError, ValueError):
     """Events that contradict the ledger's rules."""
 
 
-class _Asked(Enum):
+class Asked(Enum):
     NO = 0
     PRESENCE = 1  # a transaction answers, and so does being counted
     WORK = 2  # only being counted answers
@@ -70,13 +70,13 @@ class Return:
 
 
 @dataclass(frozen=True)
-class _Member:
+class Member:
     """An account that holds, or once held, a seat: as the contract's Member."""
 
     holds: bool = False
     replica: int = 0  # the last one, where it holds none
     stage: int = 0  # likewise
-    asked: _Asked = _Asked.NO
+    asked: Asked = Asked.NO
     asked_at: int = 0  # 0: never
     asked_seal: int = 0  # how many non-empty seals the stage had then
     joined_round: int = 0  # the stage's next round at the time
@@ -87,27 +87,27 @@ class _Member:
     former_vote: bool = False  # what it had when it left in that round
 
 
-_NOBODY = _Member()
+_NOBODY = Member()
 
 
 class RunView:
     """The state of one run after the events applied so far. Give it every event of the run, in order.
 
     `keep`: how many of each stage's newest seals `sealed` has in full, with their records; None: all. Of the others 72
-    bytes each stay: the hashes that they gave, and sums.
+    bytes each stay: the hashes that they gave, and sums; `older(stage, round)`, where given, has all of them.
     """
 
-    def __init__(self, run: bytes, domain: Domain, keep: int | None = None) -> None:
+    def __init__(self, run: bytes, domain: Domain, keep: int | None = None, older: ReadSeal | None = None) -> None:
         self.run, self.domain = run, domain
         self.started_at = 0  # when round 0 opens; 0: not yet
-        self.sealed = SealLog(keep)
+        self.sealed = SealLog(keep, older)
         self.checkpoints: tuple[CheckpointPublished, ...] = ()
         self._created: RunCreated | None = None
         self._round = self._opened_at = 0  # also after the last round
         self._draw = 0
         self._stages: list[Stage] = []
         self._holders: dict[tuple[int, int], str] = {}
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._returns: dict[tuple[int, int], Return] = {}
         self._changed: dict[int, int] = {}  # replica -> the open round when its holders last changed
         self._counted: dict[str, int] = {}
@@ -129,6 +129,11 @@ class RunView:
     def created(self) -> bool:
         """Whether the ledger knows the run: until then `config`, `genesis` and what rests on them raise ViewError."""
         return self._created is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last transaction can have emitted no further event."""
+        return not self._due
 
     @property
     def creator(self) -> str:
@@ -299,9 +304,9 @@ class RunView:
     @property
     def accusations(self) -> dict[str, Accusation]:
         """Who was asked and has neither answered nor been counted since."""
-        asked = (_Asked.PRESENCE, _Asked.WORK)
+        asked = (Asked.PRESENCE, Asked.WORK)
         return {
-            account: Accusation(member.asked_at, member.asked is _Asked.WORK)
+            account: Accusation(member.asked_at, member.asked is Asked.WORK)
             for account in self._holders.values()
             if (member := self._members[account]).asked in asked and not self._counted_since_asked(member)
         }
@@ -323,8 +328,8 @@ class RunView:
         if not member.holds or not self._is_open:
             return False
         forfeit = self.is_forfeit(account, now)
-        waiting = member.asked is not _Asked.NO and not self._counted_since_asked(member)
-        if waiting and (member.asked is not _Asked.WORK_ANSWERED or forfeit):
+        waiting = member.asked is not Asked.NO and not self._counted_since_asked(member)
+        if waiting and (member.asked is not Asked.WORK_ANSWERED or forfeit):
             return False
         timeout = self.config.round_timeout
         if member.asked_at and now <= member.asked_at + timeout:
@@ -338,9 +343,9 @@ class RunView:
     def may_evict(self, account: str, now: int) -> bool:
         """Whether the account was asked long enough ago, and no answer counts."""
         member = self._member(account)
-        if not member.holds or member.asked is _Asked.NO or self._counted_since_asked(member):
+        if not member.holds or member.asked is Asked.NO or self._counted_since_asked(member):
             return False
-        if member.asked is _Asked.WORK_ANSWERED and not self.is_forfeit(account, now):
+        if member.asked is Asked.WORK_ANSWERED and not self.is_forfeit(account, now):
             return False
         return now >= member.asked_at + self.config.eviction_time
 
@@ -441,7 +446,7 @@ class RunView:
             holds=True,
             replica=replica,
             stage=stage,
-            asked=_Asked.NO,
+            asked=Asked.NO,
             since=max(0, self._stages[stage].non_empty - before.since),  # leaving and joining again wipes nothing
             joined_round=self.next_round(stage),
             joined_at=now,
@@ -456,7 +461,7 @@ class RunView:
         self._members[account] = replace(
             self._noted(member),
             holds=False,
-            asked=_Asked.NO,
+            asked=Asked.NO,
             former_vote=bool(at.voters(self._complete) >> replica & 1),
             since=0 if counted else at.non_empty - member.since,
         )
@@ -519,18 +524,18 @@ class RunView:
         del self._holders[replica, stage]
         self._stages[stage] = self._stages[stage].touched(replica, False)
 
-    def _noted(self, member: _Member) -> _Member:
+    def _noted(self, member: Member) -> Member:
         """The member with what its seat was when its stage's next round became the next, before it changes."""
         if self._changed_now(member):
             return member
         changed_round = self.next_round(member.stage) + 1
         return replace(member, changed_round=changed_round, former_replica=member.replica, former_vote=False)
 
-    def _changed_now(self, member: _Member) -> bool:
+    def _changed_now(self, member: Member) -> bool:
         """Whether the member's seat has changed since its stage's last seal."""
         return member.changed_round == self.next_round(member.stage) + 1
 
-    def _member(self, account: str) -> _Member:
+    def _member(self, account: str) -> Member:
         return self._members.get(account, _NOBODY)
 
     def _seat(self, account: str) -> tuple[int, int]:
@@ -539,7 +544,7 @@ class RunView:
             raise KeyError(account)
         return slot
 
-    def _held_by(self, account: str, replica: int, stage: int) -> _Member:
+    def _held_by(self, account: str, replica: int, stage: int) -> Member:
         if self.slot_of(account) != (replica, stage):
             raise ViewError(f"{account} does not hold seat ({replica}, {stage})")
         return self._members[account]
@@ -551,15 +556,15 @@ class RunView:
         if not self.may_accuse(event.by, event.account, now) or event.forfeit != self.is_forfeit(event.account, now):
             raise ViewError(f"{event.by} cannot have accused {event.account}")
         member = self._members[event.account]
-        asked = _Asked.WORK if event.forfeit else _Asked.PRESENCE
+        asked = Asked.WORK if event.forfeit else Asked.PRESENCE
         seals = self._stages[member.stage].non_empty
         self._members[event.account] = replace(member, asked=asked, asked_at=now, asked_seal=seals)
 
     def _answer(self, event: Answered) -> None:
         member = self._member(event.account)
-        if not member.holds or member.asked not in (_Asked.PRESENCE, _Asked.WORK):
+        if not member.holds or member.asked not in (Asked.PRESENCE, Asked.WORK):
             raise ViewError(f"{event.account} answered no accusation")
-        asked = _Asked.WORK_ANSWERED if member.asked is _Asked.WORK else _Asked.NO
+        asked = Asked.WORK_ANSWERED if member.asked is Asked.WORK else Asked.NO
         self._members[event.account] = replace(member, asked=asked)
 
     def _evict(self, event: Evicted) -> None:
@@ -572,7 +577,7 @@ class RunView:
         if counted:
             self._returns[event.replica, event.stage] = Return(event.account, until)
 
-    def _counted_since_asked(self, member: _Member) -> bool:
+    def _counted_since_asked(self, member: Member) -> bool:
         at = self._stages[member.stage]
         return at.idle_seals(member.replica) < at.non_empty - member.asked_seal
 
@@ -629,7 +634,7 @@ class RunView:
             raise ViewError(f"round {event.round} of stage {event.stage} counts replica {min(unknown)}, unsigned")
         return tuple(made[record.replica] for record in event.records), counted
 
-    def _made(self, member: _Member, replica: int) -> bool:
+    def _made(self, member: Member, replica: int) -> bool:
         former = self._changed_now(member) and member.former_replica == replica
         return former or (member.holds and member.replica == replica)
 

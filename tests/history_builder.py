@@ -151,7 +151,8 @@ class Network:
         self.node_keys = {account: hashlib.sha256(b"node" + key).digest() for account, key in self.keys.items()}
         with ThreadPoolExecutor(len(keys)) as pool:
             list(pool.map(lambda account: fund(rpc_url, account), self.keys))
-            self.registry, self.ledger = deploy(rpc_url, keys[0])
+            contracts = deploy(rpc_url, keys[0])
+            self.registry, self.ledger = contracts.registry, contracts.ledger
             self.clients = {a: LedgerClient(rpc_url, self.ledger, key) for a, key in self.keys.items()}
             addresses = ["/ip4/127.0.0.1/tcp/1"]  # nobody listens there
             list(pool.map(lambda a: self.clients[a].register(self.node_keys[a], addresses), self.keys))

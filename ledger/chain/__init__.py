@@ -1,9 +1,13 @@
 """The embedded chain: one EVM chain in one process and one directory, for runs that need no public chain.
 
     store.py    SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
+    tries.py    Merkle-Patricia tries: roots, proofs, which nodes a state has
     evm.py      the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
     pool.py     which transactions may wait, and which go into the next block
     node.py     the chain itself: accepts transactions, mines, knows the head
+    calls.py    calls and estimates, which change nothing, in processes of their own (caller.py)
+    prune.py    removal of states that are old
+    filters.py  log queries and installed filters
     rpc.py      the Ethereum JSON-RPC methods
     server.py   loopback HTTP in front of them, start and shutdown
 
@@ -30,16 +34,18 @@ def serve(
     chain_id: int = 31337,
     block_time: float = 1.0,
     empty_block_time: float = 3.0,
+    heartbeat: float = 30.0,
     time_lapse: bool = False,
     on_ready: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Serves the chain kept in `directory` (created if absent) over HTTP JSON-RPC; blocks until stopped.
 
-    A waiting transaction is mined `block_time` seconds after the last block at the latest, an empty block
-    `empty_block_time` seconds after it. Each is a second later than the last by its timestamp, as on Ethereum; blocks
-    faster than that share seconds, as on Arbitrum, so that timeouts stay as long as they are. With `time_lapse` they
-    do not: the chain's time then runs ahead of the clock, and tests need not wait for timeouts.
+    A waiting transaction is mined `block_time` seconds after the last block at the latest. While none waits, eight
+    empty blocks follow, `empty_block_time` seconds apart, then one each `heartbeat` seconds. By its timestamp each is a
+    second later than the last, as on Ethereum; blocks faster than that share seconds, as on Arbitrum, so that timeouts
+    stay as long as they are. With `time_lapse` they do not: the chain's time then runs ahead of the clock, and tests
+    need not wait for timeouts.
     `on_ready` gets the URL once requests are answered (port 0: any free port).
     Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
@@ -47,5 +53,5 @@ def serve(
     from dlx.ledger.chain.node import Node
     from dlx.ledger.chain.server import run
 
-    node = Node(directory, chain_id, block_time, empty_block_time, time_lapse)
+    node = Node(directory, chain_id, block_time, empty_block_time, heartbeat, time_lapse)
     run(node, host, port, on_ready, stop or threading.Event())

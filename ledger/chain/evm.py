@@ -1,4 +1,4 @@
-"""The state transition: py-evm under Prague rules. Only this file knows py-evm.
+"""The state transition: py-evm under Prague rules. Only this file and tries.py know py-evm.
 
 py-evm executes transactions and keeps the state trie; blocks, receipts and logs are kept by the store in their own
 tables, so none of py-evm's chain database is used.
@@ -21,6 +21,7 @@ from eth.constants import EMPTY_SHA256, SECPK1_N
 from eth.db.atomic import AtomicDB
 from eth.db.backends.base import BaseDB
 from eth.exceptions import Revert
+from eth.rlp.accounts import Account
 from eth.vm.execution_context import ExecutionContext
 from eth.vm.forks.berlin.transactions import calculate_txn_intrinsic_gas_berlin
 from eth.vm.forks.london.headers import calculate_expected_base_fee_per_gas
@@ -30,7 +31,8 @@ from eth.vm.forks.prague.transactions import PragueTransactionBuilder
 from eth_hash.auto import keccak
 from eth_keys.datatypes import PrivateKey
 from eth_utils import ValidationError
-from trie import HexaryTrie
+
+from dlx.ledger.chain import tries
 
 # What 1,024 nested EVM calls need. A library of py-evm's raises it to 100,000, at which deeply nested JSON overflows a
 # thread's C stack and ends the process instead of raising RecursionError.
@@ -277,8 +279,8 @@ class Evm:
             state.persist()
         header = header.copy(
             state_root=state.state_root,
-            transaction_root=_root([e.transaction.raw for e in executed]),
-            receipt_root=_root([r.encode() for r in receipts]),
+            transaction_root=tries.root([e.transaction.raw for e in executed]),
+            receipt_root=tries.root([r.encode() for r in receipts]),
             bloom=reduce(or_, (r.bloom for r in receipts), 0),
             gas_used=gas_used,
         )
@@ -294,6 +296,12 @@ class Evm:
 
     def storage(self, root: bytes, address: bytes, slot: int) -> int:
         return self._at(root).get_storage(address, slot)
+
+    def prove(self, root: bytes, address: bytes, slots: list[int]) -> tuple[Account, tries.Proved, list[tries.Proved]]:
+        """The account, its proof, and those of its storage slots."""
+        nodes = _Nodes(self._read)
+        account, proved = tries.prove_account(nodes, root, address)
+        return account, proved, [tries.prove_slot(nodes, account.storage_root, slot) for slot in slots]
 
     def call(self, header: Any, call: Call) -> Outcome:
         """Runs `call` on the state after `header`, in its block, without fees and leaving no trace."""
@@ -374,13 +382,6 @@ class _Nodes(BaseDB):
         except KeyError:
             return False
         return True
-
-
-def _root(items: list[bytes]) -> bytes:
-    trie = HexaryTrie({})
-    for index, item in enumerate(items):
-        trie[rlp.encode(index)] = item
-    return trie.root_hash
 
 
 def _refused(error: str) -> Outcome:

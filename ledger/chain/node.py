@@ -6,17 +6,20 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from dlx.ground import durable
 from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.calls import Calls
 from dlx.ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
-from dlx.ledger.chain.pool import Pool
+from dlx.ledger.chain.pool import MAX_WAITING, Pool
 from dlx.ledger.chain.store import Store
 
 TIP = 1_000_000  # wei per gas, suggested to clients: 100 ETH pay for 10^14 gas
 FAUCET_GRANT = 100 * 10**18  # wei, once per address
+_TAIL = 8  # empty blocks after one with transactions that come at their own pace: who waits for confirmations has them
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +33,25 @@ class Node:
     """
 
     def __init__(
-        self, directory: Path, chain_id: int, block_time: float, empty_block_time: float, time_lapse: bool
+        self,
+        directory: Path,
+        chain_id: int,
+        block_time: float,
+        empty_block_time: float,
+        heartbeat: float,
+        time_lapse: bool,
     ) -> None:
         """Opens the chain, or creates it with a genesis block; see `ledger.chain.serve`. Raises ChainError."""
         self.chain_id = chain_id
-        self._block_time, self._empty_block_time = block_time, empty_block_time
+        self._block_time, self._empty_block_time, self._heartbeat = block_time, empty_block_time, heartbeat
+        self._empty_blocks = 0  # since the last block with transactions, or the start
         self._seconds_apart = 1 if time_lapse or block_time >= 1 else 0
         self.store = Store(directory)
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
+        self.calls = Calls(self.store.path, chain_id)
         self._pool = Pool()
+        self._taken: deque[bytes] = deque(maxlen=MAX_WAITING)
+        self._times_taken = 0
         self._changed = threading.Condition(threading.RLock())  # guards the pool and the head
         try:
             stored = self.store.chain_id()
@@ -47,9 +60,7 @@ class Node:
             self._key = _load_key(directory / "faucet.key", create=stored is None)
             if stored is None:
                 self.store.commit_block(self.evm.genesis(key_address(self._key), int(time.time())), chain_id)
-            header = self.store.last_header()
-            assert header is not None
-            self.head: Any = decode_header(header)
+            self.head: Any = decode_header(self.store.last_headers(1)[0])
             for raw in self.store.waiting():
                 self._pool.add(decode(raw))
         except BaseException:
@@ -91,6 +102,12 @@ class Node:
         with self._changed:
             return self._pool.hashes()
 
+    def taken_since(self, count: int) -> tuple[list[bytes], int]:
+        """Hashes of the transactions taken after the first `count` since the start, and how many have been by now."""
+        with self._changed:
+            new = self._times_taken - count
+            return list(self._taken)[-new:] if new else [], self._times_taken
+
     def account(self, address: bytes) -> tuple[int, int]:
         """(nonce, balance in wei) at the head."""
         return self.evm.account(self.head.state_root, address)
@@ -116,8 +133,9 @@ class Node:
                     self._changed.wait(self._block_time - elapsed)
                     continue
                 ready = list(self._pool.ready(next_base_fee(self.head), self.account))
-                if not ready and elapsed < self._empty_block_time:
-                    self._changed.wait(self._empty_block_time - elapsed)
+                pause = self._empty_block_time if self._empty_blocks < _TAIL else self._heartbeat
+                if not ready and elapsed < pause:
+                    self._changed.wait(pause - elapsed)
                     continue
             try:
                 self._mine(ready)
@@ -130,12 +148,15 @@ class Node:
             self._changed.notify_all()
 
     def close(self) -> None:
+        self.calls.close()
         self.store.close()
 
     def _take(self, transaction: Transaction, granted: bytes | None = None) -> None:
         self._pool.check(transaction, self.chain_id, next_base_fee(self.head), self.account)
         self.store.add_waiting(transaction, granted)
         self._pool.add(transaction)
+        self._taken.append(transaction.hash)
+        self._times_taken += 1
         self._changed.notify_all()
 
     def _mine(self, transactions: list[Transaction]) -> None:
@@ -145,6 +166,7 @@ class Node:
             self.store.commit_block(block)
             self.head = block.header
             self._last_block = time.monotonic()
+            self._empty_blocks = 0 if block.executed else self._empty_blocks + 1
             mined: dict[bytes, int] = {}
             for executed in block.executed:
                 mined[executed.transaction.sender] = executed.transaction.nonce

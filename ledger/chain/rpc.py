@@ -1,4 +1,4 @@
-"""The Ethereum JSON-RPC methods, as far as web3.py and this project's client use them."""
+"""The Ethereum JSON-RPC methods, as far as web3.py, ethers, viem and this project's client use them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, next_base_fee
+from eth_hash.auto import keccak
+
+from dlx.ledger.chain.calls import Busy, CallFailed, Question
+from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, Outcome, encode_header, next_base_fee
+from dlx.ledger.chain.filters import Filters
 from dlx.ledger.chain.node import TIP, Node
 from dlx.ledger.chain.pool import Refused
-from dlx.ledger.chain.store import TooMany
+from dlx.ledger.chain.prune import KEPT_STATES
 from dlx.ledger.chain.wire import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -23,19 +27,18 @@ from dlx.ledger.chain.wire import (
     RpcError,
     execution_error,
     header_json,
-    log_json,
     mined_json,
     parse_bytes,
     parse_quantity,
-    parse_values,
+    proof_json,
     receipt_json,
     to_hex,
     waiting_json,
 )
 
-MAX_LOGS = 10_000
-MAX_LOG_BYTES = 8 * 2**20  # of log data in one answer; one block's gas buys less, so a one-block query always fits
 _MAX_HISTORY = 1_024  # blocks in eth_feeHistory
+_MAX_PROVED = 1_024  # slots in eth_getProof
+_BLOB_FEE = 1  # wei: the least there is, since no block has blobs
 
 
 class Rpc:
@@ -43,28 +46,50 @@ class Rpc:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        filters = Filters(node, self._number)
         self._mined_block = lru_cache(maxsize=64)(self._block_with_hashes)
         self._methods: dict[str, Callable[..., Any]] = {
             "web3_clientVersion": lambda: f"dlx-chain/{_version()}",
+            "web3_sha3": lambda data: to_hex(keccak(parse_bytes(data))),
             "net_version": lambda: str(node.chain_id),
+            "net_listening": lambda: True,
+            "net_peerCount": lambda: "0x0",
+            "eth_accounts": lambda: [],
             "eth_chainId": lambda: hex(node.chain_id),
             "eth_syncing": lambda: False,
             "eth_blockNumber": lambda: hex(node.head.block_number),
             "eth_gasPrice": lambda: hex(next_base_fee(node.head) + TIP),
             "eth_maxPriorityFeePerGas": lambda: hex(TIP),
+            "eth_blobBaseFee": lambda: hex(_BLOB_FEE),
             "eth_feeHistory": self._fee_history,
             "eth_getBlockByNumber": self._block_by_number,
             "eth_getBlockByHash": self._block_by_hash,
+            "eth_getBlockReceipts": self._block_receipts,
+            "eth_getBlockTransactionCountByNumber": lambda tag: self._count(self._block_by_number(tag)),
+            "eth_getBlockTransactionCountByHash": lambda block_hash: self._count(self._block_by_hash(block_hash)),
+            "eth_getTransactionByBlockNumberAndIndex": lambda tag, index: self._nth(self._block_by_number(tag), index),
+            "eth_getTransactionByBlockHashAndIndex": lambda block_hash, index: self._nth(
+                self._block_by_hash(block_hash), index
+            ),
+            "eth_getUncleCountByBlockNumber": lambda tag: self._block_by_number(tag) and "0x0",
+            "eth_getUncleCountByBlockHash": lambda block_hash: self._block_by_hash(block_hash) and "0x0",
             "eth_getBalance": self._balance,
             "eth_getTransactionCount": self._transaction_count,
             "eth_getCode": self._code,
             "eth_getStorageAt": self._storage,
+            "eth_getProof": self._proof,
             "eth_call": self._call,
             "eth_estimateGas": self._estimate,
             "eth_sendRawTransaction": self._send,
             "eth_getTransactionByHash": self._transaction,
             "eth_getTransactionReceipt": self._receipt,
-            "eth_getLogs": self._logs,
+            "eth_getLogs": filters.logs,
+            "eth_newFilter": filters.new_logs,
+            "eth_newBlockFilter": filters.new_blocks,
+            "eth_newPendingTransactionFilter": filters.new_transactions,
+            "eth_getFilterChanges": filters.changes,
+            "eth_getFilterLogs": filters.all_logs,
+            "eth_uninstallFilter": filters.uninstall,
             "dlx_faucet": self._faucet,
         }
         self._signatures = {name: inspect.signature(method) for name, method in self._methods.items()}
@@ -127,6 +152,23 @@ class Rpc:
         unknown = {"hash": None, "nonce": None, "logsBloom": None, "miner": None}
         return {**header_json(header), **unknown, "transactions": [to_hex(h) for h in self._node.waiting_hashes()]}
 
+    def _block_receipts(self, tag: Any) -> list[dict[str, Any]] | None:
+        if tag == "pending":
+            return []
+        number = self._known_number(tag)
+        if number is None:
+            return None
+        return [receipt_json(m, self._node.store.receipt_logs(m)) for m in self._node.store.transactions(number)]
+
+    def _count(self, block: dict[str, Any] | None) -> str | None:
+        return None if block is None else hex(len(block["transactions"]))
+
+    def _nth(self, block: dict[str, Any] | None, index: Any) -> dict[str, Any] | None:
+        position = parse_quantity(index)
+        if block is None or position >= len(block["transactions"]):
+            return None
+        return self._transaction(block["transactions"][position])
+
     def _fee_history(self, count: Any, newest: Any, percentiles: Any = None) -> dict[str, Any]:
         wanted = min(parse_quantity(count), _MAX_HISTORY)
         last = min(self._number(newest), self._node.head.block_number)
@@ -162,45 +204,59 @@ class Rpc:
     # State.
 
     def _balance(self, address: Any, tag: Any = "latest") -> str:
-        return hex(self._node.evm.account(self._header_at(tag).state_root, parse_bytes(address, 20))[1])
+        return hex(self._node.evm.account(self._state_at(tag), parse_bytes(address, 20))[1])
 
     def _transaction_count(self, address: Any, tag: Any = "latest") -> str:
         if tag == "pending":
             return hex(self._node.next_nonce(parse_bytes(address, 20)))
-        return hex(self._node.evm.account(self._header_at(tag).state_root, parse_bytes(address, 20))[0])
+        return hex(self._node.evm.account(self._state_at(tag), parse_bytes(address, 20))[0])
 
     def _code(self, address: Any, tag: Any = "latest") -> str:
-        return to_hex(self._node.evm.code(self._header_at(tag).state_root, parse_bytes(address, 20)))
+        return to_hex(self._node.evm.code(self._state_at(tag), parse_bytes(address, 20)))
 
     def _storage(self, address: Any, slot: Any, tag: Any = "latest") -> str:
-        value = self._node.evm.storage(
-            self._header_at(tag).state_root, parse_bytes(address, 20), parse_quantity(slot, 256)
-        )
+        value = self._node.evm.storage(self._state_at(tag), parse_bytes(address, 20), parse_quantity(slot, 256))
         return to_hex(value.to_bytes(32, "big"))
 
+    def _proof(self, address: Any, slots: Any, tag: Any = "latest") -> dict[str, Any]:
+        if not isinstance(slots, list) or len(slots) > _MAX_PROVED:
+            raise RpcError(INVALID_PARAMS, f"invalid argument 1: a list of at most {_MAX_PROVED} slots is needed")
+        wanted = [parse_quantity(slot, 256) for slot in slots]
+        proved = self._node.evm.prove(self._state_at(tag), parse_bytes(address, 20), wanted)
+        return proof_json(address, slots, *proved)
+
     def _call(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
-        header, call = self._parse_call(message, tag, overrides)
-        outcome = self._node.evm.call(header, call)
-        if outcome.error is not None:
-            raise execution_error(outcome)
+        outcome = self._run(self._parse_call(message, tag, overrides, estimate=False))
+        assert isinstance(outcome, Outcome)
         return to_hex(outcome.output)
 
     def _estimate(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
-        header, call = self._parse_call(message, tag, overrides)
-        estimate = self._node.evm.estimate(header, call)
-        if not isinstance(estimate, int):
-            raise execution_error(estimate)
-        return hex(estimate)
+        gas = self._run(self._parse_call(message, tag, overrides, estimate=True))
+        assert isinstance(gas, int)
+        return hex(gas)
 
-    def _parse_call(self, message: Any, tag: Any, overrides: Any) -> tuple[Any, Call]:
+    def _run(self, question: Question) -> Outcome | int:
+        try:
+            outcome = self._node.calls.run(question)
+        except Busy as error:
+            raise RpcError(LIMIT_EXCEEDED, str(error)) from None
+        except CallFailed as error:
+            raise RpcError(SERVER_ERROR, str(error)) from None
+        if isinstance(outcome, Outcome) and outcome.error is not None:
+            raise execution_error(outcome)
+        return outcome
+
+    def _parse_call(self, message: Any, tag: Any, overrides: Any, estimate: bool) -> Question:
         if not isinstance(message, dict):
             raise RpcError(INVALID_PARAMS, "invalid argument 0: a transaction object is needed")
         if overrides:
             raise RpcError(INVALID_PARAMS, "state overrides are not supported")
-        if tag == "pending":
+        # The newest state is asked in order to send a transaction: in the next block, so for its number and time, which
+        # is the time now. An idle chain's head is half a minute old.
+        if tag in ("latest", "pending"):
             header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
         else:
-            header = self._header_at(tag)
+            header = self._with_state(tag)
         sender = parse_bytes(message.get("from") or to_hex(bytes(20)), 20)
         call = Call(
             sender=sender,
@@ -210,7 +266,7 @@ class Rpc:
             gas=min(parse_quantity(message["gas"]), GAS_LIMIT) if message.get("gas") else GAS_LIMIT,
             nonce=self._node.evm.account(header.state_root, sender)[0],
         )
-        return header, call
+        return Question(encode_header(header), call, estimate)
 
     # Transactions and logs.
 
@@ -240,34 +296,6 @@ class Rpc:
             return None
         return receipt_json(mined, self._node.store.receipt_logs(mined))
 
-    def _logs(self, query: Any) -> list[dict[str, Any]]:
-        if not isinstance(query, dict):
-            raise RpcError(INVALID_PARAMS, "invalid argument 0: a filter object is needed")
-        head = self._node.head.block_number
-        if query.get("blockHash") is not None:
-            number = self._node.store.number_of(parse_bytes(query["blockHash"], 32))
-            if number is None or number > head:
-                raise RpcError(SERVER_ERROR, "unknown block")
-            first = last = number
-        else:
-            first, last = (self._number(query.get(key) or "latest") for key in ("fromBlock", "toBlock"))
-            if first > last:
-                raise RpcError(INVALID_PARAMS, "invalid block range params: fromBlock is above toBlock")
-        addresses = parse_values(query.get("address"), 20)
-        topics = query.get("topics") or []
-        if not isinstance(topics, list) or len(topics) > 4:
-            raise RpcError(INVALID_PARAMS, "invalid topics: a list of at most 4 is needed")
-        wanted = [parse_values(topic, 32) for topic in topics]
-        try:
-            logs = self._node.store.logs(first, min(last, head), addresses, wanted, MAX_LOGS, MAX_LOG_BYTES)
-        except TooMany:
-            raise RpcError(
-                LIMIT_EXCEEDED,
-                f"too many results: query returned more than {MAX_LOGS} results or {MAX_LOG_BYTES >> 20} MiB, "
-                "ask for fewer blocks",
-            ) from None
-        return [log_json(log) for log in logs]
-
     # Block tags.
 
     def _number(self, tag: Any) -> int:
@@ -278,18 +306,38 @@ class Rpc:
             return 0
         return tag if isinstance(tag, int) and tag >= 0 else parse_quantity(tag)
 
-    def _header_at(self, tag: Any) -> Any:
-        if isinstance(tag, dict):  # EIP-1898
-            if "blockHash" in tag:
-                number = self._node.store.number_of(parse_bytes(tag["blockHash"], 32))
-            else:
-                number = self._number(tag.get("blockNumber"))
+    def _known_number(self, tag: Any) -> int | None:
+        """The number of a block that is there, by tag, quantity, hash or EIP-1898 object."""
+        block = tag if isinstance(tag, dict) else {"blockHash": tag} if _is_hash(tag) else {"blockNumber": tag}
+        if "blockHash" in block:
+            number = self._node.store.number_of(parse_bytes(block["blockHash"], 32))
         else:
-            number = self._number("latest" if tag is None else tag)
-        header = None if number is None or number > self._node.head.block_number else self._node.header(number)
+            number = self._number(block.get("blockNumber"))
+        return None if number is None or number > self._node.head.block_number else number
+
+    def _header_at(self, tag: Any) -> Any:
+        number = self._known_number("latest" if tag is None else tag)
+        header = None if number is None else self._node.header(number)
         if header is None:
             raise RpcError(SERVER_ERROR, "header not found")
         return header
+
+    def _with_state(self, tag: Any) -> Any:
+        """The header of a block whose state is kept."""
+        header = self._header_at(tag)
+        if header.block_number <= self._node.head.block_number - KEPT_STATES:
+            raise RpcError(
+                SERVER_ERROR,
+                f"the state of block {header.block_number} is pruned: only those of the newest {KEPT_STATES} are kept",
+            )
+        return header
+
+    def _state_at(self, tag: Any) -> bytes:
+        return self._with_state(tag).state_root
+
+
+def _is_hash(tag: Any) -> bool:
+    return isinstance(tag, str) and len(tag) == 66
 
 
 def _version() -> str:

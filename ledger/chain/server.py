@@ -15,13 +15,15 @@ import msgspec
 
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.prune import prune_forever
 from dlx.ledger.chain.rpc import Rpc
 from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
 
 MAX_REQUEST = 4 * 2**20  # bytes
 MAX_RESPONSE = 64 * 2**20  # bytes of a batch
 MAX_BATCH = 1_000
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 256
+MAX_PER_ADDRESS = 128  # connections, so that one address cannot keep the others out
 _IDLE_TIMEOUT = 30.0  # seconds: idle ones must not keep others out
 
 log = logging.getLogger(__name__)
@@ -41,9 +43,11 @@ def run(
         node.close()
         raise
     miner = threading.Thread(target=node.mine_forever, args=(stop,), name="miner")
+    pruner = threading.Thread(target=prune_forever, args=(node.store, stop), name="pruner")
     listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="rpc")
     try:
         miner.start()
+        pruner.start()
         listener.start()
         with _signals(stop):
             if on_ready is not None:
@@ -56,6 +60,7 @@ def run(
         node.wake()
         listener.join()
         miner.join()
+        pruner.join()
         node.close()
 
 
@@ -85,24 +90,26 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], rpc: Rpc) -> None:
         self.rpc = rpc
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, str] = {}  # with their client's address
         self._open_lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        address = client_address[0]
         with self._open_lock:
-            refused = len(self._open) >= MAX_CONNECTIONS
+            everybody, own = len(self._open), list(self._open.values()).count(address)
+            refused = everybody >= MAX_CONNECTIONS or own >= MAX_PER_ADDRESS
             if not refused:
-                self._open.add(request)
+                self._open[request] = address
         if refused:
-            log.warning("refused a connection: %d are open", MAX_CONNECTIONS)
+            log.warning("refused a connection of %s: %d are open, %d of them its own", address, everybody, own)
             super().shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._open_lock:
-            self._open.discard(request)
+            self._open.pop(request, None)
         super().shutdown_request(request)
 
     def close_connections(self) -> None:

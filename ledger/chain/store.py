@@ -78,63 +78,13 @@ class TooMany(Exception):
     """A log query matches more than the cap on results or bytes."""
 
 
-class Store:
-    """Every method is thread-safe. Reading uses its own connection, so that it never waits for a block's write."""
+class Reader:
+    """What is on disk, also while another process writes it. Every method is thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
-        """Opens `directory`, creating it (0700) and its files (0600); raises ChainError if another process has it."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_file = _lock(directory / "lock")
-        try:
-            path = directory / "chain.sqlite"
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
-            self._writer, self._reader = _open(path), _connect(path)
-        except BaseException:
-            self._lock_file.close()
-            raise
-        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
-
-    def close(self) -> None:
-        with self._write_lock, self._read_lock:
-            self._reader.close()
-            self._writer.close()
-            self._lock_file.close()
-
-    # Writing: durable when these return.
-
-    def commit_block(self, block: Block, chain_id: int | None = None) -> None:
-        """Stores a block with everything it changes; `chain_id` comes with the genesis block."""
-        number = block.header.block_number
-        logs = ((position, log) for position, e in enumerate(block.executed) for log in e.logs)
-        with self._write() as sql:
-            if chain_id is not None:
-                sql.execute("INSERT INTO meta VALUES ('chain_id', ?)", (chain_id,))
-            sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items())
-            sql.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.header.hash, encode_header(block.header)))
-            for i, e in enumerate(block.executed):
-                figures = (number, i, e.status, e.gas_used, e.cumulative_gas, str(e.price))
-                values = (e.transaction.hash, *figures, e.transaction.sender, e.transaction.raw)
-                sql.execute("INSERT INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-            for i, (position, log) in enumerate(logs):
-                row = (number << _LOG_BITS | i, position, log.address, *_pad(log.topics), log.data)
-                sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            sql.executemany(
-                "DELETE FROM waiting WHERE sender = ? AND nonce <= ?",
-                ((e.transaction.sender, e.transaction.nonce) for e in block.executed),
-            )
-            sql.executemany("DELETE FROM waiting WHERE hash = ?", ((t.hash,) for t in block.dropped))
-
-    def add_waiting(self, transaction: Transaction, granted: bytes | None = None) -> None:
-        """Stores a waiting transaction, in place of one with its sender and nonce; `granted`: the faucet's account."""
-        with self._write() as sql:
-            sql.execute(
-                "INSERT OR REPLACE INTO waiting (hash, sender, nonce, raw) VALUES (?, ?, ?, ?)",
-                (transaction.hash, transaction.sender, transaction.nonce, transaction.raw),
-            )
-            if granted is not None:
-                sql.execute("INSERT INTO faucet VALUES (?, ?)", (granted, transaction.hash))
-
-    # Reading.
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader = _connect(path)
+        self._read_lock = threading.Lock()
 
     def chain_id(self) -> int | None:
         """None before the genesis block."""
@@ -148,6 +98,13 @@ class Store:
             raise KeyError(key)
         return rows[0][0]
 
+    def node_names(self) -> Iterator[list[bytes]]:
+        """The hashes of all state nodes and code, 1,000 at a time."""
+        last = b""
+        while rows := self._read("SELECT hash FROM nodes WHERE hash > ? ORDER BY hash LIMIT 1000", (last,)):
+            last = rows[-1][0]
+            yield [row[0] for row in rows]
+
     def waiting(self) -> list[bytes]:
         """Waiting transactions, raw, in order of arrival."""
         return [raw for (raw,) in self._read("SELECT raw FROM waiting ORDER BY arrival")]
@@ -155,9 +112,8 @@ class Store:
     def granted(self, address: bytes) -> bool:
         return bool(self._read("SELECT 1 FROM faucet WHERE address = ?", (address,)))
 
-    def last_header(self) -> bytes | None:
-        rows = self._read("SELECT header FROM blocks ORDER BY number DESC LIMIT 1")
-        return rows[0][0] if rows else None
+    def last_headers(self, count: int) -> list[bytes]:
+        return [row[0] for row in self._read("SELECT header FROM blocks ORDER BY number DESC LIMIT ?", (count,))]
 
     def header(self, number: int) -> bytes | None:
         rows = self._read("SELECT header FROM blocks WHERE number = ?", (number,))
@@ -171,6 +127,10 @@ class Store:
         """Hashes of the 256 blocks before `number`, the newest first; read when first asked for."""
         query = "SELECT hash FROM blocks WHERE number < ? ORDER BY number DESC LIMIT 256"
         yield from (row[0] for row in self._read(query, (number,)))
+
+    def block_hashes(self, first: int, last: int) -> list[bytes]:
+        query = "SELECT hash FROM blocks WHERE number BETWEEN ? AND ? ORDER BY number"
+        return [row[0] for row in self._read(query, (first, last))]
 
     def transaction(self, transaction_hash: bytes) -> Mined | None:
         rows = self._read(f"{_MINED} WHERE t.hash = ?", (transaction_hash,))
@@ -225,6 +185,91 @@ class Store:
     def _read(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._read_lock:
             return self._reader.execute(query, values).fetchall()
+
+
+class Store(Reader):
+    """Reading uses its own connection, so that it never waits for a block's write."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens `directory`, creating it (0700) and its files (0600); raises ChainError if another process has it."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_file = _lock(directory / "lock")
+        try:
+            path = directory / "chain.sqlite"
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
+            self._writer = _open(path)
+            super().__init__(path)
+            self.nodes: int = self._read("SELECT count(*) FROM nodes")[0][0]
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._write_lock = threading.Lock()
+        self._swept_around: set[bytes] | None = None
+
+    def close(self) -> None:
+        with self._write_lock, self._read_lock:
+            self._reader.close()
+            self._writer.close()
+            self._lock_file.close()
+
+    # All of this is durable when it returns.
+
+    def commit_block(self, block: Block, chain_id: int | None = None) -> None:
+        """Stores a block with everything it changes; `chain_id` comes with the genesis block."""
+        number = block.header.block_number
+        logs = ((position, log) for position, e in enumerate(block.executed) for log in e.logs)
+        with self._write() as sql:
+            if chain_id is not None:
+                sql.execute("INSERT INTO meta VALUES ('chain_id', ?)", (chain_id,))
+            added = sql.executemany("INSERT OR IGNORE INTO nodes VALUES (?, ?)", block.nodes.items()).rowcount
+            sql.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.header.hash, encode_header(block.header)))
+            for i, e in enumerate(block.executed):
+                figures = (number, i, e.status, e.gas_used, e.cumulative_gas, str(e.price))
+                values = (e.transaction.hash, *figures, e.transaction.sender, e.transaction.raw)
+                sql.execute("INSERT INTO transactions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            for i, (position, log) in enumerate(logs):
+                row = (number << _LOG_BITS | i, position, log.address, *_pad(log.topics), log.data)
+                sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            sql.executemany(
+                "DELETE FROM waiting WHERE sender = ? AND nonce <= ?",
+                ((e.transaction.sender, e.transaction.nonce) for e in block.executed),
+            )
+            sql.executemany("DELETE FROM waiting WHERE hash = ?", ((t.hash,) for t in block.dropped))
+            if self._swept_around is not None:
+                self._swept_around.update(block.nodes)
+        self.nodes += max(0, added)
+
+    def add_waiting(self, transaction: Transaction, granted: bytes | None = None) -> None:
+        """Stores a waiting transaction, in place of one with its sender and nonce; `granted`: the faucet's account."""
+        with self._write() as sql:
+            sql.execute(
+                "INSERT OR REPLACE INTO waiting (hash, sender, nonce, raw) VALUES (?, ?, ?, ?)",
+                (transaction.hash, transaction.sender, transaction.nonce, transaction.raw),
+            )
+            if granted is not None:
+                sql.execute("INSERT INTO faucet VALUES (?, ?)", (granted, transaction.hash))
+
+    @contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """Within it, `remove_nodes` spares what blocks have written since: they may have brought back an old node."""
+        with self._write_lock:
+            self._swept_around = set()
+        try:
+            yield
+        finally:
+            with self._write_lock:
+                self._swept_around = None
+
+    def remove_nodes(self, names: list[bytes]) -> int:
+        """Returns how many were removed."""
+        with self._write() as sql:
+            assert self._swept_around is not None
+            spared = self._swept_around
+            removed = sql.executemany(
+                "DELETE FROM nodes WHERE hash = ?", ((n,) for n in names if n not in spared)
+            ).rowcount
+        self.nodes -= max(0, removed)
+        return max(0, removed)
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import rlp
 from eth_utils import to_checksum_address
 
 from dlx.ledger.chain.evm import Outcome, Transaction, created_address, decode_mined
 from dlx.ledger.chain.store import Mined, MinedLog
+from dlx.ledger.chain.tries import Proved
 
 INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32600, -32601, -32602, -32603
 SERVER_ERROR, LIMIT_EXCEEDED, REVERTED = -32000, -32005, 3
@@ -168,6 +170,26 @@ def log_json(mined: MinedLog) -> dict[str, Any]:
         "transactionIndex": hex(mined.transaction_position),
         "logIndex": hex(mined.index),
         "removed": False,
+    }
+
+
+def proof_json(address: str, slots: list[str], account: Any, proved: Proved, storage: list[Proved]) -> dict[str, Any]:
+    """As EIP-1186 has it, with the slots as they were asked."""
+    return {
+        "address": to_checksum_address(address),
+        "balance": hex(account.balance),
+        "codeHash": to_hex(account.code_hash),
+        "nonce": hex(account.nonce),
+        "storageHash": to_hex(account.storage_root),
+        "accountProof": [to_hex(node) for node in proved.proof],
+        "storageProof": [
+            {
+                "key": slot,
+                "value": hex(int.from_bytes(rlp.decode(at.value), "big") if at.value else 0),
+                "proof": [to_hex(node) for node in at.proof],
+            }
+            for slot, at in zip(slots, storage, strict=True)
+        ],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,12 @@ def audit(
     from dlx.node.audit.outer import audit_outer
 
     report = Report(run)
-    view = audit_chain(report, client, progress)
-    if view is not None:
-        audit_outer(report, view, sources, work, progress)
-        if report.facts["state"] != "complete":
-            report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
+    with ExitStack() as stack:
+        view = audit_chain(report, client, progress, stack)
+        if view is not None:
+            audit_outer(report, view, sources, work, progress)
+            if report.facts["state"] != "complete":
+                report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
     report.cannot_establish(
         "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Event, RunCreated, Sealed, decode_log
+from dlx.ledger.index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.logs import fetch_logs
-from dlx.ledger.rpc import Header
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_seal
 from dlx.ledger.view import RunView, ViewError
@@ -25,8 +26,11 @@ _SEAL = {"order", "digest", "plan", "empty seal", "outcome", "time"}
 _QUORUM = {"quorum", "signatures"}
 
 
-def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], None]) -> RunView | None:
-    """Add the checks of level 1; returns the run as its events give it, None where they cannot be relied on at all.
+def audit_chain(
+    report: Report, client: LedgerClient, progress: Callable[[str], None], stack: ExitStack
+) -> RunView | None:
+    """Add the checks of level 1; returns the run as its events give it, None where they cannot be relied on at all. The
+    view is of use until the stack ends: its seals are in the index.
 
     The client need not be connected: what `connect` refuses is a finding here. Raises Failure where the ledger knows
     no such run, LedgerUnavailable where the chain node is silent.
@@ -40,9 +44,13 @@ def audit_chain(report: Report, client: LedgerClient, progress: Callable[[str], 
     report.facts["registry"] = registry
     # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
     due, heads = _due(client, run)
-    head = client.rpc.head()
-    report.facts["head"] = f"block {head.number}, {head.hash.hex()}"
-    view = _Recount(report, client, domain, progress).run(head)
+    index = stack.enter_context(client.events(lambda block, last: progress(f"events: block {block} of {last}")))
+    head = index.tip
+    assert head is not None
+    report.facts["head"] = f"block {head.block}, {head.hash.hex()}"
+    view = _Recount(report, index, domain, progress).run()
+    if any(check.verdict == "FAIL" for check in report.checks):
+        stack.callback(index.forget)  # when all is read: the next audit asks the chain node again
     if not view.created:
         report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
         return None
@@ -83,17 +91,24 @@ def _due(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
 class _Recount:
     """Applies the run's events one by one and recounts every seal from what went before it."""
 
-    def __init__(self, report: Report, client: LedgerClient, domain: Domain, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        report: Report,
+        index: EventIndex,
+        domain: Domain,
+        progress: Callable[[str], None],
+    ) -> None:
         self._report = report
-        self._client = client
+        self._index = index
         self._domain = domain
         self._progress = progress
-        self._view = RunView(report.run, domain)
+        self._seals: dict[tuple[int, int], tuple[Place, tuple[str, ...]]] = {}
+        self._view = RunView(report.run, domain, 1, self._read)
 
-    def run(self, head: Header) -> RunView:
+    def run(self) -> RunView:
         count = 0
         try:
-            for event in self._events(head):
+            for event in self._events():
                 self._take(event)
                 count += 1
         except (ViewError, SignatureError, TypedError) as error:
@@ -104,17 +119,18 @@ class _Recount:
             self._report.add(LEVEL, "events", "PASS", f"{count} events, each possible where it stands")
         return self._view
 
-    def _events(self, head: Header) -> Iterator[Event]:
-        only = {"address": self._client.ledger, "topics": [None, "0x" + self._report.run.hex()]}
-        for last, logs in fetch_logs(self._client.rpc, [only], self._client.contracts().since, head):
-            self._progress(f"events: block {last.number} of {head.number}")
-            for log, time in logs:
-                if log.address != self._client.ledger:
-                    raise TypedError(f"block {log.block} has a log of {log.address}, which is not the ledger")
-                event = decode_log(log, time)
-                if event is None:
-                    raise TypedError(f"block {log.block}, log {log.log_index} is no event of the ledger")
-                yield event
+    def _read(self, stage: int, round: int) -> Sealed:
+        place, accounts = self._seals[stage, round]
+        event = self._index.event_at(place)
+        assert isinstance(event, Sealed)
+        return replace(event, accounts=accounts)
+
+    def _events(self) -> Iterator[Event]:
+        for log, time in self._index.logs(self._report.run):
+            event = decode_log(log, time)
+            if event is None:
+                raise TypedError(f"block {log.block}, log {log.log_index} is no event of the ledger")
+            yield event
 
     def _take(self, event: Event) -> None:
         view = self._view
@@ -126,6 +142,9 @@ class _Recount:
                     raise ViewError("a seal before the run was created")
                 self._seal(event)
         view.apply(event)
+        if isinstance(event, Sealed):
+            made_by = view.sealed[event.stage, event.round].accounts
+            self._seals[event.stage, event.round] = (event.at.block, event.at.log_index), made_by
 
     def _created(self, event: RunCreated) -> None:
         expected = run_id(self._domain.chain_id, self._domain.ledger, event.creator, event.config.manifest)

@@ -81,7 +81,11 @@ def _report(client: LedgerClient, run: str | None, places: Places) -> Report:
 
     digits = "" if run is None else find.id_digits(run)
     whole = len(digits) == 64  # needs no word of a ledger that may be foreign
-    chosen = bytes.fromhex(digits) if whole else find.resolve(client, run)
+    if whole:
+        chosen = bytes.fromhex(digits)
+    else:
+        with client.events() as index:
+            chosen = find.resolve(index, run)
     with Progress() as progress:
         return audit_run(client, chosen, places, progress.show, progress.say)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -16,6 +16,9 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.shown import size
+
+if TYPE_CHECKING:
+    from dlx.node.devnet.devnet import Devnet
 
 _PLACE = Path("~/.dlx/demos")
 _NEEDED = 200_000_000  # bytes: what a demo of the default size leaves, and some more
@@ -56,7 +59,7 @@ def command(
             seen = demo.watch(devnet, dashboard.on_round, dashboard.on_look)
         devnet.stop_nodes()
         result = demo.outcome(devnet, seen, options.note)
-        curve = _draw(seen, root)
+        curve = _draw(devnet)
         before = demo.first_loss(devnet)
     problems = demo.passed(result)
     if json:
@@ -127,11 +130,14 @@ def _place(resume: bool) -> Path:
     return place / str(numbers[-1] + 1 if numbers else 1)
 
 
-def _draw(seen, root: Path) -> Path:  # type: ignore[no-untyped-def]
-    from dlx.node.runs import history
+def _draw(devnet: Devnet) -> Path:
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find, history
 
-    path = root / "loss.png"
-    history.plot(history.history(seen.view), path)
+    path = devnet.root / "loss.png"
+    with open_ledger(devnet.settings, DataDir(devnet.root)) as client, open_index(client) as index:
+        run = bytes.fromhex(devnet.record.run[2:])
+        history.plot(history.history(index, find.view_of(index, run)), path)
     return path
 
 

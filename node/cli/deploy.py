@@ -24,7 +24,7 @@ def command(
     from dlx.node.home.ledgers import deploy_contracts
 
     account = load_account(folder, settings)
-    found = deploy_contracts(settings, account.secret, folder.outbox)
+    found = deploy_contracts(settings, account.secret, folder, folder.outbox)
     if json:
         options.print_json(found)
         return

@@ -22,6 +22,9 @@ def command(
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the newest N rounds.", show_default="all")
+    ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print one line of CSV per round.")] = False,
     plot: Annotated[
         Path | None,
@@ -38,8 +41,8 @@ def command(
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history
 
-    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
-        found = history.history(find.view_of(index, find.resolve(index, run)))
+    with open_ledger(settings, folder) as client, open_index(client) as index:
+        found = history.history(index, find.view_of(index, find.resolve(index, run)), last)
     if plot:
         history.plot(found, plot)
         options.note(f"drew {plot}")

@@ -37,7 +37,7 @@ def command(
     """
     given: dict[str, Any] = {
         "network": network,
-        "rpc_url": rpc_url,
+        "rpc_url": rpc_url or None,
         "chain_id": chain_id,
         "ledger": ledger,
         "listen": listen or None,

@@ -58,7 +58,7 @@ def setting(key: str) -> Any:
     return typer.Option(
         "--" + key.replace("_", "-"),
         help=f"{config.HELP[key]} (env DLX_{key.upper()})",
-        metavar="MULTIADDR" if isinstance(default, tuple) else None,
+        metavar=("URL" if key == "rpc_url" else "MULTIADDR") if isinstance(default, tuple) else None,
         show_default=shown or "none",
     )
 
@@ -68,7 +68,7 @@ DataDirOption = Annotated[
     typer.Option("--datadir", help="The node's folder. (env DLX_HOME)", show_default="~/.dlx/<network>"),
 ]
 NetworkOption = Annotated[str | None, setting("network")]
-RpcUrlOption = Annotated[str | None, setting("rpc_url")]
+RpcUrlOption = Annotated[list[str] | None, setting("rpc_url")]
 ChainIdOption = Annotated[int | None, setting("chain_id")]
 LedgerOption = Annotated[str | None, setting("ledger")]
 ListenOption = Annotated[list[str] | None, setting("listen")]

@@ -41,14 +41,14 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
     from dlx.node.archive.sources import Places
-    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.pull import pull_run
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
-    with open_ledger(settings, folder) as client, Progress() as progress:
-        view = find.RunReader(client, find.resolve(client, run)).view()
+    with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
+        view = find.view_of(index, find.resolve(index, run))
         found = pull_run(client, view, round, out.absolute(), places, progress.show, progress.say)
     if json:
         options.print_json(found | {"folder": str(out.absolute())})

@@ -149,7 +149,7 @@ def list_(
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
 
-    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
+    with open_ledger(settings, folder) as client, open_index(client) as index:
         found = find.list_runs(index, folder.blob_folders)
     if json:
         options.print_json({"runs": found})
@@ -179,7 +179,7 @@ def show(
     from dlx.node.runs import find
     from dlx.node.runs.history import utc
 
-    with open_ledger(settings, folder) as client, open_index(client, folder) as index:
+    with open_ledger(settings, folder) as client, open_index(client) as index:
         found = find.show_run(index, find.resolve(index, run), folder.blob_folders)
     if json:
         options.print_json(found)

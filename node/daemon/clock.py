@@ -45,5 +45,5 @@ class ChainClock:
 
     @property
     def is_skewed(self) -> bool:
-        """Whether the skew is more than blocks and their way here explain."""
-        return abs(self.skew) > _SKEW_SECONDS
+        """Whether the skew is more than blocks and their way explain. The first head tells nothing: it may be old."""
+        return len(self._offsets) > 1 and abs(self.skew) > _SKEW_SECONDS

@@ -8,7 +8,7 @@ import trio
 from dlx.ground.backoff import Backoff
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
-from dlx.ledger.feed import Head
+from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.view import RunView
@@ -72,8 +72,8 @@ class Follower:
                 await self._follow(well)
 
     async def _follow(self, well: Well) -> None:
-        view, nodes, head = RunView(self._run, self._client.domain, self._seals), NodeTable(), None
-        feed, failures, whole = self._client.feed(self._run, self._confirmations), 0, False
+        feed, head, failures = self._client.follow(self._run, self._confirmations, self._seals), None, 0
+        whole, stale = False, True
         while True:
             try:
                 update = await trio.to_thread.run_sync(self._client.poll, feed, abandon_on_cancel=True)
@@ -89,17 +89,14 @@ class Follower:
                 self.silence = None
                 log.info("the chain answers again")
             if update.reorg:
-                log.warning("the chain was reorganised: reading the run again")
-                view, nodes, whole = RunView(self._run, self._client.domain, self._seals), NodeTable(), False
-            for event in update.events:
-                view.apply(event)
-                nodes.apply(event)
+                log.warning("the chain was reorganised: what it took back is forgotten")
+                whole = False
             if head is None or update.head.hash != head.hash:
                 self._see_time(update.head)
-            whole = whole or update.complete
-            if whole and (update.events or update.reorg or update.head != head):  # not half of a run
-                head = update.head
-                self.seen.set(ChainSeen(view.copy(), nodes.copy(), head))
+            whole, stale = whole or update.complete, stale or update.changed or update.head != head
+            if whole and stale:  # not half of a run
+                head, stale = update.head, False
+                self.seen.set(ChainSeen(update.view.copy(), update.nodes.copy(), head))
             well()
             await trio.sleep(POLL_SECONDS)
 

@@ -14,7 +14,7 @@ from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
-from dlx.node.home.config import shown_url
+from dlx.node.home.config import shown_urls
 from dlx.node.round.machine import RoundMachine
 from dlx.p2p.host import Host
 
@@ -25,7 +25,7 @@ class Overview:
 
     run: bytes
     account: str
-    rpc_url: str
+    rpc_url: tuple[str, ...]
     host: Host
     follower: Follower
     membership: Membership
@@ -56,7 +56,7 @@ class Overview:
             failing=(*self._failing_parts(), *self._failing_actions()),
             peers=len(self.host.agreed()),
             ledger=LedgerStatus(
-                rpc_url=shown_url(self.rpc_url),
+                rpc_url=shown_urls(self.rpc_url),
                 reachable=seen is not None and self.follower.silence is None,
                 block=seen.head.block if seen else None,
                 age_seconds=round(max(0.0, self.clock.now() - seen.head.time), 1) if seen else None,

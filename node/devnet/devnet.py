@@ -203,7 +203,7 @@ class Devnet:
     def start_node(self, name: str) -> None:
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
-        arguments += ["--rpc-url", settings.rpc_url, "--ledger", settings.ledger]
+        arguments += ["--rpc-url", *settings.rpc_url, "--ledger", settings.ledger]
         arguments += ["--listen", "/ip4/127.0.0.1/tcp/0"]  # many on one machine
         self._spawn(name, arguments, {SHARED: self._fork_server()})
 

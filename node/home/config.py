@@ -6,7 +6,7 @@ import ipaddress
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every field is a key of config.toml, a flag (--rpc-url) and an environment variable (DLX_RPC_URL)."""
 
     network: str = "devnet"
-    rpc_url: str = "http://127.0.0.1:8545"
+    rpc_url: tuple[str, ...] = ("http://127.0.0.1:8545",)
     chain_id: int = 31337
     ledger: str = ""
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/4650",)  # the same after a restart, as others remember it
@@ -39,8 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 HELP: dict[str, str] = {
     "network": "Name of the network; it only chooses the default data folder, ~/.dlx/<network>.",
-    "rpc_url": "JSON-RPC endpoint of the chain that carries the ledger.",
-    "chain_id": "Chain id that the endpoint must answer with.",
+    "rpc_url": "JSON-RPC endpoints of the chain that carries the ledger; the first that is well is asked.",
+    "chain_id": "Chain id that the endpoints must answer with.",
     "ledger": "Address of the TrainingLedger contract.",
     "listen": "Multiaddrs that the node listens on.",
     "announce": "Multiaddrs that others should dial, where they differ from those it listens on.",
@@ -102,10 +102,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def shown_url(url: str) -> str:
-    """The URL without user, path and query, which hold the API keys of hosted endpoints: fit for logs and status."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+def shown_urls(urls: Sequence[str]) -> str:
+    """The URLs without user, path and query, which hold the API keys of hosted endpoints: fit for logs and status."""
+    parts = [urlsplit(url) for url in urls]
+    return ", ".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in parts)
 
 
 def _embedded_chain(path: Path) -> dict[str, Any]:
@@ -137,8 +137,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for key in Settings.__struct_fields__:
         value = environ.get(f"DLX_{key.upper()}")
         if value is not None:
-            is_list = isinstance(getattr(Settings(), key), tuple)
-            found[key] = value.replace(",", " ").split() if is_list else value
+            found[key] = _split(value) if isinstance(getattr(Settings(), key), tuple) else value
     return found
 
 
@@ -146,7 +145,7 @@ def _checked(source: str, key: str, value: Any) -> Any:
     """The value in its field's type, or one line that names where it came from."""
     name = f"DLX_{key.upper()}" if source == "environment" else key
     try:
-        meant = _bytes(value) if key in ("disk_quota", "disk_floor") and isinstance(value, str) else value
+        meant = _meant(key, value)
         # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
         result = msgspec.convert(meant, _TYPES[key], strict=source != "environment")
     except msgspec.ValidationError as error:
@@ -155,6 +154,19 @@ def _checked(source: str, key: str, value: Any) -> Any:
     if wrong:
         raise UsageFailure(f"{source}: {name}: {wrong} (got {value!r})")
     return result
+
+
+def _meant(key: str, value: Any) -> Any:
+    """What text stands for where another kind is wanted."""
+    if key in ("disk_quota", "disk_floor") and isinstance(value, str):
+        return _bytes(value)
+    if key == "rpc_url" and isinstance(value, str | list):
+        return [url for part in ([value] if isinstance(value, str) else value) for url in _split(part)]
+    return value
+
+
+def _split(text: str) -> list[str]:
+    return text.replace(",", " ").split() if isinstance(text, str) else [text]
 
 
 def _bytes(text: str) -> int:
@@ -176,13 +188,15 @@ def _wrong_network(name: str) -> str | None:
     return None if plain else "expected letters, digits, - and _ only, at most 32"
 
 
-def _wrong_url(url: str) -> str | None:
+def _wrong_urls(urls: tuple[str, ...]) -> str | None:
     try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        parts = [urlsplit(url) for url in urls]
+        fine = all(
+            one.scheme in ("http", "https") and one.hostname and (one.port is None or one.port > 0) for one in parts
+        )
     except ValueError:
         fine = False
-    return None if fine else "expected an http:// or https:// URL"
+    return None if fine and 0 < len(urls) <= 16 else "expected 1 to 16 http:// or https:// URLs"
 
 
 def _wrong_address(address: str) -> str | None:
@@ -206,7 +220,7 @@ def _wrong_multiaddrs(addresses: tuple[str, ...]) -> str | None:
 _TYPES = get_type_hints(Settings)
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "network": _wrong_network,
-    "rpc_url": _wrong_url,
+    "rpc_url": _wrong_urls,
     "chain_id": lambda number: None if 0 < number < 2**63 else "expected a positive number",
     "ledger": _wrong_address,
     "listen": lambda addresses: _wrong_multiaddrs(addresses) or (None if addresses else "expected at least one"),

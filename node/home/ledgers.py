@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from msgspec.structs import replace
 from dlx.ground import durable
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
-from dlx.node.home.config import Settings, shown_url
+from dlx.node.home.config import Settings, shown_urls
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
@@ -60,9 +59,9 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
     for as long as this lasts."""
-    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url, settings):
+    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url[0], settings):
         with _own_chain(datadir.chain, settings.chain_id) as rpc_url:
-            yield replace(settings, rpc_url=rpc_url)
+            yield replace(settings, rpc_url=(rpc_url,))
     else:
         yield settings
 
@@ -79,10 +78,25 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
         )
     address = checksum(bytes.fromhex(settings.ledger[2:]))
     outbox = datadir.outbox if key else None
-    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id)
+    folder = index_folder(datadir)
+    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id, folder=folder)
 
 
-def ask_first_funds(rpc_url: str, account: str) -> None:
+def index_folder(datadir: DataDir | None) -> Path | None:
+    """Where the index of events and the address book are kept: in the folder's state, else in the user's cache folder;
+    None where neither can be written."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx-node"
+    for folder in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+def ask_first_funds(rpc_url: Sequence[str], account: str) -> None:
     """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
     from dlx.ledger.client import fund
     from dlx.ledger.rpc import Rpc
@@ -94,40 +108,38 @@ def ask_first_funds(rpc_url: str, account: str) -> None:
 
 
 @contextmanager
-def open_index(client: LedgerClient, datadir: DataDir) -> Iterator[EventIndex]:
-    """All events of the client's ledger up to now. Kept in the folder's state, so that the next time only new blocks
-    are read; in memory where the folder is no node's, or another command is writing there."""
-    from dlx.ledger.index import EventIndex
-
-    name = f"events-{client.chain_id}-{client.ledger.lower()}"
-    with ExitStack() as stack:
-        kept = datadir.state.is_dir() and stack.enter_context(_sole_writer(datadir.state / f"{name}.lock"))
-        path = datadir.state / f"{name}.sqlite" if kept else Path(":memory:")
-        index = EventIndex(path, client.chain_id, client.ledger, client.registry, client.contracts().since)
-        stack.callback(index.close)
-        index.sync(client.rpc, progress=_show_progress)
+def open_index(client: LedgerClient) -> Iterator[EventIndex]:
+    """All events of the client's ledger up to now; only blocks that nobody has read before are asked for."""
+    with client.events(_show_progress) as index:
+        if index.trouble is not None:
+            sys.stderr.write(f"dlx-node: {index.trouble}; the ledger was read from its first block\n")
         yield index
 
 
-def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None) -> dict[str, Any]:
-    """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger"}."""
-    from dlx.ledger.client import deploy
+def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: Path | None = None) -> dict[str, Any]:
+    """Deploy both contracts from the account of `key`, and note them in the folder's address book:
+    {"rpc_url", "chain_id", "registry", "ledger"}."""
+    from dlx.ledger.client import LedgerClient, deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings.rpc_url, account_of(key))
-    registry, ledger = deploy(settings.rpc_url, key, outbox)
-    return {"rpc_url": settings.rpc_url, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
+    found = deploy(settings.rpc_url, key, outbox)
+    client = LedgerClient(settings.rpc_url, found.ledger, chain_id=settings.chain_id, folder=index_folder(datadir))
+    client.remember(found.since)
+    urls, registry, ledger = " ".join(settings.rpc_url), found.registry, found.ledger
+    return {"rpc_url": urls, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
 
 
 def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
     """Deploy on the folder's embedded chain, which must be running, unless done before; record it in contracts.json."""
-    settings = Settings(rpc_url=rpc_url, chain_id=chain_id)
+    settings = Settings(rpc_url=(rpc_url,), chain_id=chain_id)
     known = read_contracts(datadir)
     if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
         found = {**known, "rpc_url": rpc_url}
     else:
-        found = deploy_contracts(settings, PrivateKey().secret)  # a key for this once: the contracts know no owner
+        key = PrivateKey().secret  # for this once: the contracts know no owner
+        found = deploy_contracts(settings, key, datadir)
     durable.write_bytes(datadir.contracts, json.dumps(found, indent=2).encode() + b"\n")
     return found
 
@@ -140,40 +152,27 @@ def read_contracts(datadir: DataDir) -> dict[str, Any] | None:
         return None
 
 
-@contextmanager
-def _sole_writer(path: Path) -> Iterator[bool]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
 def _show_progress(block: int, last: int) -> None:
     if last - block >= _WORTH_SAYING:
         sys.stderr.write(f"dlx-node: reading the ledger, block {block:,} of {last:,}\n")
 
 
-def _check_chain(rpc_url: str, expected: int) -> None:
-    """Raise Failure unless the endpoint answers, soon, with this chain id."""
-    from dlx.ledger.errors import LedgerUnavailable
+def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
+    """Raise Failure unless an endpoint answers, soon, with this chain id, or where all have others."""
+    from dlx.ledger.errors import LedgerUnavailable, WrongLedger
     from dlx.ledger.rpc import Rpc
 
     try:
-        found = Rpc(rpc_url, patience=_ANSWER_SECONDS).number("eth_chainId")
+        Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).number("eth_chainId")
     except LedgerUnavailable as error:
-        raise NotReady(f"{shown_url(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
-    if found != expected:
-        raise Failure(
-            f"{shown_url(rpc_url)} serves chain {found}, not {expected}: check --rpc-url, or set --chain-id {found}"
-        )
+        raise NotReady(f"{shown_urls(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
+    except WrongLedger as error:
+        raise Failure(f"{shown_urls(rpc_url)}: {error}: check --rpc-url or --chain-id") from None
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
     own = read_contracts(datadir)
-    return own is not None and (own["rpc_url"], own["ledger"]) == (settings.rpc_url, settings.ledger)
+    return own is not None and ((own["rpc_url"],), own["ledger"]) == (settings.rpc_url, settings.ledger)
 
 
 def _serves(rpc_url: str, settings: Settings) -> bool:

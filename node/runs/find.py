@@ -15,6 +15,7 @@ from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index import EventIndex
+from dlx.ledger.replay import RunReplay
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.plans import Terms, finished
@@ -61,11 +62,11 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[Member, ...]
 
 
-def resolve(ledger: LedgerClient | EventIndex, given: str | None) -> bytes:
+def resolve(index: EventIndex, given: str | None) -> bytes:
     """The 32-byte run id for what a user typed: hex with or without 0x, an unambiguous prefix, or nothing at all
     where the ledger has one run. Raises UsageFailure, or Failure where the ledger has no such run."""
     text = None if given is None else id_digits(given)
-    runs = [created.run for created in ledger.runs()]
+    runs = index.runs()
     found = [run for run in runs if run.hex().startswith(text or "")]
     if len(found) == 1:
         return found[0]
@@ -90,33 +91,20 @@ class RunReader:
     """A run as the chain shows it. For one thread."""
 
     def __init__(self, client: LedgerClient, run: bytes) -> None:
-        self._client, self._run = client, run
-        self._begin()
+        self._client, self._feed = client, client.follow(run)
+
+    @property
+    def index(self) -> EventIndex:
+        """Of what `view` has read, which must have been called."""
+        return self._feed.index
 
     def view(self) -> RunView:
-        """The run's view now: only what happened since the last call is read. Raises LedgerError, ViewError; except
-        after LedgerUnavailable, the next call reads everything anew."""
-        try:
-            while not self._read_on():
-                time.sleep(_READ_ON_SECONDS)
-        except LedgerUnavailable:
-            raise  # no event that was told is missing in the view
-        except BaseException:  # also Ctrl-C, which may come between an event and the view
-            self._begin()
-            raise
-        return self._view
-
-    def _begin(self) -> None:
-        self._feed, self._view = self._client.feed(self._run), RunView(self._run, self._client.domain)
-
-    def _read_on(self) -> bool:
-        """Whether that was all there is."""
-        update = self._client.poll(self._feed)
-        if update.reorg:
-            self._view = RunView(self._run, self._client.domain)
-        for event in update.events:
-            self._view.apply(event)
-        return update.complete
+        """The run's view now: only what happened since the last call is read. Raises LedgerError, ViewError."""
+        while True:
+            update = self._client.poll(self._feed)
+            if update.complete:
+                return update.view
+            time.sleep(_READ_ON_SECONDS)
 
 
 def resolve_offline(kept: Path, given: str | None) -> bytes | None:
@@ -136,7 +124,8 @@ def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[st
     backoff, random, failures = Backoff(1.0, 15.0), Random(), 0
     while True:
         try:
-            return resolve(client, given)
+            with client.events() as index:
+                return resolve(index, given)
         except LedgerUnavailable as error:
             failures += 1
             if failures == 1:
@@ -145,16 +134,16 @@ def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[st
 
 
 def view_of(index: EventIndex, run: bytes) -> RunView:
-    """A run of the ledger as its events say. Raises ViewError for events that the contract cannot have emitted."""
-    view = RunView(run, index.domain)
-    for event in index.events(run):
-        view.apply(event)
-    return view
+    """A run of the ledger as its events say; use it while the index is open. Raises ViewError for events that the
+    contract cannot have emitted."""
+    replay = RunReplay(index, run)
+    replay.advance()
+    return replay.view
 
 
 def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
     """Every run of the ledger, oldest first; a manifest in a blob folder says when a run ends that adapts."""
-    return [summary(view_of(index, created.run), folders) for created in index.runs()]
+    return [summary(view_of(index, run), folders) for run in index.runs()]
 
 
 def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetails:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
 from dlx.ground.constants import MICRO
-from dlx.ledger.events import Sealed
-from dlx.ledger.typed import Plan, split_entries
+from dlx.ledger import rows
+from dlx.ledger.index import EventIndex
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
-
-DELAYS = (0, 1)  # that a manifest can have
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,44 +54,24 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     creator: str
     manifest: str  # its sha256, hex
     rounds_planned: int
+    sealed_rounds: int  # by every stage
     stage_count: int
     rounds: tuple[RoundRow, ...]
 
-    @property
-    def sealed_rounds(self) -> int:
-        """How many rounds every stage has sealed."""
-        return sum(row.sealed for row in self.rounds)
 
-
-def history(view: RunView) -> History:
-    """The history in a run's replayed events."""
-    config, delays = view.config, _delays(view)
-    rounds: list[RoundRow] = []
-    total = 0
-    for number in range(max(view.next_round(stage) for stage in range(config.stages))):
-        seals = [view.sealed[stage, number] for stage in range(config.stages) if (stage, number) in view.sealed]
-        last = view.sealed.get((config.stages - 1, number))
-        tokens = seals[0].steps * config.tokens_per_step
-        total += tokens
-        rounds.append(
-            RoundRow(
-                round=number,
-                time=max(sealed.at.time for sealed in seals),
-                inner_steps=seals[0].outcome.inner_steps if any(sealed.count for sealed in seals) else None,
-                loss=last.mean_loss / MICRO if last and last.count else None,
-                tokens=tokens,
-                total_tokens=total,
-                sealed=len(seals) == config.stages,
-                stages=tuple(_stage_row(view, sealed, delays) for sealed in seals),
-            )
-        )
+def history(index: EventIndex, view: RunView, last: int | None = None) -> History:
+    """The rounds of a run, or its `last` ones, from the rows that its replayed view left in the index."""
+    config = view.config
+    newest = max(view.next_round(stage) for stage in range(config.stages))
+    first = 0 if last is None else max(0, newest - last)
     return History(
         run="0x" + view.run.hex(),
         creator=view.creator,
         manifest=config.manifest.hex(),
         rounds_planned=config.rounds,
+        sealed_rounds=min(view.next_round(stage) for stage in range(config.stages)),
         stage_count=config.stages,
-        rounds=tuple(rounds),
+        rounds=tuple(_rounds(index, view, first)),
     )
 
 
@@ -175,46 +155,41 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_row(view: RunView, sealed: Sealed, delays: list[int]) -> StageRow:
-    plan, next_plan = _plan_in_force(view, sealed, delays), sealed.outcome.plan
-    return StageRow(
-        stage=sealed.stage,
-        weights=view.weights(sealed.stage, sealed.round + 1).hex(),
-        contributions=sealed.count,
-        signers=sum(not entry.of_record for entry in split_entries(sealed.signatures)),
-        tokens=sealed.steps * view.config.tokens_per_step,
-        level=plan.level if plan else None,
-        rank=plan.rank if plan else None,
-        next_level=next_plan.level,
-        next_rank=next_plan.rank,
-        next_inner_steps=next_plan.inner_steps,
-        transaction="0x" + sealed.at.tx.hex(),
-        block=sealed.at.block,
-        time=sealed.at.time,
-    )
-
-
-def _delays(view: RunView) -> list[int]:
-    """The run's delay, which the ledger does not know: those under which every round had the inner steps of the plan
-    that stage 0 sealed for it."""
-
-    def fits(delay: int) -> bool:
-        planned = ((round, round + delay + 1) for round in range(view.next_round(0)))
-        return all(
-            view.sealed[0, later].outcome.inner_steps == view.sealed[0, round].outcome.plan.inner_steps
-            for round, later in planned
-            if (0, later) in view.sealed
+def _rounds(index: EventIndex, view: RunView, first: int) -> Iterator[RoundRow]:
+    """From a round on, oldest first."""
+    stages, total = view.config.stages, rows.tokens_before(index, view.run, first)
+    for number, group in groupby(rows.read(index, view.run, first), key=lambda row: row.round):
+        seals = list(group)
+        last = seals[-1] if seals[-1].stage == stages - 1 else None
+        total += seals[0].tokens
+        yield RoundRow(
+            round=number,
+            time=max(seal.time for seal in seals),
+            inner_steps=next((seal.inner_steps for seal in seals if seal.counted), None),
+            loss=last.loss / MICRO if last and last.counted else None,
+            tokens=seals[0].tokens,
+            total_tokens=total,
+            sealed=len(seals) == stages,
+            stages=tuple(map(_stage_row, seals)),
         )
 
-    return [delay for delay in DELAYS if fits(delay)]
 
-
-def _plan_in_force(view: RunView, sealed: Sealed, delays: list[int]) -> Plan | None:
-    """What an earlier seal planned for the round; the first seals carry the manifest's plan. None where it depends on a
-    delay that the seals do not show."""
-    sources = {max(0, sealed.round - delay - 1) for delay in delays}
-    plans = {view.sealed[sealed.stage, source].outcome.plan for source in sources}
-    return plans.pop() if len(plans) == 1 else None
+def _stage_row(seal: rows.SealRow) -> StageRow:
+    return StageRow(
+        stage=seal.stage,
+        weights=seal.weights.hex(),
+        contributions=seal.counted,
+        signers=seal.signers,
+        tokens=seal.tokens,
+        level=seal.level,
+        rank=seal.rank,
+        next_level=seal.next_level,
+        next_rank=seal.next_rank,
+        next_inner_steps=seal.next_inner_steps,
+        transaction="0x" + seal.tx.hex(),
+        block=seal.block,
+        time=seal.time,
+    )
 
 
 def _at(place: float, rounds: list[int], tokens: list[int]) -> float:

@@ -6,7 +6,7 @@ What is heavy is imported when a method needs it, so that `import dlx` takes no 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -40,14 +40,18 @@ class Round(TypedDict):
 
 
 def connect(
-    rpc_url: str,
+    rpc_url: str | Sequence[str],
     ledger: str,
     *,
     chain_id: int | None = None,
     blobs: Iterable[str | Path] = (),
     bootstrap: Iterable[str] = (),
 ) -> Ledger:
-    """The ledger at an address ("0x" and 40 hex digits) of the chain behind a JSON-RPC endpoint. Nothing is written.
+    """The ledger at an address ("0x" and 40 hex digits) of the chain behind a JSON-RPC endpoint, or behind
+    several, of which the first that is well is asked.
+
+    Its events are kept in `dlx-node` of the user's cache folder (XDG_CACHE_HOME), where that can be written; nothing
+    else is.
 
     `chain_id` insists on a chain, else the endpoint says which it is. Blobs (weights, payloads) are looked for in the
     folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of
@@ -61,8 +65,10 @@ def connect(
     from dlx.ledger.abi import checksum
     from dlx.ledger.client import LedgerClient
     from dlx.node.archive.sources import Places
+    from dlx.node.home.ledgers import index_folder
 
-    client = LedgerClient(rpc_url, checksum(bytes.fromhex(ledger[2:])), chain_id=chain_id)
+    address, folder = checksum(bytes.fromhex(ledger[2:])), index_folder(None)
+    client = LedgerClient(rpc_url, address, chain_id=chain_id, folder=folder)
     client.connect()
     return Ledger(client, Places(own=tuple(map(Path, blobs)), bootstrap=tuple(bootstrap)))
 
@@ -93,7 +99,8 @@ class Ledger:
         has a single run. Raises DlxError where no run, or more than one, is meant."""
         from dlx.node.runs.find import resolve
 
-        return Run(self._client, self._places, resolve(self._client, id))
+        with self._client.events() as index:
+            return Run(self._client, self._places, resolve(index, id))
 
 
 class Run:
@@ -125,6 +132,7 @@ class Run:
         needed. `pandas.DataFrame(run.history())` makes a table of it. Raises LedgerUnavailable."""
         from dlx.node.runs.history import history
 
+        view = self._view()
         return [
             Round(
                 round=row.round,
@@ -139,7 +147,7 @@ class Run:
                 weights=[stage.weights for stage in row.stages],
                 transactions=[stage.transaction for stage in row.stages],
             )
-            for row in history(self._view()).rounds
+            for row in history(self._reader.index, view).rounds
         ]
 
     def pull(

@@ -104,7 +104,7 @@ def refused(*arguments: object, code: int) -> str:
 
 def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Terminal) -> None:
     devnet, accounts = watched.devnet, {}
-    where = ["--run", devnet.record.run, "--rpc-url", devnet.settings.rpc_url, "--ledger", devnet.settings.ledger]
+    where = ["--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url, "--ledger", devnet.settings.ledger]
     for name in ("red", "blue"):
         made = dlx("init", "--datadir", terminal.place / name, "--insecure-devnet", "--json")
         accounts[name] = json.loads(made.stdout)["account"]

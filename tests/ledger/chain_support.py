@@ -104,7 +104,7 @@ def serving(directory: Path, **options: Any) -> Iterator[Chain]:
         urls.append(url)
         ready.set()
 
-    fast = {"block_time": 0.05, "empty_block_time": 0.2} | options
+    fast = {"block_time": 0.05, "empty_block_time": 0.2, "heartbeat": 0.2} | options
     thread = threading.Thread(target=serve, args=(directory,), kwargs={**fast, "on_ready": on_ready, "stop": stop})
     thread.start()
     try:

@@ -188,7 +188,8 @@ _SERVE = """
 import sys
 from pathlib import Path
 from dlx.ledger.chain import serve
-serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.03, empty_block_time=0.06, time_lapse=True)
+pace = {"block_time": 0.03, "empty_block_time": 0.06, "heartbeat": 0.06}
+serve(Path(sys.argv[1]), port=int(sys.argv[2]), time_lapse=True, **pace)
 """
 
 
@@ -204,7 +205,8 @@ class World:
         self._clients: dict[int, LedgerClient] = {}
         self.start()
         deployer = self.fund(key(1000))
-        self.registry, self.ledger = deploy(self.url, deployer)
+        contracts = deploy(self.url, deployer)
+        self.registry, self.ledger = contracts.registry, contracts.ledger
 
     def start(self) -> None:
         if self.kind == "anvil":

@@ -1,7 +1,12 @@
 """Raw logs as a chain node gives them."""
 
+from dataclasses import astuple, fields
+
+import eth_abi
+
 from dlx.ledger.abi import checksum
-from dlx.ledger.events import Joined, NodeDeregistered, event_topic
+from dlx.ledger.events import _SPECS, Event, Joined, NodeDeregistered, RegistryEvent, event_topic
+from dlx.ledger.typed import RunConfig, Seal
 
 LEDGER, REGISTRY, STRANGER = (checksum(bytes([i]) * 20) for i in (1, 2, 3))
 ACCOUNT = checksum(b"\x0a" * 20)
@@ -21,3 +26,23 @@ def deregistered() -> dict:
 
 def replicas(events) -> list[int]:
     return [event.replica for event in events if isinstance(event, Joined)]
+
+
+def encoded(event: Event) -> dict:
+    """The log that a contract emits for an event, without its place."""
+    topic = event_topic(type(event))
+    _, indexed, plain, _ = _SPECS[topic]
+    values = [_plain(getattr(event, field.name)) for field in fields(event) if field.name != "at"]
+    topics = [topic, *(eth_abi.encode([kind], [value]) for kind, value in zip(indexed, values, strict=False))]
+    data = eth_abi.encode(plain, values[len(indexed) :])
+    address = REGISTRY if isinstance(event, RegistryEvent) else LEDGER
+    return {"address": address, "topics": ["0x" + t.hex() for t in topics], "data": "0x" + data.hex()}
+
+
+def _plain(value: object) -> object:
+    """As eth_abi takes it."""
+    if isinstance(value, Seal):
+        return (*astuple(value)[:-1], value.packed_multipliers())
+    if isinstance(value, RunConfig):
+        return astuple(value)
+    return value.encode() if isinstance(value, str) and not value.startswith("0x") else value

@@ -20,7 +20,7 @@ from eth_account.signers.local import LocalAccount
 from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
-from dlx.ledger.chain import ChainError, rpc, serve
+from dlx.ledger.chain import ChainError, filters, serve
 from dlx.ledger.chain.node import Node
 
 
@@ -194,6 +194,15 @@ def test_contracts_see_the_block_they_run_in(chain: Chain, probe: Contract) -> N
     assert (identity, number, timestamp, parent) == (31337, block["number"], block["timestamp"], block["parentHash"])
 
 
+def test_a_call_at_latest_runs_in_the_next_block_whose_time_is_now(tmp_path: Path) -> None:
+    with serving(tmp_path / "chain", empty_block_time=3600.0, heartbeat=3600.0) as chain:
+        probe = chain.deploy(chain.account())
+        head = chain.w3.eth.get_block("latest")
+        with patch("time.time", return_value=head["timestamp"] + 1000.5):
+            seen = [probe.functions.context().call(block_identifier=tag) for tag in ("latest", "pending")]
+        assert all(s[1:3] == [head["number"] + 1, head["timestamp"] + 1000] and s[4] == head["hash"] for s in seen)
+
+
 def test_logs_are_found_by_block_address_and_topics(chain: Chain, owner: LocalAccount, probe: Contract) -> None:
     other = chain.deploy(owner)
     first = chain.mined(chain.use(owner, probe, "set", 1, 10))
@@ -226,22 +235,26 @@ def test_log_queries_beyond_the_caps_say_too_many_results(
 ) -> None:
     receipts = [chain.mined(chain.use(owner, probe, "emitMany", 30)) for _ in range(2)]
     both = {"address": probe.address, "fromBlock": receipts[0]["blockNumber"], "toBlock": receipts[1]["blockNumber"]}
-    monkeypatch.setattr(rpc, "MAX_LOGS", 59)
+    monkeypatch.setattr(filters, "MAX_LOGS", 59)
     assert "too many results" in chain.error("eth_getLogs", both)["message"]
     assert len(chain.result("eth_getLogs", {**both, "fromBlock": both["toBlock"]})) == 30
-    monkeypatch.setattr(rpc, "MAX_LOGS", 60)
+    monkeypatch.setattr(filters, "MAX_LOGS", 60)
     assert len(chain.result("eth_getLogs", both)) == 60
-    monkeypatch.setattr(rpc, "MAX_LOG_BYTES", 60 * 32 - 1)
+    monkeypatch.setattr(filters, "MAX_LOG_BYTES", 60 * 32 - 1)
     assert "too many results" in chain.error("eth_getLogs", both)["message"]
 
 
 def test_a_waiting_transaction_is_mined_soon_and_empty_blocks_come_slowly(tmp_path: Path) -> None:
     # Each block is awaited before the next can be made, so the lower bounds are strict however busy the machine is.
-    with serving(tmp_path / "idle", block_time=0.05, empty_block_time=0.5) as chain:
-        began, number = time.monotonic(), chain.w3.eth.block_number
-        wait_for(lambda: chain.w3.eth.block_number >= number + 3)
-        assert time.monotonic() - began > 2 * 0.5
-    with serving(tmp_path / "busy", block_time=0.3, empty_block_time=3600.0) as chain:
+    with serving(tmp_path / "idle", block_time=0.02, empty_block_time=0.1, heartbeat=3600.0) as chain:
+        began = time.monotonic()
+        for _ in range(2):
+            transaction = chain.result("dlx_faucet", Account.create().address)
+            number = int(chain.mined(transaction)["blockNumber"], 16)
+            wait_for(lambda: chain.w3.eth.block_number >= number + 8)  # noqa: B023
+            assert chain.w3.eth.block_number == number + 8, "the ninth empty block waits for the heartbeat"
+        assert time.monotonic() - began > 2 * 8 * 0.1
+    with serving(tmp_path / "busy", block_time=0.3, empty_block_time=3600.0, heartbeat=3600.0) as chain:
         account, began = Account.create(), time.monotonic()
         chain.mined(chain.result("dlx_faucet", account.address))
         for _ in range(3):
@@ -254,7 +267,7 @@ def test_a_waiting_transaction_is_mined_soon_and_empty_blocks_come_slowly(tmp_pa
 
 
 def test_fast_blocks_share_a_second_and_never_run_ahead_of_the_clock(tmp_path: Path) -> None:
-    with serving(tmp_path / "fast", block_time=0.02, empty_block_time=0.02) as chain:
+    with serving(tmp_path / "fast", block_time=0.02, empty_block_time=0.02, heartbeat=0.02) as chain:
         first = chain.w3.eth.get_block("latest")
         wait_for(lambda: chain.w3.eth.block_number > first["number"] + 20)
         last = chain.w3.eth.get_block("latest")
@@ -262,7 +275,7 @@ def test_fast_blocks_share_a_second_and_never_run_ahead_of_the_clock(tmp_path: P
 
 
 def test_blocks_of_a_second_have_a_second_each(tmp_path: Path) -> None:
-    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, time_lapse=False)
+    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
     try:
         with patch("time.time", return_value=node.head.timestamp - 10.0):  # a clock that was set back
             assert node.next_timestamp() == node.head.timestamp + 1

@@ -13,18 +13,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 from eth_account import Account
 
+from dlx.ledger.chain.evm import decode_header
+from dlx.ledger.chain.store import Reader
+from dlx.ledger.chain.tries import reachable
 from tests.patience import PATIENCE
 
-KILLS = 3
 CLIENTS = 4
+# Old states are removed all the time, so that kills hit that too.
 SERVE = """
 import sys
 from pathlib import Path
-from dlx.ledger.chain import serve
+from dlx.ledger.chain import prune, serve
+prune._SECONDS, prune._GARBAGE, prune.KEPT_STATES = 0.02, 0, 4
 serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.1, on_ready=lambda url: print(url, flush=True))
 """
 
@@ -82,7 +87,10 @@ class Client(threading.Thread):
                 self.outages += 1
 
 
-def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_receipt(tmp_path: Path) -> None:
+def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_receipt(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    kills: int = pytestconfig.getoption("kills")
     process, url = start(tmp_path)
     try:
         finish, session = threading.Event(), requests.Session()
@@ -93,8 +101,8 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
             time.sleep(0.02)
         for client in clients:
             client.start()
-        for _ in range(KILLS):
-            time.sleep(random.uniform(0.3, 0.9))  # the moment of the kill is what is varied
+        for _ in range(kills):
+            time.sleep(random.uniform(0.1, 0.5))  # the moment of the kill is what is varied
             process.kill()
             process.wait()
             process, again = start(tmp_path, int(url.rsplit(":", 1)[1]))
@@ -103,7 +111,7 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
         finish.set()
         for client in clients:
             client.join()
-            assert client.refused == [] and client.outages and len(client.acknowledged) > KILLS
+            assert client.refused == [] and client.outages and len(client.acknowledged) > kills
         deadline = time.monotonic() + PATIENCE
         for client in clients:
             for transaction in client.acknowledged:
@@ -113,7 +121,9 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
                 assert client.receipts.get(transaction, receipt) == receipt and receipt["status"] == "0x1"
             nonce = int(rpc(session, url, "eth_getTransactionCount", client.account.address, "latest")["result"], 16)
             assert nonce >= len(client.acknowledged)
-        print(f"{sum(len(c.acknowledged) for c in clients)} transactions, {KILLS} kills")
+        reader = Reader(tmp_path / "chain.sqlite")
+        assert reachable(reader.node, [decode_header(reader.last_headers(1)[0]).state_root]), "a state node is lost"
+        print(f"{sum(len(c.acknowledged) for c in clients)} transactions, {kills} kills")
     finally:
         process.kill()
         process.wait()
@@ -130,3 +140,15 @@ def test_a_signal_ends_it_cleanly_while_a_client_is_connected(tmp_path: Path, se
             assert process.wait(10) == 0
     finally:
         process.kill()
+
+
+def test_the_processes_of_calls_end_with_a_killed_chain(tmp_path: Path) -> None:
+    process, url = start(tmp_path)
+    try:
+        with requests.Session() as session:
+            assert rpc(session, url, "eth_call", {"to": "0x" + "00" * 20})["result"] == "0x"
+        (caller,) = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.wait()
+    caller.wait(PATIENCE)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,21 @@ from eth_account.signers.local import LocalAccount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.ledger.chain import evm, pool
+from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.store import Store
+
+GENERATORS = "".join(
+    number.to_bytes(32, "big").hex()
+    for number in (
+        1,
+        2,
+        11559732032986387107991004021392285783925812861821192530917403151452391805634,
+        10857046999023057135944570762232829481370756359578518086990519993285655852781,
+        4082367875863433681332203403145435568316851327593401208105741076214120093531,
+        8495653923123431417604973247489272438418190587263600148770280649306958101930,
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +56,33 @@ def test_runaway_code_ends_with_an_error_and_nothing_else(chain: Chain, owner: L
     assert receipt["status"] == "0x0" and int(receipt["gasUsed"], 16) == 300_000
 
 
+def test_calls_without_end_are_aborted_and_hold_up_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 3.0)
+    with serving(tmp_path / "chain") as chain, ThreadPoolExecutor() as threads:
+        account = chain.account()
+        probe = chain.deploy(account)
+        loop = {"to": probe.address, "data": probe.encode_abi("burn", ())}
+        # One opcode that takes minutes: the pairing of 800 times the two generators of alt_bn128.
+        pairing = {"to": "0x" + "08".zfill(40), "data": "0x" + GENERATORS * 800}
+        asked = [threads.submit(chain.error, "eth_estimateGas", loop), threads.submit(chain.error, "eth_call", pairing)]
+        for _ in range(3):
+            assert chain.mined(chain.send(account))["status"] == "0x1"
+        assert not any(answer.done() for answer in asked)
+        for answer in asked:
+            assert answer.result(60) == {"code": -32000, "message": "execution aborted (timeout = 3s)"}
+        assert probe.functions.deep(10).call() == 10
+
+
+def test_a_call_that_finds_no_free_process_is_told_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 0.1)
+    monkeypatch.setattr(calls, "_PROCESSES", 0)
+    with serving(tmp_path / "chain") as chain:
+        error = chain.error("eth_call", {"to": Account.create().address})
+        assert error["code"] == -32005 and "too many requests" in error["message"]
+
+
 def test_transactions_behind_gaps_are_bounded(
     chain: Chain, owner: LocalAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +100,7 @@ def test_transactions_behind_gaps_are_bounded(
 def test_a_transaction_that_became_invalid_is_dropped_and_the_others_are_mined(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, time_lapse=False)
+    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
     rich, poor = node._key, b"\x01" * 32
     sent = [
         evm.transfer(key, 31337, n, bytes(20), 1, 100, 1) for key, n in ((rich, 0), (poor, 0), (poor, 1), (rich, 1))
@@ -112,6 +154,25 @@ def test_what_is_no_request_is_refused(chain: Chain) -> None:
     assert chain.result("eth_chainId") == "0x7a69"
 
 
+def test_one_address_does_not_use_up_the_connections(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PER_ADDRESS", 5)
+    place = ("127.0.0.1", int(chain.url.rsplit(":", 1)[1]))
+    request = b'POST / HTTP/1.1\r\nContent-Length: 53\r\n\r\n{"jsonrpc": "2.0", "id": 1, "method": "eth_chainId" }'
+
+    def answers(connection: socket.socket) -> bool:
+        try:
+            connection.sendall(request)
+            return connection.recv(15) == b"HTTP/1.1 200 OK"
+        except ConnectionError:
+            return False
+
+    with ExitStack() as opened:
+        greedy = [opened.enter_context(socket.create_connection(place, timeout=20)) for _ in range(8)]
+        assert 0 < [answers(connection) for connection in greedy].count(True) <= 5
+        other = opened.enter_context(socket.create_connection(place, timeout=20, source_address=("127.0.0.2", 0)))
+        assert answers(other)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda b: b"\x02" + b)))
 def test_hostile_bytes_are_malformed_and_nothing_else(raw: bytes) -> None:
@@ -149,12 +210,10 @@ def test_no_byte_of_a_signed_transaction_can_be_changed(chain: Chain, owner: Loc
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
 )
+FIELDS = ["fromBlock", "toBlock", "blockHash", "blockNumber", "topics", "address", "to", "data", "gas"]
 _JSON = st.recursive(
     _SCALARS | st.sampled_from(["latest", "0x1", "0x" + "ab" * 20, "0x" + "cd" * 32]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["fromBlock", "toBlock", "topics", "address", "to", "data", "gas"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner),
     max_leaves=6,
 )
 
@@ -164,6 +223,8 @@ _JSON = st.recursive(
 def test_hostile_parameters_are_answered_with_an_error_that_blames_them(chain: Chain, data: st.DataObject) -> None:
     methods = ["eth_call", "eth_estimateGas", "eth_feeHistory", "eth_getBalance", "eth_getBlockByHash", "eth_getLogs"]
     methods += ["eth_getBlockByNumber", "eth_getStorageAt", "eth_getTransactionCount", "eth_getTransactionReceipt"]
+    methods += ["eth_getProof", "eth_getBlockReceipts", "eth_newFilter", "eth_getFilterChanges", "eth_uninstallFilter"]
+    methods += ["eth_getTransactionByBlockNumberAndIndex", "eth_getTransactionByBlockHashAndIndex", "web3_sha3"]
     method = data.draw(st.sampled_from([*methods, "dlx_faucet", "eth_sendRawTransaction"]))
     response = chain.call(method, *data.draw(st.lists(_JSON, max_size=4)))
     assert response.get("error", {}).get("code") != -32603, response

@@ -4,9 +4,11 @@ import pytest
 from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
 from dlx.ledger.birth import birth
+from dlx.ledger.endpoint import LogRange
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
-from dlx.ledger.feed import Contracts, EventFeed
+from dlx.ledger.feed import EventFeed
+from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.rpc import Header, Rpc
 
@@ -16,9 +18,14 @@ def rpc(fake_chain):
     return Rpc(fake_chain.url, patience=1)
 
 
+def follow(run=RUN, confirmations=0, since=0):
+    """A feed that starts with an empty index."""
+    return EventFeed(lambda: EventIndex(None, 31337, Contracts(LEDGER, REGISTRY, since)), run, confirmations)
+
+
 @pytest.fixture
 def feed():
-    return EventFeed(RUN)
+    return follow()
 
 
 @pytest.fixture
@@ -27,7 +34,7 @@ def quick(monkeypatch):
 
 
 def poll(feed, rpc):
-    return feed.poll(rpc, Contracts(LEDGER, REGISTRY))
+    return feed.poll(rpc)
 
 
 def test_only_what_is_new_is_read(fake_chain, rpc, feed):
@@ -53,13 +60,13 @@ def test_other_runs_are_left_out_and_the_registry_is_not(fake_chain, rpc, feed):
     assert [type(e) for e in poll(feed, rpc).events] == [NodeDeregistered, Joined]
     for _ in range(100):  # a longer range is asked for by run
         fake_chain.mine()
-    again = poll(EventFeed(RUN), rpc)
+    again = poll(follow(), rpc)
     assert [type(e) for e in again.events] == [NodeDeregistered, Joined]
-    assert len(poll(EventFeed(), rpc).events) == 3
+    assert len(poll(follow(None), rpc).events) == 3
 
 
 def test_confirmations_hold_events_back(fake_chain, rpc):
-    feed = EventFeed(RUN, confirmations=2)
+    feed = follow(confirmations=2)
     fake_chain.mine(joined(replica=1))
     assert poll(feed, rpc).events == ()
     fake_chain.mine()
@@ -175,24 +182,24 @@ def lacks_newest(fake_chain):
     return answer
 
 
-def test_nothing_read_yet_is_no_empty_history(fake_chain, rpc, feed, quick):
+def test_nothing_read_yet_is_no_empty_history(fake_chain, rpc, quick):
     fake_chain.mine(joined(replica=1))
-    contracts = Contracts(LEDGER, REGISTRY, since=1)
+    feed = follow(since=1)
     fake_chain.faults += [lacks_newest(fake_chain)] * 8
     for _ in range(2):
         with pytest.raises(Unsettled, match="the logs of block 1"):
-            feed.poll(rpc, contracts)
+            feed.poll(rpc)
     fake_chain.length -= 1
     with pytest.raises(Unsettled, match="a chain node at block 0 follows one at 1"):
-        feed.poll(rpc, contracts)
+        feed.poll(rpc)
     fake_chain.length += 1
-    update = feed.poll(rpc, contracts)
+    update = feed.poll(rpc)
     assert replicas(update.events) == [1] and update.complete
 
 
-def test_a_chain_node_before_the_contracts_has_no_empty_history(fake_chain, rpc, feed):
+def test_a_chain_node_before_the_contracts_has_no_empty_history(fake_chain, rpc):
     with pytest.raises(Unsettled, match="is at block 0, the contracts came in 2"):
-        feed.poll(rpc, Contracts(LEDGER, REGISTRY, since=2))
+        follow(since=2).poll(rpc)
 
 
 def test_a_part_of_the_history_says_that_it_is_one(fake_chain, rpc, feed, quick):
@@ -215,7 +222,7 @@ def test_a_part_of_the_history_says_that_it_is_one(fake_chain, rpc, feed, quick)
 
 def test_events_that_nothing_confirms_yet_are_not_waited_for(fake_chain, rpc):
     fake_chain.mine(joined(replica=1))
-    update = poll(EventFeed(RUN, confirmations=9), rpc)
+    update = poll(follow(confirmations=9), rpc)
     assert update.events == () and update.complete
 
 
@@ -312,6 +319,7 @@ class CappedNode:
     def __init__(self, head, cap, born):
         self.end, self.cap, self.born = head, cap, born
         self.requests = 0
+        self.log_range = LogRange()
 
     def head(self):
         return self.header(self.end)
@@ -336,10 +344,10 @@ class CappedNode:
 @pytest.mark.parametrize("cap", [500, 2_000, 10_000])
 def test_a_young_ledger_on_an_old_chain_is_read_with_few_requests(cap):
     node = CappedNode(20_000_000, cap, born=19_900_000)
-    contracts = Contracts(LEDGER, REGISTRY, birth(node, [LEDGER, REGISTRY]))
-    assert contracts.since == 19_900_000 and node.requests <= 2 * 25
+    since = birth(node, [LEDGER, REGISTRY])
+    assert since == 19_900_000 and node.requests <= 2 * 25
     node.requests = 0
-    assert EventFeed(RUN).poll(node, contracts).head.block == 20_000_000
+    assert follow(since=since).poll(node).head.block == 20_000_000
     assert node.requests < 2 * (1.35 * 100_000 / cap + 20)
 
 

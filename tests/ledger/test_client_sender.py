@@ -112,18 +112,6 @@ def test_a_nonce_used_elsewhere_is_skipped(fake_chain, sender, tmp_path):
     assert len(files(tmp_path)) == 1
 
 
-def test_a_pending_block_that_is_blocks_behind_gives_no_nonce_twice(fake_chain, sender, tmp_path):
-    counts = fake_chain.eth_getTransactionCount
-    fake_chain.eth_getTransactionCount = lambda account, tag: "0x0" if tag == "pending" else counts(account, tag)
-    for name in (b"a", b"b"):
-        fake_chain.mine()
-        fresh = reopen(fake_chain, tmp_path)
-        pending = fresh.send(TO, name, 100_000)
-        fake_chain.mine()
-        assert fresh.wait(pending, 5)["status"] == "0x1"
-    assert fake_chain.counts[ACCOUNT] == 2 and len(fake_chain.submitted) == 2
-
-
 def test_a_vanished_transaction_is_sent_again(fake_chain, sender):
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.pool.clear()
@@ -277,7 +265,7 @@ def test_urls_with_access_keys_stay_out_of_messages():
 
 
 def test_an_endless_answer_is_cut_off(fake_chain, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc._MAX_ANSWER", 1 << 16)
+    monkeypatch.setattr("dlx.ledger.endpoint._MAX_ANSWER", 1 << 16)
     fake_chain.faults.append(once("eth_chainId", b" " * (1 << 18)))
     with pytest.raises(LedgerError, match="too many results"):
         Rpc(fake_chain.url).call("eth_chainId")

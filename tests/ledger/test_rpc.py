@@ -1,16 +1,20 @@
 """web3 as the client sets it up: it asks for what we ask and no more, and a hostile chain node gains nothing by it."""
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import eth_abi
 import pytest
+from fault_proxy import LAG, FaultProxy
 from ledger_logs import LEDGER
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.bindings import Interface
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError
+from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
+from dlx.ledger.logs import _by_ranges
 from dlx.ledger.rpc import Rpc
+from tests.patience import until
 
 RUN = bytes(32)
 
@@ -141,5 +145,137 @@ def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
 def test_a_refusal_that_is_no_rate_limit_comes_at_once(fake_chain, refusal):
     fake_chain.faults.append(lambda *asked: {"error": refusal})
     with pytest.raises(RpcError):
-        Rpc(fake_chain.url).number("eth_chainId")
+        Rpc(fake_chain.url).call("eth_getLogs", {})
     assert len(fake_chain.requests) == 1
+
+
+@pytest.mark.parametrize("code", [-32005, -32007, 429])
+def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monkeypatch, code):
+    monkeypatch.setattr("dlx.ledger.rpc._RATE_LIMITED", Backoff(0.01, 0.01))
+    fake_chain.faults += [lambda *asked: {"error": {"code": code, "message": "no"}}] * 3
+    assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
+
+
+@pytest.mark.parametrize(
+    "data", [{"backoff_seconds": 0.2, "see": "https://a-provider"}, {"rate": {"backoff_seconds": 0.2}}]
+)
+def test_the_time_that_a_chain_node_names_is_waited_for_by_all_threads(fake_chain, data):
+    fake_chain.faults.append(lambda *asked: {"error": {"code": -32005, "message": "rate", "data": data}})
+    rpc, begin = Rpc(fake_chain.url, patience=5), time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(rpc.number, "eth_chainId")
+        while not fake_chain.requests:
+            time.sleep(0.001)
+        while fake_chain.faults:
+            time.sleep(0.001)
+        assert first.result() == 31337 and time.monotonic() - begin >= 0.2
+    assert len(fake_chain.requests) == 2
+
+
+def test_retry_after_is_honoured_and_a_later_call_does_not_ask_before(embedded):
+    with FaultProxy(embedded.url) as proxy:
+        rpc = Rpc(proxy.url, patience=0.1)
+        proxy.fault("429")
+        for _ in range(3):
+            with pytest.raises(LedgerUnavailable, match="limits the rate of requests"):
+                rpc.number("eth_chainId")
+        assert len(proxy.seen) == 1  # it said: in a second
+        proxy.fault("none")
+        assert rpc.with_patience(5).number("eth_chainId") == 31337
+
+
+@pytest.mark.parametrize("kind", ["hang", "drip"])
+def test_an_answer_has_a_deadline_however_slowly_it_comes(embedded, kind):
+    with FaultProxy(embedded.url) as proxy:
+        proxy.fault(kind)
+        begin = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="no answer from the chain node"):
+            Rpc(proxy.url, timeout=0.6, patience=0.6).head()
+        assert time.monotonic() - begin < 3
+
+
+def test_an_answer_that_was_too_slow_is_asked_for_in_parts(embedded):
+    """Of many blocks at once a slow line never gives the logs whole."""
+    with FaultProxy(embedded.url) as proxy:
+        proxy.fault("drip", methods=["eth_getLogs"])
+        with pytest.raises(AnswerTooLarge):
+            Rpc(proxy.url, timeout=0.6, patience=0.6).call("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
+
+
+@pytest.mark.parametrize("kind", ["hang", "drip", "429", "limited", "html", "lost", "wrong_chain"])
+def test_another_url_answers_where_the_first_does_not(embedded, kind):
+    with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
+        first.fault(kind)
+        rpc = Rpc([first.url, second.url], timeout=0.6, patience=5, chain_id=31337)
+        begin = time.monotonic()
+        assert rpc.head().number > 0 and rpc.head().number > 0
+        assert time.monotonic() - begin < 4
+        assert len(first.seen) == 1  # then it rests
+        assert second.seen == ["eth_chainId", "eth_getBlockByNumber", "eth_getBlockByNumber"]
+
+
+def test_the_first_url_is_used_again_once_it_is_well(embedded, monkeypatch):
+    monkeypatch.setattr("dlx.ledger.rpc._REST", Backoff(0.05, 0.05))
+    with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
+        rpc = Rpc([first.url, second.url], chain_id=31337)
+        first.fault("html")
+        rpc.head()
+        first.fault("none")
+        until("the first is asked again", lambda: rpc.head() and "eth_getBlockByNumber" in first.seen)
+
+
+def test_a_url_on_another_chain_is_never_used_and_named_once(embedded, caplog):
+    with FaultProxy(embedded.url) as wrong, FaultProxy(embedded.url) as right:
+        wrong.fault("wrong_chain")
+        rpc = Rpc([wrong.url, right.url], chain_id=31337)
+        for _ in range(5):
+            assert rpc.head().number > 0
+        assert wrong.seen == ["eth_chainId"]
+        assert [record.getMessage() for record in caplog.records] == [
+            "the chain node at 127.0.0.1 is on chain 1, not 31337: it is never asked again"
+        ]
+        with pytest.raises(WrongLedger, match="is on chain 1, not 31337"):
+            Rpc([wrong.url], chain_id=31337).head()
+
+
+def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
+    with FaultProxy(embedded.url) as proxy:
+        rpc = Rpc(proxy.url, chain_id=31337, patience=0.2)
+        rpc.head()
+        proxy.fault("html")
+        with pytest.raises(LedgerUnavailable):
+            rpc.head()
+        proxy.fault("wrong_chain")
+        with pytest.raises(WrongLedger):
+            rpc.head()
+
+
+def test_a_chain_node_that_is_stuck_gives_way_to_one_that_is_not(embedded, monkeypatch):
+    monkeypatch.setattr("dlx.ledger.rpc._STALE", 0.0)
+    with FaultProxy(embedded.url) as stuck, FaultProxy(embedded.url) as well:
+        rpc = Rpc([stuck.url, well.url], chain_id=31337)
+        height = rpc.head().number
+        monkeypatch.setattr("dlx.ledger.rpc._BEHIND", LAG - 1)
+        stuck.fault("late")
+        assert until("the other is asked", lambda: (found := rpc.head()).number >= height and found)
+
+
+def test_the_range_of_logs_that_a_url_accepts_is_remembered(fake_chain):
+    """Each refusal costs a request; a second reader does not pay for it again."""
+    for _ in range(300):
+        fake_chain.mine()
+    whole = fake_chain.eth_getLogs
+
+    def capped(query):
+        wide = int(query["toBlock"], 16) - int(query["fromBlock"], 16) >= 100
+        return {"error": {"code": -32600, "message": "range too large"}} if wide else whole(query)
+
+    fake_chain.eth_getLogs = capped
+    rpc = Rpc(fake_chain.url)
+    end = rpc.header(290)
+    asked = []
+    for _ in range(2):
+        fake_chain.requests.clear()
+        assert list(_by_ranges(rpc.with_patience(5), [{"address": LEDGER}], 1, end))[-1][0] == end
+        asked.append(fake_chain.requests.count("eth_getLogs"))
+    assert asked == [2 + 3, 3]

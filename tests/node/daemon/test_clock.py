@@ -23,7 +23,8 @@ class Times:
 def test_a_wrong_wall_clock_changes_nothing_and_is_said() -> None:
     times = Times(wall_ahead=300.0)
     clock = times.clock()
-    clock.see(int(times.real))
+    for _ in range(2):
+        clock.see(int(times.real))
     times.real += 7.5
     assert clock.now() == times.real
     assert round(clock.skew) == 300 and clock.is_skewed
@@ -34,6 +35,16 @@ def test_it_goes_on_while_the_chain_is_silent() -> None:
     clock = times.clock()
     clock.see(int(times.real))
     times.real += 3600
+    assert clock.now() == times.real and not clock.is_skewed
+
+
+def test_the_old_head_of_an_idle_chain_is_forgotten_with_the_next_block_and_blames_no_clock() -> None:
+    times = Times()
+    clock = times.clock()
+    clock.see(int(times.real) - 29)
+    assert clock.now() == times.real - 29 and not clock.is_skewed
+    times.real += 1
+    clock.see(int(times.real))
     assert clock.now() == times.real and not clock.is_skewed
 
 

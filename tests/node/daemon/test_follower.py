@@ -9,8 +9,11 @@ from trio.testing import MockClock
 
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
-from dlx.ledger.feed import ChainUpdate, Head
+from dlx.ledger.feed import RunUpdate
+from dlx.ledger.index import Head
+from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import RunConfig
+from dlx.ledger.view import RunView, ViewError
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Supervisor
@@ -23,24 +26,28 @@ JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
 
 
-def update(block: int, *events: Event, reorg: bool = False, complete: bool = True) -> ChainUpdate:
-    return ChainUpdate(Head(block, bytes([block]) * 32, 1_700_000_000 + block), events, reorg, complete)
+def update(block: int, *events: Event, reorg: bool = False, complete: bool = True) -> RunUpdate:
+    """`events`: all of the run up to the block."""
+    view = RunView(RUN)
+    for event in events:
+        view.apply(event)
+    head = Head(block, bytes([block]) * 32, 1_700_000_000 + block)
+    return RunUpdate(head, view, NodeTable(), True, reorg, complete)
 
 
 class Client:
-    """Answers each poll with the next of `answers`, the last one for ever; a fresh feed is told `history` first."""
+    """Answers each poll with the next of `answers`, the last one for ever; later feeds with `history`."""
 
-    def __init__(self, *answers: ChainUpdate | Exception, history: ChainUpdate | None = None) -> None:
+    def __init__(self, *answers: RunUpdate | Exception, history: RunUpdate | None = None) -> None:
         self.answers, self.history = list(answers), history
         self.feeds: list[int] = []
 
-    def feed(self, run: bytes, confirmations: int) -> list[int]:
+    def follow(self, run: bytes, confirmations: int, keep: int) -> int:
         self.feeds.append(confirmations)
-        return [len(self.feeds)]
+        return len(self.feeds)
 
-    def poll(self, feed: list[int]) -> ChainUpdate:
-        if feed[0] > 1 and self.history is not None and len(feed) == 1:
-            feed.append(0)
+    def poll(self, feed: int) -> RunUpdate:
+        if feed > 1 and self.history is not None:
             return self.history
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -69,8 +76,8 @@ async def until(follower: Follower, wanted: Callable[[ChainSeen], bool]) -> Chai
 
 
 def test_an_event_that_does_not_fit_has_everything_read_anew_and_what_was_seen_stays_until_then() -> None:
-    missed = update(3, LATER)  # of an endpoint that left out the block in which the account joined
-    client = Client(update(1, CREATED), missed, update(4), history=update(4, CREATED, JOINED, LATER, JOINED))
+    missed = ViewError("an account left that never joined")  # the endpoint left out the block in which it did
+    client = Client(update(1, CREATED), missed, history=update(4, CREATED, JOINED, LATER, JOINED))
 
     async def program(follower: Follower, supervisor: Supervisor) -> None:
         first = await until(follower, lambda seen: True)
@@ -114,7 +121,7 @@ def test_a_reorganised_chain_is_read_from_the_start() -> None:
 
 
 def test_confirmations_that_become_known_forget_what_may_yet_be_taken_back() -> None:
-    client = Client(update(2, CREATED, JOINED), update(2), history=update(2, CREATED))
+    client = Client(update(2, CREATED, JOINED), history=update(2, CREATED))
 
     async def program(follower: Follower, supervisor: Supervisor) -> None:
         await until(follower, lambda seen: bool(seen.view.members()))
@@ -127,7 +134,7 @@ def test_confirmations_that_become_known_forget_what_may_yet_be_taken_back() -> 
 
 
 def test_half_of_a_run_is_not_taken_for_the_whole() -> None:
-    client = Client(update(1, complete=False), update(2, CREATED, complete=False), update(3, JOINED))
+    client = Client(update(1, complete=False), update(2, CREATED, complete=False), update(3, CREATED, JOINED))
 
     async def program(follower: Follower, supervisor: Supervisor) -> None:
         seen = await follower.first()

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import EventPosition, Joined, RunCreated
-from dlx.ledger.feed import Head
+from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.typed import ANY_STAGE, RunConfig

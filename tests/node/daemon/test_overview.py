@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dlx.ledger.events import EventPosition, Joined, RunCreated
-from dlx.ledger.feed import Head
+from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
@@ -56,7 +56,7 @@ def overview(
     session: Any = SimpleNamespace(machine=machine, progress=progress)
     seat.session = session if chain is not None else None
     return Overview(
-        run=RUN, account=ACCOUNTS[0], rpc_url="http://key@127.0.0.1:8545/secret", host=host, follower=follower,
+        run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
         membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
     )  # fmt: skip
 

@@ -36,6 +36,22 @@ def test_flag_beats_environment_beats_file_beats_embedded_chain_beats_default(fo
     assert config.load(folder, {"chain_id": None}, {"DLX_CHAIN_ID": "3"}).chain_id == 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "text"),
+    [
+        ({"rpc_url": ["https://a/key", "http://b:1"]}, {}, ""),
+        ({"rpc_url": ["https://a/key,http://b:1"]}, {}, ""),
+        ({}, {"DLX_RPC_URL": "https://a/key,http://b:1"}, ""),
+        ({}, {}, 'rpc_url = ["https://a/key", "http://b:1"]'),
+        ({}, {}, 'rpc_url = "https://a/key, http://b:1"'),
+    ],
+)
+def test_several_endpoints_are_named_in_every_way(folder: DataDir, flags: dict, environ: dict, text: str) -> None:
+    folder.config.write_text(text)
+    found = config.load(folder, flags, environ).rpc_url
+    assert found == ("https://a/key", "http://b:1") and config.shown_urls(found) == "https://a, http://b:1"
+
+
 def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: DataDir) -> None:
     found = config.load(folder, {}, {"DLX_BOOTSTRAP": "/ip4/10.0.0.1/tcp/1,/ip4/10.0.0.2/tcp/2 /dns/a/tcp/3"})
     assert found.bootstrap == ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/dns/a/tcp/3")
@@ -93,7 +109,7 @@ def test_the_written_file_reads_back_and_is_never_overwritten(folder: DataDir) -
     given = {"rpc_url": "http://127.0.0.1:9", "listen": ["/ip4/127.0.0.1/tcp/7"], "http_port": 9}
     assert config.write(folder.config, given)
     assert config.load(folder, {}, {}) == Settings(
-        rpc_url="http://127.0.0.1:9", listen=("/ip4/127.0.0.1/tcp/7",), http_port=9
+        rpc_url=("http://127.0.0.1:9",), listen=("/ip4/127.0.0.1/tcp/7",), http_port=9
     )
     before = folder.config.read_bytes()
     assert not config.write(folder.config, {"http_port": 1})
@@ -108,7 +124,7 @@ def test_any_password_file_name_survives_the_config_file(tmp_path_factory: pytes
 
 
 def test_no_key_of_a_hosted_endpoint_is_shown() -> None:
-    assert config.shown_url("https://me:secret@rpc.example:8545/v2/KEY?x=KEY") == "https://rpc.example:8545"
+    assert config.shown_urls(["https://me:secret@rpc.example:8545/v2/KEY?x=KEY"]) == "https://rpc.example:8545"
 
 
 def test_the_folder_is_the_flag_or_dlx_home_or_the_networks() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dlx.ledger import rows
 from dlx.ledger.events import EventPosition, Joined, RoundOpened, RunCreated, Sealed
+from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, RunConfig, Seal
 from dlx.ledger.view import RunView
@@ -22,7 +24,7 @@ class Ledger:
     """A run of two stages whose seals the test states."""
 
     def __init__(self, rounds: int = 10) -> None:
-        self.view = RunView(RUN)
+        self.view, self.index = RunView(RUN), EventIndex(None, 31337, Contracts("", ""))
         self.block = 0
         config = RunConfig(b"\x03" * 32, rounds, STAGES, 1, 2, 2, 3, 60, 60, TOKENS)
         self.view.apply(RunCreated(RUN, account_of(KEY), config, "a-run", (b"\x04" * 32, b"\x05" * 32), self.at()))
@@ -38,7 +40,9 @@ class Ledger:
         hashes = (weights, weights, bytes(32), bytes(32), bytes(32), bytes(32))
         seal = Seal(RUN, stage, round, *hashes, 1 if tokens else 0, tokens, loss, 0, 4, 10, (32768,) if tokens else ())
         digest = seal.digest(DOMAIN)
-        self.view.apply(Sealed(RUN, round, stage, digest, seal, b"", sign(digest, KEY), self.at()))
+        sealed = Sealed(RUN, round, stage, digest, seal, b"", sign(digest, KEY), self.at())
+        self.view.apply(sealed)
+        self.index.keep(self.index.mark(), (0, 0), lambda db: rows.write(db, [sealed]))
         if all(self.view.next_round(s) > round for s in range(STAGES)):
             self.view.apply(RoundOpened(RUN, round + 1, 0, self.at()))
 
@@ -51,7 +55,7 @@ def found() -> History:
         ledger.seal(0, round, loss - 1 if loss else 0, tokens)
         ledger.seal(1, round, loss, tokens)
     ledger.seal(0, 3)
-    return history(ledger.view)
+    return history(ledger.index, ledger.view)
 
 
 def test_the_loss_is_the_last_stages_and_tokens_are_counted_once(found: History) -> None:
@@ -88,9 +92,9 @@ def test_the_plot_is_a_picture(found: History, tmp_path: Path) -> None:
 def test_one_round_can_be_drawn_and_none_says_so(tmp_path: Path) -> None:
     ledger = Ledger()
     with pytest.raises(Failure, match="nothing to draw"):
-        plot(history(ledger.view), tmp_path / "none.png")
+        plot(history(ledger.index, ledger.view), tmp_path / "none.png")
     ledger.seal(0, 0)
     ledger.seal(1, 0, 3_000_000)
-    plot(history(ledger.view), tmp_path / "one.png")
+    plot(history(ledger.index, ledger.view), tmp_path / "one.png")
     with pytest.raises(Failure, match="cannot write"):
-        plot(history(ledger.view), tmp_path / "missing" / "one.png")
+        plot(history(ledger.index, ledger.view), tmp_path / "missing" / "one.png")

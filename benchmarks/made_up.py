@@ -1,0 +1,164 @@
+"""A chain that never was: as many events as wanted, encoded as the contracts do, block by block when asked for."""
+
+import json
+from typing import Any
+
+import eth_abi
+from eth_hash.auto import keccak
+
+from dlx.ledger.abi import ZERO32, ascending, checksum
+from dlx.ledger.events import _SPECS, Joined, RoundOpened, RunCreated, Sealed, event_topic
+from dlx.ledger.index import Contracts
+from dlx.ledger.keys import account_of, sign
+from dlx.ledger.typed import (
+    Contribution,
+    Domain,
+    Plan,
+    RunConfig,
+    Seal,
+    encode_records,
+    join_signatures,
+    summarise,
+)
+
+STAGES, REPLICAS = 4, 8
+RUN, STRANGER = b"\x10" * 32, b"\x20" * 32
+EVENTS_PER_BLOCK = 2
+_RANGE = 1000  # blocks in one answer
+_GENESIS_TIME = 1_700_000_000
+_PLAN = Plan(4, 0, 20)
+
+
+class Chain:
+    """Blocks 0 to `head`, with the events of a run and of a stranger's, mixed."""
+
+    ID = 31337
+    CONTRACTS = Contracts(checksum(b"\x01" * 20), checksum(b"\x02" * 20))
+
+    def __init__(self, events: int, strangers: int) -> None:
+        self._runs = [_Run(RUN, events), _Run(STRANGER, strangers)]
+        self._events, self._strangers = events, strangers
+        self.head = (events + strangers - 1) // EVENTS_PER_BLOCK
+
+    def answer(self, method: str, params: list[Any]) -> bytes:
+        """The JSON of the answer: its result, or an error."""
+        if method == "eth_getLogs" and "blockHash" not in params[0]:
+            first, last = int(params[0]["fromBlock"], 16), min(self.head, int(params[0]["toBlock"], 16))
+            if last - first >= _RANGE:
+                return b'"error":{"code":-32602,"message":"range too large"}'
+            return b'"result":[%s]' % b",".join(self._log(n) for n in self._numbers(first, last))
+        return b'"result":' + self._result(method, params)
+
+    def _result(self, method: str, params: list[Any]) -> bytes:
+        match method:
+            case "eth_chainId":
+                return b'"0x7a69"'
+            case "eth_getBlockByNumber":
+                return _block(self.head if params[0] == "latest" else int(params[0], 16))
+            case "eth_getBlockByHash":
+                return _block(int(params[0][-16:], 16))
+            case "eth_getLogs":
+                block = int(params[0]["blockHash"][-16:], 16)
+                return b"[%s]" % b",".join(self._log(n) for n in self._numbers(block, block))
+        raise ValueError(method)
+
+    def _numbers(self, first: int, last: int) -> range:
+        return range(EVENTS_PER_BLOCK * first, min(EVENTS_PER_BLOCK * (last + 1), self._events + self._strangers))
+
+    def _log(self, number: int) -> bytes:
+        share = self._strangers / (self._events + self._strangers)
+        before = int(number * share)  # of the stranger's events
+        is_strange = int((number + 1) * share) > before
+        topics, data = self._runs[1].event(before) if is_strange else self._runs[0].event(number - before)
+        block, index = divmod(number, EVENTS_PER_BLOCK)
+        return (
+            b'{"address":"%s","topics":[%s],"data":"0x%s","blockNumber":"%s","blockHash":"%s","logIndex":"%s",'
+            b'"transactionHash":"%s","blockTimestamp":"%s","removed":false}'
+            % (
+                self.CONTRACTS.ledger.encode(),
+                b",".join(b'"0x%s"' % topic.hex().encode() for topic in topics),
+                data.hex().encode(),
+                hex(block).encode(),
+                _hash(block),
+                hex(index).encode(),
+                b"0x" + keccak(b"%d" % number).hex().encode(),
+                hex(_GENESIS_TIME + block).encode(),
+            )
+        )
+
+
+class _Run:
+    """Created, joined by all, then opened and sealed round after round."""
+
+    def __init__(self, run: bytes, events: int) -> None:
+        self._run = run
+        keys = {account_of(key): key for key in (keccak(run + bytes([n])) for n in range(STAGES * REPLICAS))}
+        self._accounts = ascending(list(keys))
+        rounds = events // STAGES + 1
+        config = RunConfig(b"\x03" * 32, rounds, STAGES, 1, REPLICAS, 2, 3, 600, 600, 64)
+        created = _raw(RunCreated, [run, self._accounts[0]], [_fields(config), b"made-up", [b"\x04" * 32] * STAGES])
+        self._first = [created] + [
+            _raw(Joined, [run, account], [*divmod(place, STAGES)]) for place, account in enumerate(self._accounts)
+        ]
+        self._seals = [self._seal(stage, keys) for stage in range(STAGES)]
+
+    def event(self, number: int) -> tuple[list[bytes], bytes]:
+        """Topics and data."""
+        if number < len(self._first):
+            return self._first[number]
+        round, part = divmod(number - len(self._first), STAGES + 1)
+        if part == 0:
+            return _raw(RoundOpened, [self._run, round], [_GENESIS_TIME])
+        head, tail = self._seals[part - 1]
+        topics = [event_topic(Sealed), self._run, round.to_bytes(32, "big"), (part - 1).to_bytes(32, "big")]
+        return topics, head + keccak(b"%d" % number) + tail
+
+    def _seal(self, stage: int, keys: dict[str, bytes]) -> tuple[bytes, bytes]:
+        """What comes before and after the next weights in a seal's data: all else is the same in each round."""
+        domain = Domain(Chain.ID, Chain.CONTRACTS.ledger)
+        members = self._accounts[stage::STAGES]
+        marker = b"\xee" * 32
+        statements = [_statement(self._run, stage, replica, account) for replica, account in enumerate(members)]
+        records = [one.sign(domain, keys[one.account]) for one in statements]
+        s = summarise(records)
+        hashes = (ZERO32, marker, ZERO32, ZERO32, s.root, s.hash)
+        plan = (_PLAN.level, _PLAN.rank, _PLAN.inner_steps)
+        seal = Seal(self._run, stage, 0, *hashes, s.count, s.total_tokens, s.mean_loss, *plan, (32768,) * s.count)
+        digest = seal.digest(domain)
+        signatures = join_signatures({account: sign(digest, keys[account]) for account in members})
+        fields = (*_fields(seal)[:-1], seal.packed_multipliers())
+        _, data = _raw(Sealed, [self._run, 0, stage], [digest, fields, encode_records(records), signatures])
+        place = data.index(marker)
+        return data[:place], data[place + 32 :]
+
+
+def _statement(run: bytes, stage: int, replica: int, account: str) -> Contribution:
+    noise = (keccak(b"%d %d %d" % (stage, replica, n)) for n in range(20))
+    return Contribution(
+        run=run, round=0, stage=stage, replica=replica, account=account, base_weights=next(noise), payload=next(noise),
+        payload_size=5_000, plan=_PLAN.hash(), inner_steps=20, tokens=20 * 64, loss=4_000_000, previous=next(noise),
+        start_payload=next(noise), folded_payload=next(noise), folded_payload2=next(noise), weights_before=next(noise),
+        weights_after=next(noise), optimiser_before=next(noise), optimiser_after=next(noise),
+        residual_before=next(noise), residual_after=next(noise), segments_root=next(noise), segments=1,
+        compute_ms=1000, exchange_ms=10, flags=0,
+    )  # fmt: skip
+
+
+def _raw(cls: Any, indexed: list[Any], plain: list[Any]) -> tuple[list[bytes], bytes]:
+    _, indexed_kinds, plain_kinds, _ = _SPECS[event_topic(cls)]
+    topics = [eth_abi.encode([kind], [value]) for kind, value in zip(indexed_kinds, indexed, strict=True)]
+    return [event_topic(cls), *topics], eth_abi.encode(plain_kinds, plain)
+
+
+def _fields(struct: Any) -> tuple[Any, ...]:
+    return tuple(getattr(struct, name) for name in struct.__dataclass_fields__)
+
+
+def _hash(block: int) -> bytes:
+    return b"0x" + b"ab" * 24 + b"%016x" % block
+
+
+def _block(number: int) -> bytes:
+    parent = _hash(number - 1) if number else b"0x" + b"00" * 32
+    found = {"number": hex(number), "timestamp": hex(_GENESIS_TIME + number), "baseFeePerGas": "0x7"}
+    return json.dumps(found | {"hash": _hash(number).decode(), "parentHash": parent.decode()}).encode()

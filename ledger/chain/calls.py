@@ -1,0 +1,114 @@
+"""Calls that change nothing: in processes of their own, which end when one takes too long, so none holds up the miner.
+
+Gas bounds what a call does, not how long that takes here: an endless loop burns a block's gas in 20 seconds, and a
+precompiled contract's pairings take minutes within one opcode, in which a thread cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dlx.ledger.chain.evm import Call, Outcome
+
+SECONDS = 5.0  # that a call or an estimate may take
+_PROCESSES = 2
+_START_SECONDS = 30.0  # for a process to load the EVM
+
+
+class CallFailed(Exception):
+    """A call that was not executed to its end; the message says why."""
+
+
+class Overtime(CallFailed):
+    pass
+
+
+class Busy(CallFailed):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    header: bytes
+    """The block to run in, RLP."""
+    call: Call
+    estimate: bool
+
+
+class Calls:
+    """Runs calls on the chain in the file `database`; thread-safe. Processes start when first needed, and stay."""
+
+    def __init__(self, database: Path, chain_id: int) -> None:
+        self._arguments = (str(database), str(chain_id))
+        self._closed = False
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: not started
+        for _ in range(_PROCESSES):
+            self._idle.put(None)
+
+    def run(self, question: Question) -> Outcome | int:
+        """What `Evm.call`, or `Evm.estimate`, returns. Raises Busy, Overtime, CallFailed."""
+        try:
+            process = self._idle.get(timeout=SECONDS)
+        except queue.Empty:
+            raise Busy("too many requests: other calls are still running, try again") from None
+        try:
+            process = process or _Process(self._arguments)
+            return process.ask(question)
+        except BaseException:
+            if process is not None:
+                process.kill()
+                process = None
+            raise
+        finally:
+            self._idle.put(process)
+            if self._closed:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the processes; one that still runs a call ends after it."""
+        self._closed = True
+        try:
+            while True:
+                if (process := self._idle.get_nowait()) is not None:
+                    process.kill()
+        except queue.Empty:
+            pass
+
+
+class _Process:
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            # Its own session: a terminal's Ctrl-C is not for it. It ends with our end of its input, however we end.
+            command = [sys.executable, "-m", "dlx.ledger.chain.caller", str(SECONDS), *arguments]
+            ends = theirs.fileno()
+            self._process = subprocess.Popen(command, stdin=ends, stdout=ends, start_new_session=True)
+        self._lines = self._channel.makefile("rb")
+
+    def ask(self, question: Question) -> Outcome | int:
+        self._channel.settimeout(_START_SECONDS + SECONDS)
+        try:
+            self._channel.sendall(msgspec.json.encode(question) + b"\n")
+            answer = self._lines.readline()
+            if answer:
+                return msgspec.json.decode(answer, type=Outcome | int)
+            ended = self._process.wait(SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            raise CallFailed("the process that executes calls does not answer") from None
+        if ended == -signal.SIGALRM:
+            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s)")
+        raise CallFailed(f"the process that executes calls ended with status {ended}")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._lines.close()
+        self._channel.close()

@@ -1,0 +1,173 @@
+"""One URL of a chain node: a request, its bounded answer, and what is remembered of the node."""
+
+import logging
+import re
+import threading
+from bisect import bisect_left
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import requests
+
+from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.whole import WholeAnswers
+
+_MAX_ANSWER = 64 << 20
+_RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
+_LONGEST_WAIT = 120.0  # seconds that a chain node may ask us to wait
+_HEADERS = {"Content-Type": "application/json", "User-Agent": "dlx-node"}
+_REVERTED = 3  # the error code whose message is a contract's word
+_LIMITED = (429, -32007)  # what providers answer, inside an HTTP 200, to those who ask too often
+_LIMIT_EXCEEDED = -32005  # the same, but of logs it also says that there are too many
+_RATE_LIMIT = re.compile(r"rate.?limit|request rate|rate exceeded|too many requests|requests? (count|limit)|"
+                         r"compute units|throughput|throttl", re.IGNORECASE)  # fmt: skip
+
+_PAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)  # blocks
+_CAUTIOUS_PAGES = 8  # read after a refusal before a larger page is tried again
+
+logging.getLogger("urllib3").setLevel(logging.ERROR)  # below that it logs the URL, which may hold an access key
+
+
+class Garbled(Exception):
+    """No answer, or one that another try may improve."""
+
+
+class TooLate(Garbled):
+    """The answer began and was not whole in time: a smaller one may be."""
+
+
+class Busy(Garbled):
+    """A refusal because we asked too often; `wait` has the seconds that the chain node named, if it did."""
+
+    def __init__(self, message: str, wait: float | None) -> None:
+        super().__init__(f"it limits the rate of requests{message and ': '}{message}")
+        self.wait = wait
+
+
+class LogRange:
+    """Of how many blocks a chain node gives the logs at once: found out by asking, and remembered."""
+
+    def __init__(self) -> None:
+        self._rung, self._cautious = _PAGES.index(5_000), 0
+
+    @property
+    def blocks(self) -> int:
+        return _PAGES[self._rung]
+
+    def refused(self, blocks: int) -> None:
+        """So many were too many."""
+        self._rung, self._cautious = max(0, bisect_left(_PAGES, blocks) - 1), _CAUTIOUS_PAGES
+
+    def given(self) -> None:
+        """A page was read: now and then a larger one is tried."""
+        self._cautious = max(0, self._cautious - 1)
+        if not self._cautious:
+            self._rung = min(self._rung + 1, len(_PAGES) - 1)
+
+
+class Endpoint:
+    """A chain node behind a URL. Thread-safe. Times are of the monotonic clock."""
+
+    def __init__(self, url: str) -> None:
+        """Asks nothing. Raises LedgerError for what is no URL."""
+        self.name = _host(url)  # the full URL never gets into a message
+        self.log_range = LogRange()
+        self.failures = 0  # in a row
+        self.rests_until = 0.0  # before which others are asked first
+        self.closed_until = 0.0  # before which it wants no requests
+        self.checked = False  # whether it is on the chain that it should be on
+        self.wrong: str | None = None  # why it is never asked again
+        self._url, self._direct = url, self.name in ("127.0.0.1", "::1", "localhost")
+        self._own = threading.local()
+
+    def ask(self, method: str, request: bytes, timeout: float) -> Any:
+        """The result of a JSON-RPC request, whole after `timeout` seconds. Raises RpcError for an error answer,
+        Garbled where another try may help."""
+        options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False, "headers": _HEADERS}
+        try:
+            with self._session().post(self._url, request, **options) as response:
+                wait = _seconds(response.headers.get("Retry-After"))
+                if response.status_code == 429 or (response.status_code == 503 and wait is not None):
+                    raise Busy("", wait)
+                if response.status_code in _RETRIED_STATUS:
+                    raise Garbled(f"HTTP status {response.status_code}")
+                body = _read(response, method)
+        except requests.RequestException as error:
+            raise Garbled(type(error).__name__) from None
+        try:
+            answer = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
+        refusal = answer.get("error") if isinstance(answer, dict) else None
+        if refusal is not None:
+            raise _error(method, refusal if isinstance(refusal, dict) else {"message": str(refusal)}, wait)
+        if not isinstance(answer, dict) or "result" not in answer:
+            raise Garbled("an answer that is no JSON-RPC")
+        return answer["result"]
+
+    def _session(self) -> requests.Session:
+        """This thread's own."""
+        if not hasattr(self._own, "session"):
+            session = requests.Session()
+            session.trust_env = not self._direct  # a proxy cannot know our own machine
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, WholeAnswers())
+            self._own.session = session
+        return self._own.session
+
+
+def _read(response: requests.Response, method: str) -> bytes:
+    body = bytearray()
+    try:
+        for chunk in response.iter_content(1 << 16):
+            body += chunk
+            if len(body) > _MAX_ANSWER:
+                raise RpcError(-32005, f"the answer to {method} is over {_MAX_ANSWER >> 20} MiB: too many results")
+    except requests.RequestException as error:
+        if "timed out" in str(error) or "not whole in time" in str(error):
+            raise TooLate("the answer was not whole in time") from None
+        raise
+    return bytes(body)
+
+
+def _error(method: str, error: dict[str, Any], wait: float | None) -> Exception:
+    code, message, data = error.get("code"), str(error.get("message", ""))[:500], error.get("data")
+    limited = code in _LIMITED or (code == _LIMIT_EXCEEDED and method != "eth_getLogs")
+    if limited or (code != _REVERTED and _RATE_LIMIT.search(message)):
+        return Busy(message, _named_wait(data) if wait is None else wait)
+    return RpcError(code if isinstance(code, int) else 0, message, data)
+
+
+def _named_wait(data: Any) -> float | None:
+    """The seconds that Infura names inside its error."""
+    rate = data.get("rate", data) if isinstance(data, dict) else None
+    seconds = rate.get("backoff_seconds") if isinstance(rate, dict) else None
+    return min(max(0.0, float(seconds)), _LONGEST_WAIT) if isinstance(seconds, int | float) else None
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """What a Retry-After header means: a number of seconds, or a date."""
+    if retry_after is None:
+        return None
+    try:
+        if retry_after.strip().isascii() and retry_after.strip().isdecimal():
+            seconds = float(retry_after[:12])
+        else:
+            seconds = (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    return min(max(0.0, seconds), _LONGEST_WAIT)
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine or not parts.hostname:
+        raise LedgerError("the RPC URL must look like http://127.0.0.1:8545 or https://host/path")
+    return parts.hostname

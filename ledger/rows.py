@@ -1,0 +1,131 @@
+"""What each seal of a run says, as rows of the index: for histories, and for what a view says of long ago."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from dlx.ledger.abi import account_bytes, checksum
+from dlx.ledger.events import Sealed
+from dlx.ledger.index import EventIndex, Place
+from dlx.ledger.typed import split_entries
+from dlx.ledger.view import RunView
+
+_BATCH = 1000
+_DELAYS = (0, 1)  # that a manifest can have
+_MARKS = ", ".join("?" * 20)
+
+
+class SealRow(NamedTuple):
+    """How one stage sealed a round. Loss in micro-nats per token, time in Unix seconds."""
+
+    round: int
+    stage: int
+    block: int
+    time: int
+    tx: bytes
+    weights: bytes  # hash of the version that the seal made, or left
+    counted: int  # contributions
+    signers: int
+    tokens: int
+    loss: int
+    inner_steps: int  # of the plan in force
+    level: int | None  # likewise; None: only the manifest, which knows the delay, says it
+    rank: int | None
+    next_level: int  # of the plan that the seal carries
+    next_rank: int
+    next_inner_steps: int
+
+
+class Outline(NamedTuple):
+    """What a view remembers of every seal."""
+
+    stage: int
+    weights: bytes
+    momentum: bytes
+    next_inner_steps: int
+
+
+def write(db: sqlite3.Connection, view: RunView, seals: Iterable[Sealed]) -> None:
+    """Adds the rows of seals, in chain order, as the view gave them, which has the run up to the last of them or further;
+    those that are there already stay."""
+    for sealed in seals:
+        db.execute(f"INSERT OR IGNORE INTO seals VALUES ({_MARKS})", _row(db, view, sealed))
+
+
+def read(index: EventIndex, run: bytes, first: int = 0) -> Iterator[SealRow]:
+    """The rows of a run from round `first` on, by round and stage."""
+    columns, place = ", ".join(SealRow._fields), (first, -1)
+    while True:
+        found = index.rows(
+            f"SELECT {columns} FROM seals WHERE run = ? AND (round, stage) > (?, ?) "
+            f"ORDER BY round, stage LIMIT {_BATCH}",
+            run, *place,
+        )  # fmt: skip
+        yield from map(SealRow._make, found)
+        if len(found) < _BATCH:
+            return
+        place = found[-1][:2]
+
+
+def tokens_before(index: EventIndex, run: bytes, round: int) -> int:
+    """Counted in all rounds before."""
+    query = "SELECT coalesce(sum(tokens), 0) FROM seals WHERE run = ? AND round < ? AND stage = 0"
+    return index.rows(query, run, round)[0][0]
+
+
+def outlines(index: EventIndex, run: bytes, until: Place) -> Iterator[Outline]:
+    """Of the run's seals up to a place, in the order of their rounds."""
+    place = -1, -1
+    while True:
+        found = index.rows(
+            "SELECT stage, weights, momentum, next_inner_steps, round FROM seals WHERE run = ? "
+            f"AND (round, stage) > (?, ?) AND (block, log_index) <= (?, ?) ORDER BY round, stage LIMIT {_BATCH}",
+            run, *place, *until,
+        )  # fmt: skip
+        yield from (Outline(*row[:4]) for row in found)
+        if len(found) < _BATCH:
+            return
+        place = found[-1][4], found[-1][0]
+
+
+def sealed(index: EventIndex, run: bytes, stage: int, round: int) -> Sealed:
+    """The event, with the makers of its records. Raises KeyError where the round is not sealed."""
+    found = index.rows(
+        "SELECT block, log_index, accounts FROM seals WHERE run = ? AND round = ? AND stage = ?", run, round, stage
+    )
+    event = index.event_at(found[0][:2]) if found else None
+    if not isinstance(event, Sealed):
+        raise KeyError((stage, round))
+    packed = found[0][2]
+    return replace(event, accounts=tuple(checksum(packed[i : i + 20]) for i in range(0, len(packed), 20)))
+
+
+def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object, ...]:
+    stage, after, at, planned = sealed.stage, sealed.round + 1, sealed.at, sealed.outcome.plan
+    return (
+        sealed.run, sealed.round, stage, at.block, at.log_index, at.time, at.tx,
+        view.weights(stage, after), view.momentum(stage, after), b"".join(map(account_bytes, sealed.accounts)),
+        sealed.count, sum(not entry.of_record for entry in split_entries(sealed.signatures)),
+        sealed.steps * view.config.tokens_per_step, sealed.mean_loss,
+        sealed.outcome.inner_steps, *_plan_in_force(db, sealed), planned.level, planned.rank, planned.inner_steps,
+    )  # fmt: skip
+
+
+def _plan_in_force(db: sqlite3.Connection, sealed: Sealed) -> tuple[int | None, int | None]:
+    """Level and rank that an earlier seal planned for the round: which one depends on the run's delay, of which the
+    ledger knows nothing, but the inner steps that stage 0 planned have to be those in force. The first seals carry the
+    manifest's plan."""
+    plans = set()
+    for source in {max(0, sealed.round - delay - 1) for delay in _DELAYS}:
+        found = db.execute(
+            "SELECT own.next_level, own.next_rank FROM seals own JOIN seals first ON first.run = own.run AND "
+            "first.round = own.round AND first.stage = 0 WHERE own.run = ? AND own.round = ? AND own.stage = ? "
+            "AND first.next_inner_steps = ?",
+            (sealed.run, source, sealed.stage, sealed.outcome.inner_steps),
+        ).fetchone()
+        if source == sealed.round:  # the very first
+            found = sealed.outcome.plan.level, sealed.outcome.plan.rank
+        if found is not None:
+            plans.add(found)
+    return plans.pop() if len(plans) == 1 else (None, None)

@@ -1,0 +1,77 @@
+"""A run's view and the table of nodes as bytes, so that nobody replays a history twice.
+
+The hashes that seals gave are not part of a view's snapshot: they come from the seals' rows when it is loaded.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dlx.ledger.events import CheckpointPublished, RunCreated, Sealed
+from dlx.ledger.nodes import NodeRecord, NodeTable
+from dlx.ledger.rows import Outline
+from dlx.ledger.view import Member, Return, RunView
+from dlx.ledger.votes import Stage
+
+
+class Unusable(Exception):
+    """The snapshot and the seals' rows do not belong together."""
+
+
+class _View(msgspec.Struct, array_like=True):
+    created: RunCreated | None
+    started_at: int
+    round: int
+    opened_at: int
+    draw: int
+    stages: list[Stage]
+    checkpoints: tuple[CheckpointPublished, ...]
+    members: dict[str, Member]
+    returns: list[tuple[int, int, Return]]
+    changed: dict[int, int]
+    counted: dict[str, int]
+    rounds: list[int]  # sealed by each stage
+
+
+_VIEWS = msgspec.msgpack.Decoder(_View)
+_NODES = msgspec.msgpack.Decoder(dict[str, NodeRecord])
+
+
+def dump_view(view: RunView) -> bytes:
+    """The state of a run after the events applied so far, which must be whole transactions."""
+    if not view.is_whole:
+        raise ValueError("the last transaction has more events")
+    return msgspec.msgpack.encode(
+        _View(
+            view._created, view.started_at, view._round, view._opened_at, view._draw, view._stages, view.checkpoints,
+            view._members, [(*seat, kept) for seat, kept in view._returns.items()], view._changed, view._counted,
+            [view.next_round(stage) for stage in range(len(view._stages))],
+        )
+    )  # fmt: skip
+
+
+def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Callable[[int, int], Sealed]) -> None:
+    """Fills a new view from what `dump_view` gave, the outlines of all its seals in the order of their rounds, and the
+    seals that it keeps, which `newest` gives by stage and round. Raises msgspec.DecodeError, KeyError, Unusable."""
+    found = _VIEWS.decode(state)
+    empty._created, empty.started_at = found.created, found.started_at
+    empty._round, empty._opened_at, empty._draw = found.round, found.opened_at, found.draw
+    empty._stages, empty.checkpoints = found.stages, found.checkpoints
+    empty._members, empty._changed, empty._counted = found.members, found.changed, found.counted
+    empty._returns = {(replica, stage): kept for replica, stage, kept in found.returns}
+    empty._holders = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
+    empty.sealed.restore(((o.stage, o.weights, o.momentum, o.next_inner_steps) for o in seals), newest)
+    if found.rounds != [empty.next_round(stage) for stage in range(len(found.rounds))]:
+        raise Unusable(f"{found.rounds} rounds are sealed, but not all of them have rows")
+
+
+def dump_nodes(nodes: NodeTable) -> bytes:
+    """The registered nodes."""
+    return msgspec.msgpack.encode(nodes.nodes)
+
+
+def load_nodes(state: bytes) -> NodeTable:
+    """What `dump_nodes` gave. Raises msgspec.DecodeError."""
+    table = NodeTable()
+    table.nodes = _NODES.decode(state)
+    return table
