@@ -7,13 +7,14 @@ import pytest
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
 from dlx.ledger.events import Event, EventPosition, Joined, RunCreated
 from dlx.ledger.feed import ChainUpdate, Head
-from dlx.ledger.typed import RunConfig
+from dlx.ledger.typed import Domain
 from dlx.ledger.view import ViewError
 from dlx.node.runs import find
+from tests.ledger.ledger_run import config
 
 RUN, ACCOUNT = b"\x01" * 32, f"0x{1:040x}"
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
-CREATED = RunCreated(RUN, ACCOUNT, RunConfig(b"\x03" * 32, 10, 1, 1, 4, 2, 3, 60, 60, 64), "a-run", (bytes(32),), AT)
+CREATED = RunCreated(RUN, ACCOUNT, config(stages=1), "a-run", (bytes(32),), AT)
 JOINED = Joined(RUN, ACCOUNT, 0, 0, AT)
 
 
@@ -26,6 +27,8 @@ class Client:
 
     def __init__(self, *feeds: list[ChainUpdate | BaseException]) -> None:
         self.feeds = iter(feeds)
+
+    domain = Domain(31337, ACCOUNT)
 
     def feed(self, run: bytes) -> list[ChainUpdate | BaseException]:
         return next(self.feeds)
