@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from dlx.ledger.abi import ZERO32
 from dlx.ledger.events import Sealed
 
-
 ReadSeal = Callable[[int, int], Sealed]  # of a stage and round that are sealed
 
 

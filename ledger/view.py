@@ -176,7 +176,7 @@ class RunView:
 
     def head(self, stage: int) -> bytes:
         """What the stage's next seal names as the previous one."""
-        return self._stages[stage].head
+        return self._stage(stage).head
 
     def weights(self, stage: int, version: int) -> bytes:
         """The hash of V[stage, version]. Raises KeyError for a version not sealed yet."""
@@ -242,12 +242,12 @@ class RunView:
 
     def voters(self, stage: int) -> tuple[str, ...]:
         """The holders who vote on the stage's next seal, ascending; see also `may_vote`."""
-        seats = replicas(self._stages[stage].voters(self._complete))
+        seats = replicas(self._stage(stage).voters(self._complete))
         return ascending([self._holders[replica, stage] for replica in seats])
 
     def has_earned(self, stage: int) -> bool:
         """Whether any vote of the stage was earned by work."""
-        return self._stages[stage].earned() != 0
+        return self._stage(stage).earned() != 0
 
     def quorum(self, stage: int) -> int:
         """The votes that the stage's next seal needs of its voters while the round is not overdue."""
@@ -409,6 +409,12 @@ class RunView:
     @property
     def _complete(self) -> int:
         return reduce(and_, (stage.seated for stage in self._stages), -1)
+
+    def _stage(self, stage: int) -> Stage:
+        """Raises ViewError for a run that the ledger does not know."""
+        if stage >= len(self._creation.genesis):
+            raise ViewError(f"the run has no stage {stage}")
+        return self._stages[stage]
 
     def _create(self, event: RunCreated) -> None:
         if self._created is not None or len(event.genesis) != event.config.stages:

@@ -26,11 +26,14 @@ import torch
 
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import UNIT
+from dlx.ground.merkle import tree_root
 from dlx.ledger.chain import serve
 from dlx.ledger.client import LedgerClient, deploy, fund
 from dlx.ledger.errors import Reverted
-from dlx.ledger.typed import Contribution, Domain, RunConfig, Seal, SignedContribution, account_of, sign, summarise
+from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribution, account_of, entries, sign
 from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.node.round.plans import manifest_plan
+from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training import codecs
 from dlx.training.data.prepare import prepare
 from dlx.training.models import weights
@@ -67,11 +70,7 @@ def _same_statement(statement: Contribution) -> Contribution:
     return statement
 
 
-def _same_record(record: SignedContribution) -> SignedContribution:
-    return record
-
-
-def _same_hash(stage: int, round: int, made: bytes) -> bytes:
+def _same_outcome(stage: int, round: int, made: Outcome) -> Outcome:
     return made
 
 
@@ -88,15 +87,15 @@ class Mischief:
     """What the members of a history do wrong, all together: the chain lets all of it pass."""
 
     statement: Callable[[Contribution], Contribution] = _same_statement  # before it is signed
-    record: Callable[[SignedContribution], SignedContribution] = _same_record  # after it was signed
-    next_weights: Callable[[int, int, bytes], bytes] = _same_hash  # (stage, round, honest hash) -> what they seal
+    outcome: Callable[[int, int, Outcome], Outcome] = _same_outcome  # (stage, round, honest one) -> what they seal
     multipliers: Callable[[int, int, tuple[int, ...]], tuple[int, ...]] = _same_multipliers  # in the same way
     plan: Callable[[int, int, LedgerPlan], LedgerPlan] = _same_plan  # the one that went before -> what they seal
 
 
 @dataclass(frozen=True)
 class History:
-    """A run with sealed rounds. `blobs` has everything ever published: manifest, genesis, payloads, all versions."""
+    """A run with sealed rounds. `blobs` has everything ever published: manifest, genesis, payloads, statements,
+    all versions."""
 
     rpc_url: str
     registry: str
@@ -108,7 +107,8 @@ class History:
     node_keys: dict[str, bytes]
     slots: dict[str, tuple[int, int]]  # account -> (replica, stage)
     versions: dict[tuple[int, int], bytes]  # (stage, version) -> weights hash, as sealed
-    payloads: dict[tuple[int, int], list[bytes]]  # (stage, round) -> payload hashes
+    payloads: dict[tuple[int, int], list[bytes]]  # (stage, round) -> payload hashes, ascending replicas
+    statements: dict[tuple[int, int], list[bytes]]  # the names of theirs
 
     def client(self) -> LedgerClient:
         """A connected read-only client."""
@@ -170,9 +170,7 @@ class Network:
         manifest = self._manifest(name, outer, changes)
         content = canonical_bytes(manifest)
         creator = next(iter(self.clients.values()))
-        run = creator.create_run(
-            _config(manifest), manifest.name, [bytes.fromhex(blob.sha256) for blob in manifest.genesis]
-        )
+        run = creator.create_run(config_of(manifest), manifest.name, genesis_of(manifest))
         write_blob(self.blobs, [content])
         with ThreadPoolExecutor(len(self.clients)) as pool:
             slots = dict(zip(self.clients, pool.map(lambda c: c.join_run(run), self.clients.values()), strict=True))
@@ -195,6 +193,7 @@ class Network:
             slots=slots,
             versions={(s.stage, t): digest for s in members for t, (digest, _) in enumerate(s.versions)},
             payloads={(s.stage, t): digests for s in members for t, digests in enumerate(s.payloads)},
+            statements={(s.stage, t): digests for s in members for t, digests in enumerate(s.statements)},
         )
 
     def _manifest(self, name: str, outer: Outer, changes: dict[str, Any]) -> Manifest:
@@ -237,10 +236,12 @@ class _Stage:
         self.stage = stage
         self.versions = [(bytes.fromhex(manifest.genesis[stage].sha256), ZERO)]
         self.payloads: list[list[bytes]] = []
+        self.statements: list[list[bytes]] = []
+        self._head = self.versions[0][0]
         self._network, self._manifest, self._run, self._domain = network, manifest, run, domain
         self._mischief, self._empty = mischief, empty
         self._replicas = {a: slot[0] for a, slot in slots.items() if slot[1] == stage}
-        self._members = sorted(self._replicas, key=lambda account: int(account, 16))
+        self._members = sorted(self._replicas, key=lambda account: self._replicas[account])
         self._shapes = stage_shapes(manifest, stage)
         self._codec = codecs.codec(manifest.codec.name)
         self._plans = plans  # as sealed, by (stage, round)
@@ -256,50 +257,38 @@ class _Stage:
         """Publish, propose, attest, seal: as one."""
         blobs, before = self._network.blobs, self.versions[round]
         listed = [] if (self.stage, round) in self._empty else self._members
-        records = [self._mischief.record(self._contribution(account, round)) for account in listed]
-        self.payloads.append([record.contribution.payload for record in records])
+        signed = [self._contribution(account, round).contribution for account in listed]
+        self.payloads.append([one.payload for one in signed])
+        self.statements.append([write_blob(blobs, [one.encode()]) for one in signed])
         bound, planned = self.plan(round), self.plan(round + self._manifest.outer.delay)
-        plan = Plan(bound.level, bound.rank, bound.inner_steps)
-        counted = [
-            SealedPayload(blobs / r.contribution.payload.hex(), r.contribution.tokens, UNIT, plan) for r in records
-        ]
-        honest = (UNIT,) * len(records)
+        plan = manifest_plan(bound)
+        counted = [SealedPayload(blobs / one.payload.hex(), one.inner_steps, UNIT, plan) for one in signed]
+        honest = (UNIT,) * len(signed)
         if self._manifest.outer.policy != "mean":
             honest = policy.multipliers(measure_round(self._manifest, self.stage, counted))
         weighed = self._mischief.multipliers(self.stage, round, honest)
         counted = [replace(one, multiplier=by) for one, by in zip(counted, weighed, strict=True)]
         sealed_plan = self._plans[self.stage, round] = self._mischief.plan(self.stage, round, planned)
-        momentum = None if before[1] == ZERO else blobs / before[1].hex()
-        made = apply_round(self._manifest, self.stage, blobs / before[0].hex(), momentum, counted, blobs)
-        after = self._mischief.next_weights(self.stage, round, made.weights), made.momentum
+        outcome, after = Outcome.empty(bound.inner_steps, sealed_plan), before
+        if counted:
+            momentum = None if before[1] == ZERO else blobs / before[1].hex()
+            made = apply_round(self._manifest, self.stage, blobs / before[0].hex(), momentum, counted, blobs)
+            hashes = made.weights, made.momentum, made.weights_root, made.momentum_root
+            honest_outcome = Outcome(*hashes, bound.inner_steps, sealed_plan)
+            outcome = self._mischief.outcome(self.stage, round, honest_outcome)
+            after = outcome.weights, outcome.momentum
         self.versions.append(after)
-        summary = summarise(records)
-        seal = Seal(
-            run=self._run,
-            stage=self.stage,
-            round=round,
-            previous_weights=before[0],
-            next_weights=after[0],
-            previous_momentum=before[1],
-            next_momentum=after[1],
-            contributions_root=summary.root,
-            contributions_hash=summary.hash,
-            count=summary.count,
-            total_tokens=summary.total_tokens,
-            mean_loss=summary.mean_loss,
-            plan_level=sealed_plan.level,
-            plan_rank=sealed_plan.rank,
-            plan_inner_steps=sealed_plan.inner_steps,
-            multipliers=weighed,
-        )
-        digest = seal.digest(self._domain)
-        signatures = {account: sign(digest, self._network.keys[account]) for account in self._members}
+        records = tuple(one.record(by) for one, by in zip(signed, weighed, strict=True))
+        seal = Seal(self._run, self.stage, round, self._head, outcome, records)
+        self._head = digest = seal.digest(self._domain)
+        keys = self._network.keys
+        signatures = {account: (self._replicas[account], sign(digest, keys[account])) for account in self._members}
         while True:
             try:
-                self._network.clients[self._members[0]].seal(seal, records, signatures)
+                self._network.clients[self._members[0]].seal(seal, entries(signatures, {}))
                 return
             except Reverted as error:
-                if records or error.name != "EmptySealTooEarly":
+                if error.name != "TooEarlyToSeal":
                     raise
                 time.sleep(0.2)  # the chain's clock decides
 
@@ -309,7 +298,7 @@ class _Stage:
         scale = 1e-2 * (1 + self._replicas[account])  # so that norms differ
         update = {name: torch.randn(shape, generator=noise) * scale for name, shape in self._shapes.items()}
         plan = self.plan(round)
-        payload = self._codec.encode(update, Plan(plan.level, plan.rank, plan.inner_steps))
+        payload = self._codec.encode(update, manifest_plan(plan))
         base = max(0, round - self._manifest.outer.delay)
         statement = Contribution(
             run=self._run,
@@ -320,9 +309,9 @@ class _Stage:
             base_weights=self.versions[base][0],
             payload=write_blob(self._network.blobs, [payload]),
             payload_size=len(payload),
+            payload_root=tree_root([payload]),
             plan=plan.hash(),
             inner_steps=plan.inner_steps,
-            tokens=plan.inner_steps * self._manifest.tokens_per_step,
             loss=5_500_000 - 300_000 * round,
             previous=ZERO,
             start_payload=ZERO,
@@ -343,21 +332,6 @@ class _Stage:
         return self._mischief.statement(statement).sign(self._domain, self._network.keys[account])
 
 
-def _config(manifest: Manifest) -> RunConfig:
-    return RunConfig(
-        manifest=hashlib.sha256(canonical_bytes(manifest)).digest(),
-        rounds=manifest.rounds,
-        stages=len(manifest.stages),
-        min_replicas=manifest.min_replicas,
-        max_replicas=manifest.max_replicas,
-        quorum_numerator=manifest.quorum.numerator,
-        quorum_denominator=manifest.quorum.denominator,
-        round_timeout=manifest.timing.round_timeout,
-        eviction_time=manifest.timing.eviction_time,
-        tokens_per_step=manifest.tokens_per_step,
-    )
-
-
 @pytest.fixture(scope="session")
 def history_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     folder = tmp_path_factory.mktemp("history")
@@ -369,9 +343,3 @@ def history_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Networ
 def honest_history(history_network: Network) -> History:
     """3 rounds of 2 replicas x 2 stages with Nesterov momentum and delay 1. Read-only: copy blobs to change them."""
     return history_network.run("honest")
-
-
-def altered(record: SignedContribution) -> SignedContribution:
-    """The record with another loss than its account signed."""
-    statement = record.contribution
-    return replace(record, contribution=replace(statement, loss=statement.loss + 1))

@@ -21,8 +21,8 @@ class Retention:
     stage: int
 
     def keep(self, view: RunView, adopted: int, own: Collection[bytes]) -> None:
-        """Keep what the manifest's retention says after V[adopted], and our `own` payloads and statements that may still
-        be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the
+        """Keep what the manifest's retention says after V[adopted], and our `own` payloads and statements that may
+        still be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the
         disk."""
         terms, prefix = self.manifest.retention, f"{self.run.hex()[:16]}/{self.stage}/"
         sealed = view.next_round(self.stage)

@@ -11,12 +11,16 @@ from dlx.ledger.events import (
     AddressesChanged,
     Answered,
     CheckpointPublished,
+    Dealt,
+    Evicted,
     Joined,
     RunCreated,
+    Sealed,
     decode_log,
     event_topic,
     parse_log,
 )
+from dlx.ledger.typed import Plan, Record, Seal, encode_records
 
 PLACE = {"blockNumber": "0x1", "blockHash": "0x" + "11" * 32, "logIndex": "0x0", "transactionHash": "0x" + "22" * 32}
 
@@ -37,7 +41,7 @@ def test_every_event_of_the_contracts_is_known():
             _, indexed, plain, _ = events._SPECS[topic]
             flags = [i["indexed"] for i in entry["inputs"]]
             assert flags == [True] * len(indexed) + [False] * len(plain), entry["name"]
-    assert len(names) == len(events._SPECS) == 13
+    assert len(names) == len(events._SPECS) == 14
 
 
 def test_logs_that_do_not_fit_their_event_are_refused():
@@ -61,7 +65,7 @@ def test_a_name_that_no_ledger_of_ours_gives_a_run_is_refused(name):
     kinds = [events._CONFIG, "string", "bytes32[]"]
 
     def created(text: bytes) -> dict:
-        fields = [(bytes(32), *(1,) * 9), text, [bytes(32)]]
+        fields = [(bytes(32), *(1,) * 12), text, [bytes(32)]]
         data = eth_abi.encode([kinds[0], "bytes", kinds[2]], fields)
         return log(RunCreated, [RUN, bytes(12) + bytes.fromhex(ACCOUNT[2:])], data)
 
@@ -89,3 +93,42 @@ def test_an_event_without_data():
     account = bytes(12) + bytes.fromhex(ACCOUNT[2:])
     answered = decode_log(parse_log(log(Answered, [RUN, account], b"")), 5)
     assert isinstance(answered, Answered) and (answered.run, answered.account) == (RUN, ACCOUNT)
+
+
+def sealed(records: bytes, signatures: bytes, plans: bytes = bytes([0, 0, 0, 10, 1, 0, 2, 0, 0, 0, 20])) -> dict:
+    kinds = ["bytes32", events._OUTCOME, "bytes", "bytes"]
+    outcome = (*(bytes([i]) * 32 for i in range(1, 5)), plans)
+    data = eth_abi.encode(kinds, [b"\6" * 32, outcome, records, signatures])
+    return log(Sealed, [RUN, (3).to_bytes(32, "big"), (7).to_bytes(32, "big")], data)
+
+
+def test_a_seal_is_decoded_with_its_records():
+    records = tuple(Record(replica, b"\7" * 32, b"\10" * 32, 300, 10, 25, 32768) for replica in (1, 5))
+    found = decode_log(parse_log(sealed(encode_records(records), bytes(66))), 5)
+    assert isinstance(found, Sealed) and (found.stage, found.round, found.at.time) == (3, 7, 5)
+    assert found.records == records and found.signatures == bytes(66) and found.accounts == ()
+    assert (found.outcome.weights, found.outcome.momentum_root) == (b"\1" * 32, b"\4" * 32)
+    assert (found.outcome.inner_steps, found.outcome.plan) == (10, Plan(1, 2, 20))
+    assert (found.count, found.steps, found.mean_loss) == (2, 20, 300)
+    assert found.seal(b"\5" * 32) == Seal(RUN, 3, 7, b"\5" * 32, found.outcome, records)
+
+
+def test_a_seal_of_other_bytes_is_refused():
+    record = Record(1, bytes(32), bytes(32), 0, 1, 0, 0).encode()
+    for records, signatures in (
+        (record[:-1], b""),
+        (record + record, b""),
+        (record, bytes(65)),
+        (b"\x40" + record[1:], b""),
+    ):
+        with pytest.raises(TypedError):
+            decode_log(parse_log(sealed(records, signatures)), 5)
+
+
+def test_small_events_have_the_contract_s_order():
+    account = bytes(12) + bytes.fromhex(ACCOUNT[2:])
+    words = b"".join(value.to_bytes(32, "big") for value in (2, 4, 6))
+    dealt = decode_log(parse_log(log(Dealt, [RUN], words)), 5)
+    assert isinstance(dealt, Dealt) and (dealt.stage, dealt.replica, dealt.other) == (2, 4, 6)
+    evicted = decode_log(parse_log(log(Evicted, [RUN, account], words)), 5)
+    assert isinstance(evicted, Evicted) and (evicted.replica, evicted.stage, evicted.return_until) == (2, 4, 6)

@@ -1,6 +1,7 @@
 """Signed structs: golden vectors, strict decoding, agreement with eth_account's EIP-712."""
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,22 +13,24 @@ from hypothesis import strategies as st
 
 from dlx.ledger.abi import checksum, static_fields
 from dlx.ledger.keys import SignatureError, account_of, peer_id, peer_id_from_base58, peer_id_to_base58, recover, sign
-from dlx.ledger.merkle import merkle_proof, merkle_root
 from dlx.ledger.typed import (
     RECORD_SIZE,
+    SIGNED_SIZE,
     Contribution,
     Domain,
+    Entry,
+    Outcome,
     Plan,
+    Record,
     Report,
     Seal,
     SignedContribution,
     TypedError,
     decode_records,
     encode_records,
-    join_signatures,
+    entries,
     registration_digest,
-    split_signatures,
-    summarise,
+    split_entries,
 )
 
 KEY = bytes(31) + b"\x01"  # the well-known account 0x7E5F...
@@ -50,7 +53,23 @@ def structs(cls, **more):
     return st.builds(cls, **{name: _VALUES[kind] for name, kind in static_fields(cls)}, **more)
 
 
-SEALS = structs(Seal, multipliers=st.lists(st.integers(0, 65535), max_size=70).map(tuple))
+PLANS = structs(Plan)
+OUTCOMES = st.builds(Outcome, *[_VALUES["bytes32"]] * 4, _VALUES["uint32"], PLANS)
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        st.integers(0, 63),
+        _VALUES["bytes32"],
+        _VALUES["bytes32"],
+        _VALUES["uint32"],
+        _VALUES["uint32"],
+        _VALUES["uint8"],
+        _VALUES["uint16"],
+    ),
+    max_size=12,
+    unique_by=lambda record: record.replica,
+).map(lambda records: tuple(sorted(records, key=lambda record: record.replica)))
+SEALS = st.builds(Seal, _VALUES["bytes32"], _VALUES["uint16"], _VALUES["uint32"], _VALUES["bytes32"], OUTCOMES, RECORDS)
 
 
 def example(**changes) -> Contribution:
@@ -61,14 +80,19 @@ def example(**changes) -> Contribution:
     return Contribution(**{**values, **changes})
 
 
+def example_record(replica: int = 4) -> Record:
+    return Record(replica, b"\5" * 32, b"\6" * 32, 0x07070707, 0x08080808, 9, 0x0A0A)
+
+
 def example_seal(**changes) -> Seal:
-    values = {}
-    for i, (name, kind) in enumerate(static_fields(Seal), start=1):
-        values[name] = bytes([i]) * 32 if kind == "bytes32" else i
-    return Seal(**{**values, "multipliers": (32768, 1, 65535), **changes})
+    outcome = Outcome(*(bytes([i]) * 32 for i in range(5, 9)), 0x09090909, Plan(10, 0x0B0B, 0x0C0C0C0C))
+    seal = Seal(b"\1" * 32, 2, 3, b"\4" * 32, outcome, (example_record(4), example_record(13)))
+    return dataclasses.replace(seal, **changes)
 
 
-def typed_data(primary: str, members: str, message: dict, name: str = "dlx-node TrainingLedger") -> bytes:
+def typed_data(
+    primary: str, members: str, message: dict, name: str = "dlx-node TrainingLedger", version: str = "2"
+) -> bytes:
     """The digest that eth_account makes of the same message."""
     fields = [{"type": m.split()[0], "name": m.split()[1]} for m in members.split(",")]
     domain_fields = [("name", "string"), ("version", "string"), ("chainId", "uint256")]
@@ -77,7 +101,7 @@ def typed_data(primary: str, members: str, message: dict, name: str = "dlx-node 
         full_message={
             "types": {"EIP712Domain": [{"name": n, "type": t} for n, t in domain_fields], primary: fields},
             "primaryType": primary,
-            "domain": {"name": name, "version": "1", "chainId": 31337, "verifyingContract": LEDGER},
+            "domain": {"name": name, "version": version, "chainId": 31337, "verifyingContract": LEDGER},
             "message": message,
         }
     )
@@ -85,29 +109,27 @@ def typed_data(primary: str, members: str, message: dict, name: str = "dlx-node 
 
 
 CONTRIBUTION_MEMBERS = (
-    "bytes32 run,uint32 round,uint16 stage,uint16 replica,address account,bytes32 baseWeights,bytes32 payload,"
-    "uint64 payloadSize,bytes32 plan,uint32 innerSteps,uint64 tokens,uint64 loss,bytes32 previous,bytes32 startPayload,"
-    "bytes32 foldedPayload,bytes32 foldedPayload2,bytes32 weightsBefore,bytes32 weightsAfter,bytes32 optimiserBefore,"
-    "bytes32 optimiserAfter,bytes32 residualBefore,bytes32 residualAfter,bytes32 segmentsRoot,uint16 segments,"
-    "uint32 computeMs,uint32 exchangeMs,uint8 flags"
+    "bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    "uint32 innerSteps,uint8 exchange"
 )
 SEAL_MEMBERS = (
-    "bytes32 run,uint16 stage,uint32 round,bytes32 previousWeights,bytes32 nextWeights,bytes32 previousMomentum,"
-    "bytes32 nextMomentum,bytes32 contributionsRoot,bytes32 contributionsHash,uint16 count,uint64 totalTokens,"
-    "uint64 meanLoss,uint8 planLevel,uint16 planRank,uint32 planInnerSteps,bytes multipliers"
+    "bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,"
+    "bytes32 momentumRoot,bytes11 plans,bytes records"
 )
 
 
 def test_golden_bytes():
     contribution, seal = example(), example_seal()
-    record = contribution.sign(DOMAIN, KEY)
+    signed = contribution.sign(DOMAIN, KEY)
     assert {
         "contribution": contribution.encode().hex(),
         "contribution_hash": contribution.hash().hex(),
         "contribution_digest": contribution.digest(DOMAIN).hex(),
-        "signature": record.signature.hex(),
+        "record": contribution.record(32768).encode().hex(),
+        "signature": signed.signature.hex(),
         "seal": seal.encode().hex(),
         "seal_digest": seal.digest(DOMAIN).hex(),
+        "entries": entries({account_of(KEY): (13, signed.signature)}, {4: signed.signature}).hex(),
         "plan_hash": Plan(1, 16, 10).hash().hex(),
         "report_digest": Report(b"\1" * 32, 2, 3, (b"\4" * 32,), (b"\5" * 32, b"\6" * 32)).digest(DOMAIN).hex(),
         "registration_digest": registration_digest(31337, LEDGER, account_of(KEY), 7).hex(),
@@ -116,22 +138,75 @@ def test_golden_bytes():
 
 @settings(max_examples=25, deadline=None)
 @given(structs(Contribution))
-def test_contribution_round_trip_and_digest(contribution):
+def test_a_statement_is_27_words_named_by_their_sha256(contribution):
     data = contribution.encode()
     assert len(data) == 864 and Contribution.decode(data) == contribution
-    names = [member.split()[1] for member in CONTRIBUTION_MEMBERS.split(",")]
-    message = dict(zip(names, dataclasses.astuple(contribution), strict=True))
-    assert contribution.digest(DOMAIN) == typed_data("Contribution", CONTRIBUTION_MEMBERS, message)
+    assert contribution.hash() == hashlib.sha256(data).digest()
+
+
+@settings(max_examples=25, deadline=None)
+@given(structs(Contribution))
+def test_what_an_account_signs_is_what_a_seal_will_say(contribution):
+    message = {
+        "run": contribution.run,
+        "round": contribution.round,
+        "stage": contribution.stage,
+        "replica": contribution.replica,
+        "payload": contribution.payload,
+        "statement": contribution.hash(),
+        "loss": contribution.loss,
+        "innerSteps": contribution.inner_steps,
+        "exchange": contribution.exchange,
+    }
+    digest = contribution.digest(DOMAIN)
+    assert digest == typed_data("Contribution", CONTRIBUTION_MEMBERS, message)
+    for multiplier in (0, 65535):
+        record = contribution.record(multiplier)
+        assert record.digest(DOMAIN, contribution.run, contribution.round, contribution.stage) == digest
 
 
 @settings(max_examples=25, deadline=None)
 @given(SEALS)
 def test_seal_round_trip_and_digest(seal):
-    assert Seal.decode(seal.encode()) == seal
-    names = [member.split()[1] for member in SEAL_MEMBERS.split(",")]
-    message = dict(zip(names, dataclasses.astuple(seal), strict=True))
-    message["multipliers"] = b"".join(m.to_bytes(2, "big") for m in seal.multipliers)
+    data = seal.encode()
+    assert len(data) == 209 + 76 * seal.count and Seal.decode(data) == seal
+    outcome = seal.outcome
+    message = {
+        "run": seal.run,
+        "stage": seal.stage,
+        "round": seal.round,
+        "previous": seal.previous,
+        "weights": outcome.weights,
+        "momentum": outcome.momentum,
+        "weightsRoot": outcome.weights_root,
+        "momentumRoot": outcome.momentum_root,
+        "plans": outcome.plans,
+        "records": encode_records(seal.records),
+    }
     assert seal.digest(DOMAIN) == typed_data("Seal", SEAL_MEMBERS, message)
+
+
+@settings(max_examples=25, deadline=None)
+@given(OUTCOMES)
+def test_an_outcome_has_its_plans_in_11_bytes(outcome):
+    plan = outcome.plan
+    expected = outcome.inner_steps.to_bytes(4, "big") + bytes([plan.level])
+    assert outcome.plans == expected + plan.rank.to_bytes(2, "big") + plan.inner_steps.to_bytes(4, "big")
+    assert Outcome.of(*outcome.hashes, outcome.plans) == outcome
+
+
+def test_the_exchange_is_percent_of_the_computing_time():
+    known = {(0, 5): 0, (5, 0): 0, (1000, 1): 1, (1000, 14): 1, (1000, 15): 2, (100, 100): 100, (1, 2**32 - 1): 255}
+    assert {times: example(compute_ms=times[0], exchange_ms=times[1]).exchange for times in known} == known
+
+
+def test_the_records_of_a_seal_are_summed():
+    seal = example_seal(
+        records=tuple(dataclasses.replace(example_record(i), loss=10 * i, inner_steps=i) for i in (1, 2, 5))
+    )
+    assert (seal.count, seal.steps, seal.mean_loss) == (3, 8, 10 * (1 + 4 + 25) // 8)
+    none = example_seal(records=())
+    assert (none.count, none.steps, none.mean_loss) == (0, 0, 0)
 
 
 def test_report_and_registration_digests():
@@ -140,7 +215,7 @@ def test_report_and_registration_digests():
     message = {**dataclasses.asdict(report), "holding": list(report.holding), "missing": list(report.missing)}
     assert report.digest(DOMAIN) == typed_data("Report", members, message)
     message = {"account": account_of(KEY), "nonce": 7}
-    registration = typed_data("Registration", "address account,uint256 nonce", message, "dlx-node NodeRegistry")
+    registration = typed_data("Registration", "address account,uint256 nonce", message, "dlx-node NodeRegistry", "1")
     assert registration_digest(31337, LEDGER, account_of(KEY), 7) == registration
 
 
@@ -156,8 +231,8 @@ def test_a_flipped_bit_is_refused_or_another_contribution(position, bit):
     assert decoded != example() and decoded.encode() == data
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 18 * 32 + 31), st.integers(0, 7))
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 209 + 2 * 76 - 1), st.integers(0, 7))
 def test_a_flipped_bit_is_refused_or_another_seal(position, bit):
     data = bytearray(example_seal().encode())
     data[position] ^= 1 << bit
@@ -177,14 +252,36 @@ def test_contribution_decoder_refuses(data):
         Contribution.decode(data)
 
 
-def test_seal_decoder_refuses_other_lengths_and_odd_multipliers():
+def test_seal_decoder_refuses_other_lengths_and_orders():
     data = example_seal().encode()
-    head = 32 * 17
-    odd = data[:head] + (5).to_bytes(32, "big") + data[head + 32 : head + 37] + bytes(27)
-    huge = data[:head] + (2**255).to_bytes(32, "big") + data[head + 32 :]
-    for bad in (b"", data[:-1], data + bytes(32), odd, huge, data[:head]):
+    head, first, second = data[:209], data[209 : 209 + 76], data[209 + 76 :]
+    for bad in (b"", data[:208], data[:-1], data + b"\0", head + second + first, head + first + first):
         with pytest.raises(TypedError):
             Seal.decode(bad)
+    with pytest.raises(TypedError, match="64 replicas"):
+        Seal.decode(head + b"\x40" + first[1:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": 2**16},
+        {"round": -1},
+        {"run": b"\1" * 31},
+        {"previous": b"\1" * 33},
+        {"records": (example_record(5), example_record(5))},
+        {"records": (example_record(64),)},
+        {"records": (dataclasses.replace(example_record(), multiplier=2**16),)},
+        {"records": (dataclasses.replace(example_record(), payload=b"\1"),)},
+        {"outcome": dataclasses.replace(example_seal().outcome, weights=b"")},
+        {"outcome": dataclasses.replace(example_seal().outcome, plan=Plan(256, 0, 1))},
+    ],
+)
+def test_no_seal_is_made_of_values_out_of_type(change):
+    with pytest.raises(TypedError):
+        example_seal(**change).encode()
+    with pytest.raises(TypedError):
+        example_seal(**change).digest(DOMAIN)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +290,7 @@ def test_seal_decoder_refuses_other_lengths_and_odd_multipliers():
         {"round": -1},
         {"round": 2**32},
         {"flags": 256},
-        {"tokens": True},
+        {"loss": 2**32},
         {"run": b"\1" * 31},
         {"account": "0x" + "ab" * 20},
     ],
@@ -206,7 +303,7 @@ def test_values_out_of_type_are_not_encoded(change):
 def test_only_the_account_itself_can_sign_its_contribution():
     record = example().sign(DOMAIN, KEY)
     record.verify(DOMAIN)
-    assert SignedContribution.decode(record.encode()) == record and len(record.encode()) == RECORD_SIZE
+    assert SignedContribution.decode(record.encode()) == record and len(record.encode()) == SIGNED_SIZE
     with pytest.raises(SignatureError):
         example().sign(DOMAIN, b"\2" * 32).verify(DOMAIN)
     with pytest.raises(SignatureError):
@@ -239,45 +336,39 @@ def test_malleable_and_malformed_signatures_are_refused():
             recover(digest, bad)
 
 
-def test_records_are_ascending_by_number_and_summed():
-    keys = sorted((bytes([i]) * 32 for i in range(1, 6)), key=lambda key: int(account_of(key), 16))
-    records = [example(account=account_of(k), tokens=i, loss=10 * i).sign(DOMAIN, k) for i, k in enumerate(keys, 1)]
+def test_records_are_ascending_and_have_76_bytes():
+    records = tuple(example_record(replica) for replica in (0, 1, 13, 63))
     data = encode_records(records)
-    assert list(decode_records(data)) == records
-    summary = summarise(records)
-    assert (summary.count, summary.total_tokens, summary.mean_loss) == (5, 15, 10 * 55 // 15)
-    assert summary.hash == keccak(data)
-    assert summarise([]).root == bytes(32) and summarise([]).mean_loss == 0
-    for wrong in (records[::-1], [records[0], records[0]]):
+    assert len(data) == 4 * RECORD_SIZE == 4 * 76 and decode_records(data) == records
+    for wrong in (data[:-1], data[76:] + data[:76], data + data[-76:]):
         with pytest.raises(TypedError):
-            encode_records(wrong)
+            decode_records(wrong)
+
+
+def test_entries_say_whose_signatures_they_are():
+    accounts = [account_of(bytes([i]) * 32) for i in range(1, 5)]
+    by_seal = {accounts[0]: (7, b"\1" * 65), accounts[1]: (2, b"\2" * 65), accounts[2]: (5, b"\3" * 65)}
+    data = entries(by_seal, {5: b"\4" * 65, 0: b"\5" * 65})
+    assert len(data) == 5 * 66
+    assert split_entries(data) == (
+        Entry(0, True, b"\5" * 65),
+        Entry(2, False, b"\2" * 65),
+        Entry(5, True, b"\4" * 65),  # before the one of somebody who has taken the seat since
+        Entry(5, False, b"\3" * 65),
+        Entry(7, False, b"\1" * 65),
+    )
+    for bad in (data[:-1], data + b"\0"):
         with pytest.raises(TypedError):
-            decode_records(b"".join(record.encode() for record in wrong))
-    with pytest.raises(TypedError):
-        decode_records(data[:-1])
+            split_entries(bad)
+    for bad in ({accounts[0]: (128, bytes(65))}, {accounts[0]: (0, bytes(64))}):
+        with pytest.raises(TypedError):
+            entries(bad, {})
 
 
-def test_signatures_are_joined_in_account_order():
-    signatures = {account_of(bytes([i]) * 32): bytes([i]) * 65 for i in range(1, 9)}
-    parts = split_signatures(join_signatures(signatures))
-    assert list(parts) == [signatures[a] for a in sorted(signatures, key=lambda a: int(a, 16))]
-    with pytest.raises(TypedError):
-        split_signatures(bytes(66))
-
-
-@given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=33), st.data())
-def test_merkle_proofs(leaves, data):
-    index = data.draw(st.integers(0, len(leaves) - 1))
-    found = leaves[index]
-    for sibling in merkle_proof(leaves, index):
-        found = keccak(min(found, sibling) + max(found, sibling))
-    assert found == merkle_root(leaves)
-
-
-def test_merkle_root_promotes_the_odd_leaf():
-    a, b, c = (keccak(bytes([i])) for i in range(3))
-    ab = keccak(min(a, b) + max(a, b))
-    assert merkle_root([a, b, c]) == keccak(min(ab, c) + max(ab, c)) and merkle_root([a]) == a
+@given(st.lists(st.binary(min_size=66, max_size=66), max_size=5))
+def test_entries_have_one_encoding(parts):
+    found = split_entries(b"".join(parts))
+    assert [bytes([e.replica + 128 * e.of_record]) + e.signature for e in found] == parts
 
 
 def test_peer_id_is_libp2ps():

@@ -20,10 +20,11 @@ import requests
 
 from dlx import contracts
 from dlx.ground.constants import UNIT
+from dlx.ground.merkle import file_root
 from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import RunCreated, Sealed, event_topic
-from dlx.ledger.typed import PRIVATE_DATA, Contribution, RunConfig
+from dlx.ledger.typed import PRIVATE_DATA, Contribution, Outcome, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.node.audit import Folder, Report, audit
 from dlx.node.home.errors import Failure
@@ -32,7 +33,7 @@ from dlx.node.runs.history import history as summary
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.recipe.recipe import Adaptive, Codec, Outer, Plan
-from tests.history_builder import History, Mischief, Network, altered
+from tests.history_builder import History, Mischief, Network
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -211,13 +212,14 @@ def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
 ) -> None:
     honest: dict[str, bytes] = {}
 
-    def shift(stage: int, round: int, made: bytes) -> bytes:
+    def shift(stage: int, round: int, made: Outcome) -> Outcome:
         if (stage, round) != (0, 1):
             return made
-        honest["hash"] = made
-        return _nudged(history_network.blobs, stage_shapes(honest_history.manifest, 0), made)
+        honest["hash"] = made.weights
+        name = _nudged(history_network.blobs, stage_shapes(honest_history.manifest, 0), made.weights)
+        return replace(made, weights=name, weights_root=file_root(history_network.blobs / name.hex()))
 
-    collusion = history_network.run("collusion", Mischief(next_weights=shift))
+    collusion = history_network.run("collusion", Mischief(outcome=shift))
     report = run_audit(collusion, own=[_copy(collusion, tmp_path / "blobs")])
     sealed = collusion.versions[0, 2].hex()
     assert _failures(report) == {("replay", 1, 0, sealed)}
@@ -227,18 +229,45 @@ def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
     assert [c.verdict for c in report.checks if c.check == "replay" and (c.stage, c.round) == (0, 2)] == ["PASS"]
 
 
-def test_a_contribution_that_its_account_did_not_sign_fails(
-    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+@pytest.mark.parametrize("field", ["weights_root", "momentum_root", "momentum"])
+def test_what_a_seal_says_beside_the_weights_is_recomputed_too(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], field: str
 ) -> None:
-    victim = next(iter(history_network.keys))
-    forged = history_network.run(
-        "forged", Mischief(record=lambda r: altered(r) if r.contribution.account == victim else r)
-    )
-    report = run_audit(forged, own=[_copy(forged, tmp_path / "blobs")])
-    stage = forged.slots[victim][1]
-    failures = [c for c in report.checks if c.verdict == "FAIL"]
-    assert [(c.check, c.round, c.stage) for c in failures] == [("contributions", t, stage) for t in range(3)]
-    assert all("signature" in c.detail and victim in c.detail for c in failures)
+    def lie(stage: int, round: int, made: Outcome) -> Outcome:
+        return replace(made, **{field: b"L" * 32}) if (stage, round) == (1, 2) else made
+
+    history = history_network.run(f"other-{field}".replace("_", "-"), Mischief(outcome=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert (failure.check, failure.stage, failure.round) == ("replay", 1, 2)
+    assert field.split("_")[0] in failure.detail and (b"L" * 32).hex() in failure.detail
+
+
+@pytest.mark.parametrize(("field", "value"), [("payload_root", b"R" * 32), ("payload_size", 1)])
+def test_a_statement_that_says_another_payload_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], field: str, value: Any
+) -> None:
+    def lie(one: Contribution) -> Contribution:
+        return replace(one, **{field: value}) if (one.stage, one.round, one.replica) == (0, 1, 1) else one
+
+    history = history_network.run(f"another-{field}".replace("_", "-"), Mischief(statement=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert _failures(report) == {("payload", 1, 0, history.payloads[0, 1][1].hex())}
+    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    assert set(replay.values()) == {"PASS"}, "what the payloads give is known all the same"
+
+
+def test_a_statement_that_is_gone_is_a_warning_and_the_replay_goes_on(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    digest = honest_history.statements[1, 1][0]
+    (folder / digest.hex()).unlink()
+    report = run_audit(honest_history, own=[folder])
+    assert report.verdict == "WARN"
+    (gone,) = [c for c in report.checks if c.verdict == "WARN"]
+    assert (gone.check, gone.stage, gone.round, gone.hash) == ("base and plan", 1, 1, digest.hex())
+    assert {c.verdict for c in report.checks if c.check == "replay"} == {"PASS"}
+    assert any("stated of its contribution to round 1" in line for line in report.not_established)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +276,8 @@ def test_a_contribution_that_its_account_did_not_sign_fails(
         ({"plan": b"P" * 32}, "another plan than"),
         ({"segments": 7}, "commits to 7 segments"),
         ({"flags": PRIVATE_DATA}, "private data"),
+        ({"base_weights": b"B" * 32}, "starts from 4242"),
+        ({"account": "0x" + 40 * "1"}, "names 0x1111111111111111111111111111111111111111 as its account"),
     ],
 )
 def test_a_statement_that_its_plan_does_not_give_fails(
@@ -362,37 +393,49 @@ def test_a_seal_signed_by_too_few_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
     def one_signature(fields: list[Any]) -> None:
-        fields[3] = fields[3][:65]
+        fields[3] = fields[3][:66]
 
     with _doctored(honest_history, _sealed(1, 0, one_signature)) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("quorum", 1, 0)}
-    assert any("1 of the 2 signatures needed" in c.detail for c in report.checks)
+    # The other one was also the only proof of who made its signer's record.
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("quorum", 1, 0), ("contributions", 1, 0)}
+    assert any("1 of the 2 votes needed" in c.detail for c in report.checks)
 
 
 def test_a_contribution_with_an_altered_byte_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
     def other_loss(fields: list[Any]) -> None:
-        place = 11 * 32 + 31  # the last byte of `loss`
+        place = 1 + 32 + 32 + 3  # the last byte of `loss`
         fields[2] = fields[2][:place] + bytes([fields[2][place] ^ 1]) + fields[2][place + 1 :]
 
     with _doctored(honest_history, _sealed(0, 1, other_loss)) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("contributions", 0, 1)}
-    assert any("contribution signature" in c.detail for c in report.checks)
-    assert any("contributions hash" in c.detail for c in report.checks)
+    failures = {(c, t, s) for c, t, s, _ in _failures(report)}
+    assert ("seal", 0, 1) in failures and ("base and plan", 0, 1) in failures
+    assert any("something else than the seal's record" in c.detail for c in report.checks)
 
 
 def test_a_seal_with_another_hash_than_the_contract_accepted_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
     def other_weights(fields: list[Any]) -> None:
-        fields[1] = (*fields[1][:4], bytes(31) + b"\x01", *fields[1][5:])
+        fields[1] = (bytes(31) + b"\x01", *fields[1][1:])
 
     with _doctored(honest_history, _sealed(2, 1, other_weights)) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    assert {"seal", "stored digest", "replay"} <= {check for check, *_ in _failures(report)}
+    assert {check for check, *_ in _failures(report)} == {"seal", "replay"}
+
+
+def test_a_last_seal_that_the_contract_never_took_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    def another(fields: list[Any]) -> None:
+        fields[0] = b"D" * 32  # nothing after it names the digest, but the contract stores it
+
+    with _doctored(honest_history, _sealed(2, 1, another)) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    assert ("stored digest", None, 1, (b"D" * 32).hex()) in _failures(report)
 
 
 @pytest.mark.parametrize("round", [1, 2])
@@ -472,15 +515,15 @@ def _nudged(blobs: Path, shapes: weights.Shapes, digest: bytes) -> bytes:
 
 _ENTRY = next(e for e in contracts.load("TrainingLedger")["abi"] if e["type"] == "event" and e["name"] == "Sealed")
 _CONFIG = [kind for _, kind in static_fields(RunConfig)]
-_SEAL = "(" + ",".join(part["type"] for part in _ENTRY["inputs"][4]["components"]) + ")"
-_KINDS = ["bytes32", _SEAL, "bytes", "bytes"]  # digest, seal, contributions, signatures
+_OUTCOME = "(" + ",".join(part["type"] for part in _ENTRY["inputs"][4]["components"]) + ")"
+_KINDS = ["bytes32", _OUTCOME, "bytes", "bytes"]  # digest, outcome, records, signatures
 
 Doctor = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 def _is_sealed(log: dict[str, Any], round: int, stage: int) -> bool:
     topics = [int(topic, 16) for topic in log["topics"]]
-    return topics[0] == int.from_bytes(event_topic(Sealed), "big") and topics[2:] == [round, stage]
+    return topics[0] == int.from_bytes(event_topic(Sealed), "big") and topics[2:] == [stage, round]
 
 
 def _sealed(round: int, stage: int, change: Callable[[list[Any]], None]) -> Doctor:

@@ -12,23 +12,24 @@ from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
-from dlx.ledger.typed import RunConfig
+from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView, ViewError
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
+from tests.ledger.ledger_run import config
 
 RUN, CREATOR = b"\x01" * 32, f"0x{1:040x}"
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
-CREATED = RunCreated(RUN, CREATOR, RunConfig(b"\x03" * 32, 10, 1, 1, 4, 2, 3, 60, 60, 64), "a-run", (bytes(32),), AT)
+CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes(32),), AT)
 JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
 
 
 def update(block: int, *events: Event, reorg: bool = False, complete: bool = True) -> RunUpdate:
     """`events`: all of the run up to the block."""
-    view = RunView(RUN)
+    view = RunView(RUN, Domain(31337, CREATOR))
     for event in events:
         view.apply(event)
     head = Head(block, bytes([block]) * 32, 1_700_000_000 + block)

@@ -13,12 +13,13 @@ from dlx.ledger.events import EventPosition, Joined, RunCreated
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord, NodeTable
-from dlx.ledger.typed import ANY_STAGE, RunConfig
+from dlx.ledger.typed import ANY_STAGE, Domain
 from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership, NoSlot
 from dlx.node.home.errors import Failure
+from tests.ledger.ledger_run import config
 
 RUN, ACCOUNT, OTHER = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}"
 PEER = "16Uiu2HAmPMpMdrLnNrrLdXAQdwWzdhvwDqCQCFtEHmBnfZmMSTeP"
@@ -49,8 +50,8 @@ class Ledger:
 
 
 def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
-    view, table = RunView(RUN), NodeTable()
-    view.apply(RunCreated(RUN, OTHER, RunConfig(b"\x03" * 32, 9, 1, 1, 4, 2, 3, 60, 60, 64), "a", (bytes(32),), AT))
+    view, table = RunView(RUN, Domain(31337, OTHER)), NodeTable()
+    view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2), "a", (bytes(32),), AT))
     if member:
         view.apply(Joined(RUN, ACCOUNT, 0, 0, AT))
     table.nodes = nodes or {}

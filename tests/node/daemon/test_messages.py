@@ -48,4 +48,4 @@ def test_a_signature_that_is_nobodys_and_bytes_that_are_no_statement_are_refused
     with pytest.raises(TypedError):
         event_of(wire.ContributionMessage(bytes(8), b"\xff" * 929), "peer", RUN, DOMAIN)
     with pytest.raises(TypedError):
-        event_of(wire.ProposalMessage(bytes(8), RUN, 0, 0, 0, b"seal", [], [], bytes(65)), "peer", RUN, DOMAIN)
+        event_of(wire.ProposalMessage(bytes(8), RUN, 0, 0, 0, b"\xff" * 209, bytes(65)), "peer", RUN, DOMAIN)

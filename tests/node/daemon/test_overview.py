@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger.events import EventPosition, Joined, RunCreated
+from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened
 from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
-from dlx.ledger.typed import RunConfig
+from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
@@ -21,17 +21,21 @@ from dlx.node.daemon.tally import Tally
 from dlx.node.round.pending import Failing
 from dlx.node.trainer.client import Trainer
 from dlx.p2p.host import TRAFFIC
+from tests.ledger.ledger_run import config
 
 RUN = b"\x01" * 32
+DOMAIN = Domain(31337, f"0x{9:040x}")
 ACCOUNTS = [f"0x{index:040x}" for index in (1, 2)]
 
 
 def seen(stages: int = 1, min_replicas: int = 1, members: int = 1) -> ChainSeen:
-    view, at = RunView(RUN), EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
-    config = RunConfig(b"\x03" * 32, 10, stages, min_replicas, 4, 2, 3, 60, 60, 64)
-    view.apply(RunCreated(RUN, ACCOUNTS[0], config, "a-run", (bytes(32),) * stages, at))
+    view, at = RunView(RUN, DOMAIN), EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
+    terms = config(stages=stages, min_replicas=min_replicas, max_replicas=4)
+    view.apply(RunCreated(RUN, ACCOUNTS[0], terms, "a-run", (bytes(32),) * stages, at))
     for slot, account in enumerate(ACCOUNTS[:members]):
         view.apply(Joined(RUN, account, slot // stages, slot % stages, at))
+        if slot + 1 == stages * min_replicas:
+            view.apply(RunOpened(RUN, at.time, at))
     return ChainSeen(view, NodeTable(), Head(1, bytes(32), 1_700_000_000))
 
 

@@ -9,15 +9,18 @@ import pytest
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind, NoRoom
+from dlx.ground.merkle import tree_root
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.versions import Versions
 from dlx.node.round.faults import ActionFailed, BadPayload, LocalFault
+from dlx.node.round.rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTooLarge
 from tests.node.daemon.test_versions import STAGE, FakeView, name
 from tests.node.round.simulation import make_rules
 
-GOOD, LONG = b"payload", b"x" * 2000
+GOOD, LONG, STATEMENT = b"payload", b"x" * 2000, b"what its maker states"
+FACTS = PayloadFacts(len(GOOD), tree_root([GOOD]))
 
 
 @dataclass
@@ -51,19 +54,22 @@ class World:
         if answer is not None:
             raise answer
 
-    def have(self, data: bytes, view: Any = None, **rules: Any) -> int:
+    def have(self, data: bytes, view: Any = None, **rules: Any) -> PayloadFacts:
         """Fetch it as a contribution to round 0 would."""
         made, trainer = make_rules(**rules), SimpleNamespace(check=self.check)
         context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
         versions = Versions(made, manifest, STAGE, self.store, self, trainer)  # type: ignore[arg-type]
         payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
-        statement = SimpleNamespace(payload=name(data), round=0, account="0x1")
+        statement = SimpleNamespace(payload=name(data), round=0, account="0x1", encode=lambda: STATEMENT)
         return trio.run(payloads.fetch, view or FakeView(0), SimpleNamespace(contribution=statement))
 
 
-def test_a_payload_that_decodes_is_taken_with_its_size(tmp_path: Path) -> None:
-    assert World(tmp_path).have(GOOD) == len(GOOD)
+def test_a_payload_that_decodes_is_taken_for_what_it_is_and_its_statement_kept(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.have(GOOD) == FACTS
+    assert world.store.path(name(STATEMENT)).read_bytes() == STATEMENT
+    assert world.store.kind(name(STATEMENT)) is Kind.PAYLOAD
 
 
 def test_bytes_that_are_what_their_name_says_and_do_not_decode_are_refused(tmp_path: Path) -> None:
@@ -80,7 +86,7 @@ def test_a_payload_that_our_disk_has_damaged_is_had_again_and_nobody_blamed(tmp_
     trouble = BlobTrouble("its bytes do not match its name", (name(GOOD),))
     world = World(tmp_path, answers=[trouble] if len(rotten) < 1000 else [])
     world.store.path(name(GOOD)).write_bytes(rotten)
-    assert world.have(GOOD) == len(GOOD)
+    assert world.have(GOOD) == FACTS
     assert world.fetched == [name(GOOD)]
 
 

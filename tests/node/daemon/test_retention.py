@@ -18,15 +18,19 @@ RUN = b"\x01" * 32
 
 
 class View(FakeView):
-    """Each round counts one payload."""
+    """Each round counts one payload, with its statement."""
 
     def _seal(self, round: int) -> Any:
-        payload = SimpleNamespace(payload=name(payload_bytes(round)))
-        return SimpleNamespace(contributions=(SimpleNamespace(contribution=payload),))
+        record = SimpleNamespace(payload=name(payload_bytes(round)), statement=name(statement_bytes(round)))
+        return SimpleNamespace(records=(record,))
 
 
 def payload_bytes(round: int) -> bytes:
     return f"payload of round {round}".encode()
+
+
+def statement_bytes(round: int) -> bytes:
+    return f"statement of round {round}".encode()
 
 
 def retention(store: BlobStore, payloads: Any = "run") -> Retention:
@@ -51,6 +55,9 @@ def versions_in(store: BlobStore, upto: int, what: str = "weights") -> list[int]
 
 
 def payloads_in(store: BlobStore, upto: int) -> list[int]:
+    """Each with its statement, or neither."""
+    for round in range(upto):
+        assert store.has(name(payload_bytes(round))) == store.has(name(statement_bytes(round)))
     return [round for round in range(upto) if store.has(name(payload_bytes(round)))]
 
 
@@ -88,6 +95,7 @@ def test_payloads_stay_for_the_whole_run_or_for_the_last_rounds_with_a_version_b
         for round in range(26):
             put(store, round)
             store.put(payload_bytes(round), Kind.PAYLOAD)
+            store.put(statement_bytes(round), Kind.PAYLOAD)
             keep(retention(store, payloads), View(round + 1), round)
         assert payloads_in(store, 26) == expected
         assert 20 in versions_in(store, 26)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
@@ -20,7 +21,7 @@ def digest(number: int) -> bytes:
 
 def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> Trained:
     return Trained(
-        round=round, payload=digest(100 + round), payload_size=1000, base_weights=digest(1), start_payload=digest(2),
+        round=round, payload=digest(100 + round), payload_size=1000, payload_root=digest(50), base_weights=digest(1), start_payload=digest(2),
         folded=folded, weights_before=digest(3), weights_after=digest(4), optimiser_before=digest(5),
         optimiser_after=digest(6), residual_before=digest(7), residual_after=digest(8), segments_root=digest(9),
         segments=1, inner_steps=10, tokens=640, loss=5_000_000, training_ms=2**40, reset=reset,
@@ -44,8 +45,11 @@ def test_a_contribution_says_what_was_trained_and_names_the_one_before() -> None
     assert (second.previous, third.previous) == (first.hash(), second.hash())
     assert second.flags == STATE_RESET
     assert (first.folded_payload, first.folded_payload2) == (digest(20), NO_HASH)
-    assert (first.replica, first.stage, first.tokens, first.payload) == (1, 2, 640, digest(103))
+    assert (first.replica, first.stage, first.inner_steps) == (1, 2, 10)
+    assert (first.payload, first.payload_root) == (digest(103), digest(50))
     assert (first.compute_ms, first.exchange_ms) == (2**32 - 1, 250), "as much as the field takes"
+    worst = contribution(structs.replace(trained(3), loss=2**40), {}).contribution
+    assert worst.loss == 2**32 - 1, "likewise"
     earlier = contribution(trained(4), own).contribution
     assert earlier.previous == first.hash(), "later ones are not before it"
 

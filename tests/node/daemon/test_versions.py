@@ -1,7 +1,7 @@
 """Versions on disk: made from the sealed payloads, checked against the seal, and dropped when they are old."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from dlx.node.daemon.versions import Versions
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
 from dlx.p2p.exchange import BlobNotFound
+from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from tests.node.round.simulation import make_rules
 
@@ -57,13 +58,15 @@ class FakeView:
         return {(STAGE, round): self._seal(round) for round in range(self.rounds)}
 
     def _seal(self, round: int) -> Any:
-        payload = SimpleNamespace(payload=name(b"payload"), payload_size=7, tokens=64)
-        seal = SimpleNamespace(
-            previous_weights=self.weights(STAGE, round), previous_momentum=self.momentum(STAGE, round),
-            next_weights=self.weights(STAGE, round + 1), next_momentum=self.momentum(STAGE, round + 1),
-            multipliers=(32768,),
-        )  # fmt: skip
-        return SimpleNamespace(seal=seal, round=round, contributions=(SimpleNamespace(contribution=payload),))
+        made = self.made(round + 1)
+        hashes = made.weights, made.momentum, made.weights_root, made.momentum_root
+        record = SimpleNamespace(payload=name(b"payload"), inner_steps=4, multiplier=32768)
+        return SimpleNamespace(outcome=SimpleNamespace(hashes=hashes), round=round, records=(record,))
+
+    def made(self, version: int) -> Version:
+        """What the outer step gives that is sealed as this version."""
+        weights, momentum = self.weights(STAGE, version), self.momentum(STAGE, version)
+        return Version(weights, momentum, name(b"root" + weights), name(b"root" + momentum))
 
 
 class Peers:
@@ -84,7 +87,7 @@ class Peers:
 class FakeTrainer:
     """Answers outer steps from a list; an Exception is raised."""
 
-    def __init__(self, *answers: tuple[bytes, bytes] | Exception) -> None:
+    def __init__(self, *answers: Version | Exception) -> None:
         self.answers = list(answers)
 
     async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...], ranks: Any) -> Any:
@@ -92,10 +95,10 @@ class FakeTrainer:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return SimpleNamespace(weights=answer[0], momentum=answer[1])
+        return answer, {}
 
 
-def make(tmp_path: Path, blobs: list[bytes], *answers: tuple[bytes, bytes] | Exception) -> Versions:
+def make(tmp_path: Path, blobs: list[bytes], *answers: Version | Exception) -> Versions:
     store = BlobStore(tmp_path)
     manifest = SimpleNamespace(retention=Retention(versions=3, every=10), genesis=[SimpleNamespace(size=100)] * 2)
     trainer = FakeTrainer(*answers)
@@ -124,20 +127,24 @@ def test_the_newest_unbroken_line_is_found(tmp_path: Path) -> None:
 
 def test_a_version_is_made_from_the_sealed_payloads(tmp_path: Path) -> None:
     view = FakeView(4)
-    versions = make(tmp_path, [b"payload"], (view.weights(STAGE, 4), view.momentum(STAGE, 4)))
+    versions = make(tmp_path, [b"payload"], view.made(4))
     keep(versions, 3)
     trio.run(versions.adopt, view, 4)
     assert versions.exchange.asked == [name(b"payload")]  # type: ignore[attr-defined]
 
 
-WRONG: list[Any] = [(bytes(32), bytes(32)), Wrong("a nibble is -8")]
+WRONG: list[Any] = [
+    Version(*(bytes(32),) * 4),
+    replace(FakeView(4).made(4), weights_root=bytes(32)),
+    replace(FakeView(4).made(4), momentum_root=bytes(32)),
+    Wrong("a nibble is -8"),
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_result_over_sound_inputs_differs_when_it_comes_twice(tmp_path: Path, wrong: Any) -> None:
     view = FakeView(4)
-    right = view.weights(STAGE, 4), view.momentum(STAGE, 4)
-    versions = make(tmp_path / "a", [b"payload"], wrong, right)
+    versions = make(tmp_path / "a", [b"payload"], wrong, view.made(4))
     keep(versions, 3)
     trio.run(versions.adopt, view, 4)
 
@@ -151,7 +158,7 @@ def test_a_wrong_result_over_sound_inputs_differs_when_it_comes_twice(tmp_path: 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_result_over_a_payload_damaged_on_our_disk_says_nothing(tmp_path: Path, wrong: Any) -> None:
     view = FakeView(4)
-    versions = make(tmp_path, [b"payload"], wrong, wrong, (view.weights(STAGE, 4), view.momentum(STAGE, 4)))
+    versions = make(tmp_path, [b"payload"], wrong, wrong, view.made(4))
     keep(versions, 3)
     payload = versions.store.path(name(b"payload"))
     real, asked = versions.trainer.outer, []
@@ -171,7 +178,7 @@ def test_a_base_version_damaged_on_our_disk_is_had_again(tmp_path: Path) -> None
     view = FakeView(3)
     blobs = [b"payload", version_bytes(2), version_bytes(2, "momentum")]
     trouble = BlobTrouble("its bytes do not match its name", (view.weights(STAGE, 2),))
-    versions = make(tmp_path, blobs, trouble, (view.weights(STAGE, 3), view.momentum(STAGE, 3)))
+    versions = make(tmp_path, blobs, trouble, view.made(3))
     keep(versions, 0, 2)
     rotten = versions.store.path(view.weights(STAGE, 2))
     rotten.write_bytes(b"rotten")
@@ -181,10 +188,9 @@ def test_a_base_version_damaged_on_our_disk_is_had_again(tmp_path: Path) -> None
 
 def test_a_base_version_that_nobody_has_is_made_again(tmp_path: Path) -> None:
     view = FakeView(3)
-    made = view.weights(STAGE, 2), view.momentum(STAGE, 2)
-    versions = make(tmp_path, [b"payload"], made)
+    versions = make(tmp_path, [b"payload"], view.made(2))
     keep(versions, 1)
-    trio.run(versions.mend, view, 2, made)
+    trio.run(versions.mend, view, 2, (view.weights(STAGE, 2), view.momentum(STAGE, 2)))
     assert not versions.trainer.answers, "version 2 was computed from version 1"  # type: ignore[attr-defined]
 
 

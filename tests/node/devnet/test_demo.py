@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from dlx.ledger.events import EventPosition, Sealed
+from dlx.ledger.typed import UNIT, Outcome, Plan, Record
 from dlx.node.cli import demo as command
 from dlx.node.daemon.status import Bytes, Traffic
 from dlx.node.devnet import demo
@@ -22,7 +23,7 @@ class View:
     """A run of two complete replicas, as far as its seals go."""
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(stages=STAGES)
+        self.config = SimpleNamespace(stages=STAGES, tokens_per_step=TOKENS)
         self.sealed: dict[tuple[int, int], Sealed] = {}
 
     def complete_replicas(self) -> tuple[int, ...]:
@@ -41,9 +42,10 @@ def observed(*rounds: tuple[int, int]) -> Observed:
     seen = Observed(view, started=STARTED)
     for round, (seconds, count) in enumerate(rounds):
         for stage in range(STAGES):
-            seal: Any = SimpleNamespace(count=count, mean_loss=2_500_000, total_tokens=TOKENS * count)
+            records = tuple(Record(r, bytes(32), bytes(32), 2_500_000, 1, 0, UNIT) for r in range(count))
             at = EventPosition(round, bytes(32), 0, b"\xab" * 32, STARTED + seconds)
-            seen.apply(Sealed(bytes(32), round, stage, b"\xcd" * 32, seal, b"", b"", at))
+            outcome = Outcome(*(bytes(32),) * 4, 1, Plan(4, 0, 1))
+            seen.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
         assert list(seen.complete(now=STARTED + seconds)) == [round]
     traffic = Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "signalling": (7, 7)})
     status: Any = SimpleNamespace(peers=3, traffic=traffic)

@@ -68,7 +68,7 @@ def test_a_bundle_of_another_account_is_refused_before_its_password_is_tried() -
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "has format 2, this release reads 1"),
+        ({"version": 1}, "has format 1, this release reads 2"),
         ({"version": None}, "has format None"),
         ({"format": "something"}, "no bundle"),
         ({"extra": 1}, "no bundle"),

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlx.ground.constants import NO_HASH, UNIT
-from dlx.ledger.typed import Contribution, Domain, Seal, account_of, sign
+from dlx.ledger.typed import Contribution, Domain, Outcome, Plan, Record, Seal, account_of, sign
 from dlx.node.home.errors import Failure
-from dlx.node.home.signed import Contradiction, Entries, SignedBook, take_over_files
+from dlx.node.home.signed import Contradiction, Entries, SignedBook
 
 KEY = b"\x07" * 32
 ACCOUNT = account_of(KEY)
@@ -28,7 +29,7 @@ def digest(number: int) -> bytes:
 def contribution(round: int = 4, stage: int = 0, payload: int = 1, run: bytes = RUN) -> Contribution:
     return Contribution(
         run=run, round=round, stage=stage, replica=1, account=ACCOUNT, base_weights=digest(1), payload=digest(payload),
-        payload_size=10, plan=digest(2), inner_steps=10, tokens=640, loss=1, previous=NO_HASH, start_payload=NO_HASH,
+        payload_size=10, payload_root=digest(10), plan=digest(2), inner_steps=10, loss=1, previous=NO_HASH, start_payload=NO_HASH,
         folded_payload=NO_HASH, folded_payload2=NO_HASH, weights_before=digest(3), weights_after=digest(4),
         optimiser_before=digest(5), optimiser_after=digest(6), residual_before=digest(7), residual_after=digest(8),
         segments_root=digest(9), segments=1, compute_ms=1, exchange_ms=1, flags=0,
@@ -38,12 +39,9 @@ def contribution(round: int = 4, stage: int = 0, payload: int = 1, run: bytes = 
 def seal(
     round: int = 4, stage: int = 0, next: int = 50, run: bytes = RUN, multipliers: tuple[int, ...] = (UNIT,)
 ) -> Seal:
-    return Seal(
-        run=run, stage=stage, round=round, previous_weights=digest(40), next_weights=digest(next),
-        previous_momentum=digest(41), next_momentum=digest(51), contributions_root=digest(42),
-        contributions_hash=digest(43), count=len(multipliers), total_tokens=640, mean_loss=1, plan_level=4, plan_rank=0,
-        plan_inner_steps=10, multipliers=multipliers,
-    )  # fmt: skip
+    outcome = Outcome(digest(next), digest(51), digest(52), digest(53), 10, Plan(4, 0, 10))
+    records = tuple(Record(r, digest(42 + r), digest(60 + r), 1, 10, 0, by) for r, by in enumerate(multipliers))
+    return Seal(run, stage, round, digest(40), outcome, records)
 
 
 @pytest.fixture
@@ -75,35 +73,50 @@ def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(
     assert book.contributions(RUN, 0) == {4: first}
 
 
+def other(seal: Seal, outcome: dict[str, Any], record: dict[str, Any], **changes: Any) -> Seal:
+    """The seal with other fields, of its outcome and its first record too."""
+    first, *rest = seal.records
+    records = (replace(first, **record), *rest)
+    return replace(seal, outcome=replace(seal.outcome, **outcome), records=records, **changes)
+
+
+ELSE = {"weights": digest(61)}
+PLANNED = {"plan": Plan(4, 4, 10)}  # the proposer's choice, which the outcome does not depend on
+RECORDED = {"statement": digest(61), "loss": 2, "exchange": 7}  # likewise
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("outcome", "record", "changes"),
     [
-        {"contributions_root": digest(60), "next_weights": digest(61)},  # another proposer's listing
-        {"previous_weights": digest(60), "next_weights": digest(61)},  # a reorg put another seal before it
-        {"previous_momentum": digest(60), "next_momentum": digest(61)},
-        {"multipliers": (UNIT // 2,), "next_weights": digest(61)},
-        {"plan_rank": 4},  # the proposer's choice, which the next hashes do not depend on
-        {"contributions_hash": digest(60)},
-        {"round": 5, "next_weights": digest(61)},
-        {"stage": 1, "next_weights": digest(61)},
-        {"run": digest(60), "next_weights": digest(61)},
+        (ELSE, {"payload": digest(61)}, {}),  # another proposer's listing
+        (ELSE, {"multiplier": UNIT // 2}, {}),
+        (ELSE, {"inner_steps": 9}, {}),
+        (ELSE, {}, {"previous": digest(61)}),  # a reorg put another seal before it
+        (PLANNED, RECORDED, {}),
+        (ELSE, {}, {"round": 5}),
+        (ELSE, {}, {"stage": 1}),
+        (ELSE, {}, {"run": digest(61)}),
     ],
 )
-def test_correct_seals_of_one_round_are_all_signed(book: SignedBook, other: dict) -> None:
-    for one in (seal(), replace(seal(), **other), seal()):
+def test_correct_seals_of_one_round_are_all_signed(
+    book: SignedBook, outcome: dict, record: dict, changes: dict
+) -> None:
+    for one in (seal(), other(seal(), outcome, record, **changes), seal()):
         assert book.sign_seal(one, DOMAIN, KEY) == sign(one.digest(DOMAIN), KEY)
 
 
-@pytest.mark.parametrize("other", [{"next_weights": digest(61)}, {"next_momentum": digest(61)}])
-@pytest.mark.parametrize("beside", [{}, {"plan_rank": 4}, {"contributions_hash": digest(60)}])
+@pytest.mark.parametrize(
+    "outcome", [{name: digest(61)} for name in ("weights", "momentum", "weights_root", "momentum_root")]
+)
+@pytest.mark.parametrize(("planned", "record"), [({}, {}), (PLANNED, {}), ({}, RECORDED)])
 def test_two_outcomes_of_the_same_contributions_are_not(
-    book: SignedBook, tmp_path: Path, other: dict, beside: dict
+    book: SignedBook, tmp_path: Path, outcome: dict, planned: dict, record: dict
 ) -> None:
     book.sign_seal(seal(), DOMAIN, KEY)
     book.close()
     again = SignedBook(tmp_path / "signed.sqlite", ACCOUNT)
     with pytest.raises(Contradiction, match="another outcome of the same contributions in round 4 of stage 0"):
-        again.sign_seal(replace(seal(), **other, **beside), DOMAIN, KEY)
+        again.sign_seal(other(seal(), outcome | planned, record), DOMAIN, KEY)
     assert [one.seal for one in again.entries().seals] == [seal()]
 
 
@@ -172,25 +185,6 @@ def test_merging_adds_all_or_nothing(book: SignedBook, tmp_path: Path) -> None:
         assert moved.entries() == entries
 
 
-def test_files_of_an_earlier_version_are_taken_over(book: SignedBook, tmp_path: Path) -> None:
-    old = {(stage, round): contribution(round, stage).sign(DOMAIN, KEY) for stage in (0, 1) for round in (3, 12)}
-    foreign = replace(contribution(), account=account_of(b"\x09" * 32)).sign(DOMAIN, b"\x09" * 32)
-    for (stage, round), signed in old.items():
-        folder = tmp_path / "72" / f"stage-{stage}" / "contributions"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / str(round)).write_bytes(signed.encode())
-        (folder / ".0123456789abcdef.tmp").write_bytes(b"a torn write")
-    (folder / "4").write_bytes(foreign.encode())
-    take_over_files(book, tmp_path)
-    take_over_files(book, tmp_path)
-    for stage in (0, 1):
-        assert book.contributions(RUN, stage) == {round: old[stage, round] for round in (3, 12)}
-    assert [path.name for path in tmp_path.rglob("contributions/*") if path.name.isdecimal()] == ["4"]
-    (folder / "5").write_bytes(b"short")
-    with pytest.raises(Failure, match="5 is damaged"):
-        take_over_files(book, tmp_path)
-
-
 def test_a_file_that_is_no_book_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "signed.sqlite"
     path.write_bytes(b"no database" * 1000)
@@ -200,6 +194,10 @@ def test_a_file_that_is_no_book_is_named_and_left_alone(tmp_path: Path) -> None:
     path.unlink()
     SignedBook(path, ACCOUNT).close()
     with sqlite3.connect(path) as later:
-        later.execute("PRAGMA user_version = 2")
+        later.execute("PRAGMA user_version = 3")
     with pytest.raises(Failure, match="written by a later version"):
+        SignedBook(path, ACCOUNT)
+    with sqlite3.connect(path) as earlier:
+        earlier.execute("PRAGMA user_version = 1")
+    with pytest.raises(Failure, match="written by an earlier version.*move it away"):
         SignedBook(path, ACCOUNT)

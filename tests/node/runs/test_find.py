@@ -7,10 +7,11 @@ import pytest
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
+from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.runs import find
 
-RUN = b"\x01" * 32
+RUN, DOMAIN = b"\x01" * 32, Domain(31337, f"0x{1:040x}")
 HEAD = Head(9, bytes(32), 1_700_000_009)
 
 
@@ -29,7 +30,7 @@ class Client:
 
 def test_half_a_run_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "_READ_ON_SECONDS", 0.0)
-    half, whole = RunView(RUN), RunView(RUN)
+    half, whole = RunView(RUN, DOMAIN), RunView(RUN, DOMAIN)
     client: Any = Client(
         RunUpdate(HEAD, half, NodeTable(), True, False, complete=False),
         RunUpdate(HEAD, whole, NodeTable(), True, False, complete=True),

@@ -1,19 +1,22 @@
 import csv
 import io
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from dlx.ledger import rows
-from dlx.ledger.events import EventPosition, Joined, RoundOpened, RunCreated, Sealed
+from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.typed import Domain, RunConfig, Seal
+from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.runs.history import History, history, plot, to_csv
+from tests.ledger.ledger_run import config
 
 RUN, KEY = b"\x01" * 32, b"\x02" * 32
 DOMAIN = Domain(31337, "0x" + "00" * 20)
@@ -21,39 +24,43 @@ STAGES, TOKENS = 2, 1000
 
 
 class Ledger:
-    """A run of two stages whose seals the test states."""
+    """A run of two stages and one replica whose seals the test states."""
 
     def __init__(self, rounds: int = 10) -> None:
-        self.view, self.index = RunView(RUN), EventIndex(None, 31337, Contracts("", ""))
-        self.block = 0
-        config = RunConfig(b"\x03" * 32, rounds, STAGES, 1, 2, 2, 3, 60, 60, TOKENS)
-        self.view.apply(RunCreated(RUN, account_of(KEY), config, "a-run", (b"\x04" * 32, b"\x05" * 32), self.at()))
-        self.view.apply(Joined(RUN, account_of(KEY), 0, 0, self.at()))
-        self.view.apply(RoundOpened(RUN, 0, 0, self.at()))
+        self.view, self.time = RunView(RUN, DOMAIN), 1_700_000_000
+        self.index = EventIndex(None, 31337, Contracts("", ""))
+        terms = config(rounds=rounds, stages=STAGES, min_replicas=1, max_replicas=1, tokens_per_step=TOKENS)
+        account = account_of(KEY)
+        self.view.apply(RunCreated(RUN, account, terms, "a-run", (b"\x04" * 32, b"\x05" * 32), self.at()))
+        self.view.apply(Joined(RUN, account, 0, 0, self.at()))
+        self.view.apply(Joined(RUN, account_of(b"\x06" * 32), 0, 1, self.at()))
+        self.view.apply(RunOpened(RUN, self.time, self.at(0)))
 
-    def at(self) -> EventPosition:
-        self.block += 1
-        return EventPosition(self.block, bytes(32), 0, self.block.to_bytes(32, "big"), 1_700_000_000 + self.block)
+    def at(self, seconds: int = 2000) -> EventPosition:
+        self.time += seconds
+        return EventPosition(self.time, bytes(32), 0, self.time.to_bytes(32, "big"), self.time)
 
-    def seal(self, stage: int, round: int, loss: int = 0, tokens: int = TOKENS) -> None:
+    def seal(self, stage: int, round: int, loss: int = 0, steps: int = 1, **changes: Any) -> None:
         weights = bytes([stage, round]) * 16
-        hashes = (weights, weights, bytes(32), bytes(32), bytes(32), bytes(32))
-        seal = Seal(RUN, stage, round, *hashes, 1 if tokens else 0, tokens, loss, 0, 4, 10, (32768,) if tokens else ())
+        outcome = Outcome(weights, bytes(32), weights, bytes(32), max(1, steps), Plan(0, 4, 2))
+        records = (Record(0, weights, weights, loss, steps, 0, 32768),) if steps else ()
+        outcome = replace(outcome, **changes) if steps else Outcome.empty(1, Plan(0, 4, 2))
+        seal = Seal(RUN, stage, round, self.view.head(stage), outcome, records)
+        key = KEY if stage == 0 else b"\x06" * 32
         digest = seal.digest(DOMAIN)
-        sealed = Sealed(RUN, round, stage, digest, seal, b"", sign(digest, KEY), self.at())
-        self.view.apply(sealed)
-        self.index.keep(self.index.mark(), (0, 0), lambda db: rows.write(db, [sealed]))
-        if all(self.view.next_round(s) > round for s in range(STAGES)):
-            self.view.apply(RoundOpened(RUN, round + 1, 0, self.at()))
+        signed = entries({account_of(key): (0, sign(digest, key))}, {})
+        self.view.apply(Sealed(RUN, stage, round, digest, outcome, records, signed, self.at()))
+        sealed = self.view.sealed[stage, round]
+        self.index.keep(self.index.mark(), (0, 0), lambda db: rows.write(db, self.view, [sealed]))
 
 
 @pytest.fixture
 def found() -> History:
     """Round 0 trained, round 1 was empty, round 2 trained, round 3 lacks its last stage."""
     ledger = Ledger()
-    for round, loss, tokens in ((0, 5_500_000, TOKENS), (1, 0, 0), (2, 4_250_000, 2 * TOKENS)):
-        ledger.seal(0, round, loss - 1 if loss else 0, tokens)
-        ledger.seal(1, round, loss, tokens)
+    for round, loss, steps in ((0, 5_500_000, 1), (1, 0, 0), (2, 4_250_000, 2)):
+        ledger.seal(0, round, loss - 1 if loss else 0, steps)
+        ledger.seal(1, round, loss, steps)
     ledger.seal(0, 3)
     return history(ledger.index, ledger.view)
 
@@ -65,8 +72,21 @@ def test_the_loss_is_the_last_stages_and_tokens_are_counted_once(found: History)
     assert [row.sealed for row in found.rounds] == [True, True, True, False]
     last = found.rounds[2].stages[1]
     assert (last.stage, last.weights, last.contributions, last.signers) == (1, "0102" * 16, 1, 1)
-    assert (last.next_level, last.next_rank, last.next_inner_steps) == (0, 4, 10)
+    assert (last.next_level, last.next_rank, last.next_inner_steps) == (0, 4, 2)
+    assert found.rounds[1].stages[1].weights == found.rounds[0].stages[1].weights, "an empty seal changes nothing"
     assert last.transaction.startswith("0x") and len(last.transaction) == 66
+
+
+def test_the_plan_in_force_is_one_that_an_earlier_seal_planned() -> None:
+    ledger = Ledger()
+    ledger.seal(0, 0, plan=Plan(4, 8, 3))
+    ledger.seal(1, 0, plan=Plan(4, 2, 3))
+    for stage in (0, 1):
+        ledger.seal(stage, 1, steps=1, plan=Plan(4, 16, 3))
+    assert [stage.rank for stage in history(ledger.view).rounds[1].stages] == [8, 2], "whatever the delay"
+    for stage in (0, 1):
+        ledger.seal(stage, 2, steps=3, plan=Plan(4, 16, 3))
+    assert [stage.rank for stage in history(ledger.view).rounds[2].stages] == [8, 2], "a delay of 1, as the steps say"
 
 
 def test_csv_has_a_line_per_round_and_columns_per_stage(found: History) -> None:
