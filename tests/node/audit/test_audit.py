@@ -26,7 +26,6 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import RunCreated, Sealed, event_topic
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, Outcome, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.ledger.view import RunView
 from dlx.node.audit import Folder, Report, audit
 from dlx.node.home.errors import Failure
 from dlx.node.runs.history import history as summary
@@ -348,10 +347,7 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     assert report.verdict == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
-    view = RunView(history.run, history.client().domain)
-    for event in history.client().poll(history.client().feed(history.run)).events:
-        view.apply(event)
-    last = summary(view).rounds[2]
+    last = summary(history.view()).rounds[2]
     assert last.inner_steps == 5 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
 
 
