@@ -7,36 +7,28 @@ import eth_abi
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ZERO32, ascending, checksum
-from dlx.ledger.events import _SPECS, Joined, RoundOpened, RunCreated, Sealed, event_topic
+from dlx.ledger.events import _SPECS, Joined, RunCreated, RunOpened, Sealed, event_topic
 from dlx.ledger.index import Contracts
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.typed import (
-    Contribution,
-    Domain,
-    Plan,
-    RunConfig,
-    Seal,
-    encode_records,
-    join_signatures,
-    summarise,
-)
+from dlx.ledger.typed import UNIT, Outcome, Plan, Record, RunConfig, encode_records, entries
 
 STAGES, REPLICAS = 4, 8
 RUN, STRANGER = b"\x10" * 32, b"\x20" * 32
-EVENTS_PER_BLOCK = 2
+EVENTS_PER_BLOCK = 1  # so that every seal has a time of its own
+_SETUP = 2 + STAGES * REPLICAS  # events of a run before its first seal
 _RANGE = 1000  # blocks in one answer
 _GENESIS_TIME = 1_700_000_000
 _PLAN = Plan(4, 0, 20)
 
 
 class Chain:
-    """Blocks 0 to `head`, with the events of a run and of a stranger's, mixed."""
+    """Blocks 0 to `head`, with the events of a run and of a stranger's, mixed once both are open."""
 
     ID = 31337
     CONTRACTS = Contracts(checksum(b"\x01" * 20), checksum(b"\x02" * 20))
 
     def __init__(self, events: int, strangers: int) -> None:
-        self._runs = [_Run(RUN, events), _Run(STRANGER, strangers)]
+        self._runs = [_Run(RUN, events, _GENESIS_TIME), _Run(STRANGER, strangers, _GENESIS_TIME + _SETUP)]
         self._events, self._strangers = events, strangers
         self.head = (events + strangers - 1) // EVENTS_PER_BLOCK
 
@@ -66,10 +58,9 @@ class Chain:
         return range(EVENTS_PER_BLOCK * first, min(EVENTS_PER_BLOCK * (last + 1), self._events + self._strangers))
 
     def _log(self, number: int) -> bytes:
-        share = self._strangers / (self._events + self._strangers)
-        before = int(number * share)  # of the stranger's events
-        is_strange = int((number + 1) * share) > before
-        topics, data = self._runs[1].event(before) if is_strange else self._runs[0].event(number - before)
+        own, strange = self._split(number)
+        is_strange = self._split(number + 1)[0] == own
+        topics, data = self._runs[1].event(strange) if is_strange else self._runs[0].event(own)
         block, index = divmod(number, EVENTS_PER_BLOCK)
         return (
             b'{"address":"%s","topics":[%s],"data":"0x%s","blockNumber":"%s","blockHash":"%s","logIndex":"%s",'
@@ -86,62 +77,56 @@ class Chain:
             )
         )
 
+    def _split(self, number: int) -> tuple[int, int]:
+        """How many of the first events are of the run, and of the stranger's."""
+        if not self._strangers or number <= _SETUP:
+            return number, 0
+        mixed = max(0, number - 2 * _SETUP)
+        strange = min(number - _SETUP, _SETUP + mixed * self._strangers // (self._events + self._strangers))
+        return number - strange, strange
+
 
 class _Run:
-    """Created, joined by all, then opened and sealed round after round."""
+    """Created, joined by all, opened with the last of them, then sealed round after round."""
 
-    def __init__(self, run: bytes, events: int) -> None:
+    def __init__(self, run: bytes, events: int, created_at: int) -> None:
         self._run = run
         keys = {account_of(key): key for key in (keccak(run + bytes([n])) for n in range(STAGES * REPLICAS))}
         self._accounts = ascending(list(keys))
         rounds = events // STAGES + 1
-        config = RunConfig(b"\x03" * 32, rounds, STAGES, 1, REPLICAS, 2, 3, 600, 600, 64)
+        config = RunConfig(b"\x03" * 32, rounds, STAGES, REPLICAS, REPLICAS, 2, 3, 1, 600, 600, 20, 0, 64)
         created = _raw(RunCreated, [run, self._accounts[0]], [_fields(config), b"made-up", [b"\x04" * 32] * STAGES])
         self._first = [created] + [
             _raw(Joined, [run, account], [*divmod(place, STAGES)]) for place, account in enumerate(self._accounts)
         ]
+        self._first.append(_raw(RunOpened, [run], [created_at + _SETUP - 2]))
         self._seals = [self._seal(stage, keys) for stage in range(STAGES)]
 
     def event(self, number: int) -> tuple[list[bytes], bytes]:
         """Topics and data."""
         if number < len(self._first):
             return self._first[number]
-        round, part = divmod(number - len(self._first), STAGES + 1)
-        if part == 0:
-            return _raw(RoundOpened, [self._run, round], [_GENESIS_TIME])
-        head, tail = self._seals[part - 1]
-        topics = [event_topic(Sealed), self._run, round.to_bytes(32, "big"), (part - 1).to_bytes(32, "big")]
+        round, stage = divmod(number - len(self._first), STAGES)
+        head, tail = self._seals[stage]
+        topics = [event_topic(Sealed), self._run, stage.to_bytes(32, "big"), round.to_bytes(32, "big")]
         return topics, head + keccak(b"%d" % number) + tail
 
     def _seal(self, stage: int, keys: dict[str, bytes]) -> tuple[bytes, bytes]:
-        """What comes before and after the next weights in a seal's data: all else is the same in each round."""
-        domain = Domain(Chain.ID, Chain.CONTRACTS.ledger)
+        """What comes before and after the weights in a seal's data: all else, even its digest, is always the same."""
         members = self._accounts[stage::STAGES]
-        marker = b"\xee" * 32
-        statements = [_statement(self._run, stage, replica, account) for replica, account in enumerate(members)]
-        records = [one.sign(domain, keys[one.account]) for one in statements]
-        s = summarise(records)
-        hashes = (ZERO32, marker, ZERO32, ZERO32, s.root, s.hash)
-        plan = (_PLAN.level, _PLAN.rank, _PLAN.inner_steps)
-        seal = Seal(self._run, stage, 0, *hashes, s.count, s.total_tokens, s.mean_loss, *plan, (32768,) * s.count)
-        digest = seal.digest(domain)
-        signatures = join_signatures({account: sign(digest, keys[account]) for account in members})
-        fields = (*_fields(seal)[:-1], seal.packed_multipliers())
-        _, data = _raw(Sealed, [self._run, 0, stage], [digest, fields, encode_records(records), signatures])
+        digest, marker = keccak(self._run + bytes([stage])), b"\xee" * 32
+        outcome = Outcome(marker, ZERO32, ZERO32, ZERO32, _PLAN.inner_steps, _PLAN)
+        records = [_record(stage, replica) for replica in range(REPLICAS)]
+        signed = {account: (replica, sign(digest, keys[account])) for replica, account in enumerate(members)}
+        fields = (*outcome.hashes, outcome.plans)
+        _, data = _raw(Sealed, [self._run, stage, 0], [digest, fields, encode_records(records), entries(signed, {})])
         place = data.index(marker)
         return data[:place], data[place + 32 :]
 
 
-def _statement(run: bytes, stage: int, replica: int, account: str) -> Contribution:
-    noise = (keccak(b"%d %d %d" % (stage, replica, n)) for n in range(20))
-    return Contribution(
-        run=run, round=0, stage=stage, replica=replica, account=account, base_weights=next(noise), payload=next(noise),
-        payload_size=5_000, plan=_PLAN.hash(), inner_steps=20, tokens=20 * 64, loss=4_000_000, previous=next(noise),
-        start_payload=next(noise), folded_payload=next(noise), folded_payload2=next(noise), weights_before=next(noise),
-        weights_after=next(noise), optimiser_before=next(noise), optimiser_after=next(noise),
-        residual_before=next(noise), residual_after=next(noise), segments_root=next(noise), segments=1,
-        compute_ms=1000, exchange_ms=10, flags=0,
-    )  # fmt: skip
+def _record(stage: int, replica: int) -> Record:
+    payload, statement = (keccak(b"%d %d %d" % (stage, replica, n)) for n in range(2))
+    return Record(replica, payload, statement, 4_000_000, _PLAN.inner_steps, 40, UNIT)
 
 
 def _raw(cls: Any, indexed: list[Any], plain: list[Any]) -> tuple[list[bytes], bytes]:

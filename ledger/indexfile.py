@@ -29,9 +29,9 @@ _SCHEMA = """
     CREATE TABLE seals (
         run BLOB, round INTEGER, stage INTEGER, block INTEGER NOT NULL, log_index INTEGER NOT NULL,
         time INTEGER NOT NULL, tx BLOB NOT NULL, weights BLOB NOT NULL, momentum BLOB NOT NULL,
-        accounts BLOB NOT NULL, counted INTEGER NOT NULL, signers INTEGER NOT NULL, tokens INTEGER NOT NULL, loss INTEGER NOT NULL,
-        inner_steps INTEGER NOT NULL, level INTEGER, rank INTEGER, next_level INTEGER NOT NULL, next_rank INTEGER NOT NULL,
-        next_inner_steps INTEGER NOT NULL,
+        accounts BLOB NOT NULL, counted INTEGER NOT NULL, signers INTEGER NOT NULL, tokens INTEGER NOT NULL,
+        loss INTEGER NOT NULL, inner_steps INTEGER NOT NULL, level INTEGER, rank INTEGER,
+        next_level INTEGER NOT NULL, next_rank INTEGER NOT NULL, next_inner_steps INTEGER NOT NULL,
         PRIMARY KEY (run, round, stage)
     ) WITHOUT ROWID;
     CREATE TABLE snapshots (

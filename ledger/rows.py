@@ -47,8 +47,7 @@ class Outline(NamedTuple):
 
 
 def write(db: sqlite3.Connection, view: RunView, seals: Iterable[Sealed]) -> None:
-    """Adds the rows of seals, in chain order, as the view gave them, which has the run up to the last of them or further;
-    those that are there already stay."""
+    """Adds the rows of seals, in chain order, as the view gave them, which has all of them. Known ones stay."""
     for sealed in seals:
         db.execute(f"INSERT OR IGNORE INTO seals VALUES ({_MARKS})", _row(db, view, sealed))
 

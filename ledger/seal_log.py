@@ -53,8 +53,8 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
         self._stages[sealed.stage] = before.append(sealed, hashes, self._keep)
 
     def restore(self, outlines: Iterable[tuple[int, bytes, bytes, int]], newest: ReadSeal) -> None:
-        """Fills an empty log with all seals: (stage, weights and momentum after it, planned inner steps) of each, in the
-        order of a stage's rounds; `newest` gives those to keep."""
+        """Fills an empty log with all seals: (stage, weights and momentum after it, planned inner steps) of each, in
+        the order of a stage's rounds; `newest` gives those to keep."""
         hashes: dict[int, bytearray] = defaultdict(bytearray)
         steps: dict[int, array[int]] = defaultdict(lambda: array("q", [0]))
         for stage, weights, momentum, planned in outlines:

@@ -28,7 +28,9 @@ class _View(msgspec.Struct, array_like=True):
     checkpoints: tuple[CheckpointPublished, ...]
     members: dict[str, Member]
     returns: list[tuple[int, int, Return]]
-    changed: dict[int, int]
+    vacated: list[tuple[int, int, int]]
+    broke: dict[int, int]
+    dealt: dict[int, int]
     counted: dict[str, int]
     rounds: list[int]  # sealed by each stage
 
@@ -44,7 +46,8 @@ def dump_view(view: RunView) -> bytes:
     return msgspec.msgpack.encode(
         _View(
             view._created, view.started_at, view._round, view._opened_at, view._draw, view._stages, view.checkpoints,
-            view._members, [(*seat, kept) for seat, kept in view._returns.items()], view._changed, view._counted,
+            view._members, [(*seat, kept) for seat, kept in view._returns.items()],
+            [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._counted,
             [view.next_round(stage) for stage in range(len(view._stages))],
         )
     )  # fmt: skip
@@ -57,7 +60,9 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     empty._created, empty.started_at = found.created, found.started_at
     empty._round, empty._opened_at, empty._draw = found.round, found.opened_at, found.draw
     empty._stages, empty.checkpoints = found.stages, found.checkpoints
-    empty._members, empty._changed, empty._counted = found.members, found.changed, found.counted
+    empty._members, empty._counted = found.members, found.counted
+    empty._broke, empty._dealt = found.broke, found.dealt
+    empty._vacated = {(replica, stage): at for replica, stage, at in found.vacated}
     empty._returns = {(replica, stage): kept for replica, stage, kept in found.returns}
     empty._holders = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
     empty.sealed.restore(((o.stage, o.weights, o.momentum, o.next_inner_steps) for o in seals), newest)

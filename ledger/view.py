@@ -31,14 +31,17 @@ from dlx.ledger.events import (
     RunOpened,
     Sealed,
 )
-from dlx.ledger.keys import SignatureError
 from dlx.ledger.seal_log import ReadSeal, SealLog
-from dlx.ledger.typed import Domain, RunConfig, recover, split_entries
+from dlx.ledger.typed import Domain, RunConfig
 from dlx.ledger.votes import Stage, quorum, replicas
 
-IDLE_SEALS = 24  # non-empty seals without a count after which a seat is forfeit
-STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's seats are
+IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit
+GRACE_SEALS = 16  # more of them until a forfeit seat whose holder answered is lost
+STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's seats are forfeit and lost,
+LATE_TIMEOUTS = 8  # if its round has been open for so many,
+BARREN_SEALS = 8  # or so many of its seals in a row were empty
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
+NO_REPLICA = 255
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
 
 
@@ -79,11 +82,12 @@ class Member:
     asked: Asked = Asked.NO
     asked_at: int = 0  # 0: never
     asked_seal: int = 0  # how many non-empty seals the stage had then
-    joined_round: int = 0  # the stage's next round at the time
-    joined_at: int = 0
-    since: int = 0  # since which non-empty seal it was not counted; while it holds no seat: how many
+    joined_round: int = 0  # the stage's next round when it first took a seat there
+    joined_at: int = 0  # when that was; 0: never
+    took_at: int = 0  # when it last took a seat
+    since: int = 0  # how many non-empty seals its stage had when it came; while it holds no seat: those without it
     changed_round: int = 0  # 1 + the stage's next round when its seat last changed; 0: never
-    former_replica: int = 0  # before its first change in round changed_round - 1
+    former_replica: int = 0  # whose record of round changed_round - 1 it makes; NO_REPLICA: none
     former_vote: bool = False  # what it had when it left in that round
 
 
@@ -109,7 +113,9 @@ class RunView:
         self._holders: dict[tuple[int, int], str] = {}
         self._members: dict[str, Member] = {}
         self._returns: dict[tuple[int, int], Return] = {}
-        self._changed: dict[int, int] = {}  # replica -> the open round when its holders last changed
+        self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the seat last became free
+        self._broke: dict[int, int] = {}  # replica -> the open round when it was last complete
+        self._dealt: dict[int, int] = {}  # replica -> that when it was last dealt, or complete again after a break
         self._counted: dict[str, int] = {}
         self._due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
 
@@ -117,7 +123,7 @@ class RunView:
         """A snapshot that later events leave alone. Costs the members, not the history."""
         other = self.__class__(self.run, self.domain)
         other.__dict__.update(self.__dict__)
-        for name in ("_holders", "_members", "_returns", "_changed", "_counted"):
+        for name in ("_holders", "_members", "_returns", "_vacated", "_broke", "_dealt", "_counted"):
             setattr(other, name, dict(getattr(self, name)))
         other._stages = list(self._stages)
         other.sealed = self.sealed.copy()
@@ -195,11 +201,7 @@ class RunView:
 
     def joined_at(self, account: str) -> int:
         """When the account last took a seat, in Unix seconds of the block. Raises KeyError for one that never did."""
-        return self._members[account].joined_at
-
-    def joined_round(self, account: str) -> int:
-        """Its stage's next round then. Raises KeyError for an account that never took a seat."""
-        return self._members[account].joined_round
+        return self._members[account].took_at
 
     def holder(self, replica: int, stage: int) -> str | None:
         return self._holders.get((replica, stage))
@@ -226,7 +228,8 @@ class RunView:
         for replica in range(self.config.max_replicas):
             kept = self._returns.get((replica, stage))
             reserved = kept is not None and kept.until >= now and kept.account != account
-            if (replica, stage) not in self._holders and not reserved:
+            vacated = self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
+            if (replica, stage) not in self._holders and not reserved and not vacated:
                 return replica
         return None
 
@@ -255,11 +258,11 @@ class RunView:
 
     def votes(self, stage: int, signers: Collection[str]) -> int:
         """How many votes these signatures would be: each is its holder's, or of who had one and left this round."""
-        return self._voted(stage, signers).bit_count()
+        return sum(map(len, self._voted(stage, signers)))
 
     def needed(self, stage: int, signers: Collection[str], now: int) -> int:
         """The votes that a seal with these signatures needs: those who left vote, so they also count as voters."""
-        votes = (self._stages[stage].voters(self._complete) | self._voted(stage, signers)).bit_count()
+        votes = self._electorate(stage, signers)
         normal = quorum(self.config, votes)
         overdue = self._is_open and now >= self._overdue_at
         return min(normal, votes // 2 + 1) if overdue and self.has_earned(stage) else normal
@@ -269,9 +272,8 @@ class RunView:
         if not self._is_open:
             raise ViewError("no round is open")
         at, config = self._stages[stage], self.config
-        votes = (at.voters(self._complete) | self._voted(stage, signers)).bit_count()
         times = [self._opened_at + config.min_round_time]
-        if contributions < quorum(config, votes):
+        if contributions < quorum(config, self._electorate(stage, signers)):
             times.append(self._opened_at + config.round_timeout)
         if at.non_empty and not at.earned():  # it waits for its voters before it belongs to those who came after them
             times.append(self._overdue_at)
@@ -280,12 +282,22 @@ class RunView:
     def may_vote(self, account: str, stage: int) -> bool:
         """Whether the account's signature of the stage's next seal is a vote, because it has one or had it when it left
         since the last one."""
-        return self._voted(stage, (account,)) != 0
+        return self.votes(stage, (account,)) != 0
+
+    def maker(self, replica: int, stage: int) -> str | None:
+        """Who makes the record of the replica in the stage's next seal, wherever it sits now: who held the seat at the
+        newest seal, or, where it was free, took it first since and had no other; None where nobody did yet."""
+        if self._stages[stage].settled >> replica & 1:
+            return self._holders[replica, stage]
+        gone = ((account, member) for account, member in self._members.items() if member.stage == stage)
+        return next((account for account, member in gone if self._former(member) == replica), None)
 
     def admissible(self, account: str, stage: int, replica: int) -> bool:
-        """Whether the account may have made the record of that replica in the stage's next seal: it holds that seat, or
-        held it at the last one."""
-        return self._member(account).stage == stage and self._made(self._member(account), replica)
+        """Whether the account makes the record of that replica in the stage's next seal."""
+        if self._stages[stage].settled >> replica & 1:
+            return self._holders[replica, stage] == account
+        member = self._member(account)
+        return member.stage == stage and self._former(member) == replica
 
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""
@@ -311,16 +323,22 @@ class RunView:
             if (member := self._members[account]).asked in asked and not self._counted_since_asked(member)
         }
 
+    def should_answer(self, account: str) -> bool:
+        """Whether an answer of the account ends a question, or wins it time: it has not answered yet, or was counted
+        since."""
+        member = self._member(account)
+        if not member.holds or member.asked is Asked.NO:
+            return False
+        return member.asked is not Asked.WORK_ANSWERED or self._counted_since_asked(member)
+
     def is_forfeit(self, account: str, now: int) -> bool:
         """Whether only work can keep the account's seat."""
         member = self._member(account)
         if not member.holds:
             return False
         at = self._stages[member.stage]
-        if not at.counts[member.replica] and at.non_empty >= member.since + IDLE_SEALS:
-            return True
-        since = max(at.worked_at, self.started_at, member.joined_at)
-        return now > since + STALLED_TIMEOUTS * self.config.round_timeout
+        idle = not at.counts[member.replica] and at.non_empty >= member.since + IDLE_SEALS
+        return idle or self._is_stalled(member, now)
 
     def may_accuse(self, by: str, account: str, now: int) -> bool:
         """Whether an accusation of the account would stand."""
@@ -345,7 +363,9 @@ class RunView:
         member = self._member(account)
         if not member.holds or member.asked is Asked.NO or self._counted_since_asked(member):
             return False
-        if member.asked is Asked.WORK_ANSWERED and not self.is_forfeit(account, now):
+        at = self._stages[member.stage]
+        lost = at.non_empty >= member.asked_seal + GRACE_SEALS or self._is_stalled(member, now)
+        if member.asked is Asked.WORK_ANSWERED and not lost:
             return False
         return now >= member.asked_at + self.config.eviction_time
 
@@ -376,7 +396,7 @@ class RunView:
             case Joined():
                 self._join(event)
             case Left():
-                self._release(event.account, event.replica, event.stage)
+                self._release(event.account, event.replica, event.stage, event.at.time)
             case Moved():
                 self._move(event)
             case Dealt():
@@ -442,37 +462,39 @@ class RunView:
         own = (before.replica, before.stage)
         kept = self._returns.get(own)
         returns = kept is not None and kept.account == account and kept.until >= now and own not in self._holders
+        stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
         seat = before.replica if returns and stage == before.stage else self.free_seat(stage, account, now)
         if replica != seat:
             raise ViewError(f"{account} cannot have joined seat ({replica}, {stage}): the free one was {seat}")
         if stage != before.stage and self._changed_now(before):
             raise ViewError(f"{account} changed stage before its old one's next seal")
-        self._members[account] = replace(
-            before,
-            holds=True,
-            replica=replica,
-            stage=stage,
-            asked=Asked.NO,
-            since=max(0, self._stages[stage].non_empty - before.since),  # leaving and joining again wipes nothing
-            joined_round=self.next_round(stage),
-            joined_at=now,
-        )
+        if not stays:
+            before = replace(
+                before, changed_round=0, asked=Asked.NO, joined_round=self.next_round(stage), joined_at=now
+            )
+        since = max(0, self._stages[stage].non_empty - before.since)
+        member = replace(before, holds=True, replica=replica, stage=stage, since=since, took_at=now)
+        self._members[account] = member
+        if self._changed_now(member):
+            self._change(replica, stage)
         self._sit(account, replica, stage)
         self._expect_opening(event)
 
-    def _release(self, account: str, replica: int, stage: int) -> bool:
+    def _release(self, account: str, replica: int, stage: int, now: int) -> bool:
         """Takes the account's seat; whether one of the last eight non-empty seals counted it."""
         member, at = self._held_by(account, replica, stage), self._stages[stage]
         counted = at.counts[replica] != 0
+        member, voted = self._noted(member), bool(at.voters(self._complete) >> replica & 1)
+        unasked = member.asked in (Asked.NO, Asked.PRESENCE)
         self._members[account] = replace(
-            self._noted(member),
+            member,
             holds=False,
-            asked=Asked.NO,
-            former_vote=bool(at.voters(self._complete) >> replica & 1),
+            asked=Asked.NO if unasked else Asked.WORK_ANSWERED,
+            former_vote=member.former_vote or voted,
             since=0 if counted else at.non_empty - member.since,
         )
         self._stages[stage] = at.counts_at(replica, 0)
-        self._stand(replica, stage)
+        self._stand(replica, stage, now)
         return counted
 
     def _move(self, event: Moved) -> None:
@@ -486,7 +508,8 @@ class RunView:
         byte = self._stages[stage].counts[event.from_replica]
         self._members[account] = replace(self._noted(member), replica=event.to_replica)
         self._stages[stage] = self._stages[stage].counts_at(event.from_replica, 0).counts_at(event.to_replica, byte)
-        self._stand(event.from_replica, stage)
+        self._stand(event.from_replica, stage, event.at.time)
+        self._change(event.to_replica, stage)
         self._sit(account, event.to_replica, stage)
         self._expect_opening(event)
 
@@ -500,19 +523,18 @@ class RunView:
         counts = self._stages[stage].counts
         seats = ((replica, other), (other, replica))
         holders = [self._holders[seat, stage] for seat, _ in seats]
-        for account, (seat, to) in zip(holders, seats, strict=True):
-            member = replace(self._noted(self._members[account]), replica=to)
-            if counts[seat]:
-                member = replace(member, since=self._stages[stage].non_empty)
-            self._members[account] = member
+        members = [self._noted(self._members[account]) for account in holders]
+        for account, member, (seat, to) in zip(holders, members, seats, strict=True):
+            self._members[account] = replace(member, replica=to)
             self._holders[to, stage] = account
-            self._stages[stage] = self._stages[stage].touched(to, True).counts_at(to, counts[seat])
-            self._changed[to] = self._round
+            self._stages[stage] = self._stages[stage].counts_at(to, counts[seat])
+            self._change(to, stage)
+            self._dealt[to] = self._round
 
     def _is_dealable(self, replica: int) -> bool:
         if not self._is_open or not self._complete >> replica & 1:
             return False
-        settled = self._round >= self._changed.get(replica, 0) + UNCOUNTED_ROUNDS
+        settled = self._round >= self._dealt.get(replica, 0) + UNCOUNTED_ROUNDS
         return settled and all(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in self._stages)
 
     def _drawn(self, replica: int, stage: int) -> int:
@@ -523,19 +545,40 @@ class RunView:
 
     def _sit(self, account: str, replica: int, stage: int) -> None:
         self._holders[replica, stage] = account
-        self._stages[stage] = self._stages[stage].touched(replica, True)
-        self._changed[replica] = self._round
+        self._stages[stage] = self._stages[stage].held_at(replica, True)
+        if self._complete >> replica & 1 and self._round > self._broke.get(replica, 0) + 1:
+            self._dealt[replica] = self._round  # who leaves and comes back does not put off that the replica is dealt
 
-    def _stand(self, replica: int, stage: int) -> None:
+    def _stand(self, replica: int, stage: int, now: int) -> None:
+        if self._complete >> replica & 1:
+            self._broke[replica] = self._round
         del self._holders[replica, stage]
-        self._stages[stage] = self._stages[stage].touched(replica, False)
+        self._stages[stage] = self._stages[stage].held_at(replica, False)
+        self._change(replica, stage)
+        self._vacated[replica, stage] = now
+        self._returns.pop((replica, stage), None)
+
+    def _change(self, replica: int, stage: int) -> None:
+        """Whoever holds the seat from now on does not make its record in the stage's next seal."""
+        if self._opened_at:
+            self._stages[stage] = self._stages[stage].changed_at(replica)
 
     def _noted(self, member: Member) -> Member:
-        """The member with what its seat was when its stage's next round became the next, before it changes."""
-        if self._changed_now(member):
+        """The member with whose record it makes in its stage's next seal, before its seat changes."""
+        if self._changed_now(member) or not self._opened_at:
             return member
-        changed_round = self.next_round(member.stage) + 1
-        return replace(member, changed_round=changed_round, former_replica=member.replica, former_vote=False)
+        makes = not self._stages[member.stage].changed >> member.replica & 1
+        return replace(
+            member,
+            changed_round=self.next_round(member.stage) + 1,
+            former_replica=member.replica if makes else NO_REPLICA,
+            former_vote=False,
+        )
+
+    def _former(self, member: Member) -> int | None:
+        """Whose record the member makes in its stage's next seal, though its seat has changed since the last one."""
+        changed = self._changed_now(member) and member.former_replica != NO_REPLICA
+        return member.former_replica if changed else None
 
     def _changed_now(self, member: Member) -> bool:
         """Whether the member's seat has changed since its stage's last seal."""
@@ -568,15 +611,17 @@ class RunView:
 
     def _answer(self, event: Answered) -> None:
         member = self._member(event.account)
-        if not member.holds or member.asked not in (Asked.PRESENCE, Asked.WORK):
+        if not self.should_answer(event.account):
             raise ViewError(f"{event.account} answered no accusation")
-        asked = Asked.WORK_ANSWERED if member.asked is Asked.WORK else Asked.NO
+        in_time = member.asked is Asked.PRESENCE or self._counted_since_asked(member)
+        asked = Asked.NO if in_time else Asked.WORK_ANSWERED
         self._members[event.account] = replace(member, asked=asked)
 
     def _evict(self, event: Evicted) -> None:
         if not self.may_evict(event.account, event.at.time):
             raise ViewError(f"{event.account} cannot have been evicted")
-        counted = self._release(event.account, event.replica, event.stage)
+        counted = self._release(event.account, event.replica, event.stage, event.at.time)
+        self._members[event.account] = replace(self._members[event.account], asked=Asked.NO)
         until = event.at.time + self.config.eviction_time if counted else 0
         if event.return_until != until:
             raise ViewError(f"{event.account} may return until {until}, not {event.return_until}")
@@ -585,7 +630,16 @@ class RunView:
 
     def _counted_since_asked(self, member: Member) -> bool:
         at = self._stages[member.stage]
-        return at.idle_seals(member.replica) < at.non_empty - member.asked_seal
+        counted = at.counts[member.replica] != 0
+        return counted and at.idle_seals(member.replica) < at.non_empty - member.asked_seal
+
+    def _is_stalled(self, member: Member, now: int) -> bool:
+        """Whether its stage has had no non-empty seal for long while the member was there, and by its own fault."""
+        at, timeout = self._stages[member.stage], self.config.round_timeout
+        if now <= max(at.worked_at, self.started_at, member.joined_at) + STALLED_TIMEOUTS * timeout:
+            return False
+        owes = self.next_round(member.stage) == self._round
+        return at.empties >= BARREN_SEALS or (owes and now > self._opened_at + LATE_TIMEOUTS * timeout)
 
     # ---- seals -------------------------------------------------------------------------------------------------------
 
@@ -611,46 +665,34 @@ class RunView:
             self._round, self._opened_at = round + 1, event.at.time
 
     def _makers(self, event: Sealed) -> tuple[tuple[str, ...], int]:
-        """Who made each record, and the bitmap of the seats that count for it. Signatures matter, in their order, only
-        for seats that changed since the last seal. Raises ViewError where a maker is missing."""
-        stage, made, counted = self._stages[event.stage], {}, 0
-        unknown = {}
+        """Who made each record, and the bitmap of the seats that it counts for. Raises ViewError where a maker cannot
+        be."""
+        found, counted = [], 0
         for record in event.records:
-            if stage.settled >> record.replica & 1:
-                made[record.replica] = self._holders[record.replica, event.stage]
-                counted |= 1 << record.replica
-            else:
-                unknown[record.replica] = record
-        for entry in split_entries(event.signatures) if unknown else ():
-            if entry.replica not in unknown:
-                continue
-            record = unknown[entry.replica]
-            digest = record.digest(self.domain, self.run, event.round, event.stage) if entry.of_record else event.digest
-            try:
-                account = recover(digest, entry.signature)
-            except SignatureError:
-                continue
-            member = self._member(account)
-            seat = 1 << member.replica if member.holds else 0
-            if self.admissible(account, event.stage, entry.replica) and not counted & seat:
-                made[entry.replica] = account
-                counted |= seat
-                del unknown[entry.replica]
-        if unknown:
-            raise ViewError(f"round {event.round} of stage {event.stage} counts replica {min(unknown)}, unsigned")
-        return tuple(made[record.replica] for record in event.records), counted
+            maker = self.maker(record.replica, event.stage)
+            if maker is None:
+                raise ViewError(
+                    f"round {event.round} of stage {event.stage} counts replica {record.replica}: of nobody"
+                )
+            found.append(maker)
+            member = self._members[maker]
+            counted |= 1 << member.replica if member.holds else 0
+        return tuple(found), counted
 
-    def _made(self, member: Member, replica: int) -> bool:
-        former = self._changed_now(member) and member.former_replica == replica
-        return former or (member.holds and member.replica == replica)
+    def _electorate(self, stage: int, signers: Collection[str]) -> int:
+        """How many votes there are when these sign."""
+        return self._stages[stage].voters(self._complete).bit_count() + len(self._voted(stage, signers)[1])
 
-    def _voted(self, stage: int, signers: Collection[str]) -> int:
-        """Bitmap of the votes of these accounts on the stage's next seal."""
-        voters, voted = self._stages[stage].voters(self._complete), 0
+    def _voted(self, stage: int, signers: Collection[str]) -> tuple[set[int], set[int]]:
+        """Replicas: the seats by which these accounts vote on the stage's next seal, and those of records that accounts
+        make which have lost such a seat since the last one."""
+        voters, voted, former = self._stages[stage].voters(self._complete), set[int](), set[int]()
         for member in map(self._member, signers):
+            made = self._former(member)
             if member.stage != stage:
                 continue
-            former = self._changed_now(member) and member.former_vote
-            if former or (member.holds and voters >> member.replica & 1):
-                voted |= 1 << member.replica
-        return voted
+            if member.holds and voters >> member.replica & 1:
+                voted.add(member.replica)
+            elif member.former_vote and made is not None:
+                former.add(made)
+        return voted, former

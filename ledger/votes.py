@@ -10,6 +10,7 @@ from typing import Self
 from dlx.ledger.typed import MAX_REPLICAS, RunConfig
 
 MEMORY = 8  # non-empty seals
+YOUNG = 8  # non-empty seals until a vote takes two counts
 _MAX_EMPTIES = 65535
 
 
@@ -20,14 +21,14 @@ class Stage:
     head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
     counts: bytes = bytes(MAX_REPLICAS)  # a byte for each seat: which seals counted its holder, lowest bit newest
     seated: int = 0  # bitmap of the seats that are held
-    changed: int = 0  # bitmap of those whose holder came, went or moved since the newest seal
+    changed: int = 0  # bitmap of the seats whose first holder since the newest seal lost it, or had another before
     non_empty: int = 0  # seals that counted anything
     empties: int = 0  # seals since the last of them
     worked_at: int = 0  # s, the time of the last of them; 0: none
 
     @property
     def settled(self) -> int:
-        """Bitmap of the seats with the same holder as at the newest seal."""
+        """Bitmap of the seats whose holders make their records in the next seal."""
         return self.seated & ~self.changed
 
     def counted(self, times: int) -> int:
@@ -35,8 +36,8 @@ class Stage:
         return bitmap(replica for replica, byte in enumerate(self.counts) if byte.bit_count() >= times)
 
     def earned(self) -> int:
-        """Bitmap of the votes earned by work: counted twice, or where nobody was, once."""
-        return self.counted(2) or self.counted(1)
+        """Bitmap of the votes earned by work: counted twice; where nobody was, or the stage is young, once."""
+        return (self.counted(2) if self.non_empty >= YOUNG else 0) or self.counted(1)
 
     def voters(self, complete: int) -> int:
         """Bitmap of the seats that vote. `complete`: bitmap of the replicas with a holder for every stage."""
@@ -55,11 +56,14 @@ class Stage:
         """With another byte for the seat."""
         return replace(self, counts=self.counts[:replica] + bytes([byte]) + self.counts[replica + 1 :])
 
-    def touched(self, replica: int, held: bool) -> Self:
-        """After the seat's holder has changed."""
+    def held_at(self, replica: int, held: bool) -> Self:
+        """With the seat held or free."""
         bit = 1 << replica
-        seated = self.seated | bit if held else self.seated & ~bit
-        return replace(self, seated=seated, changed=self.changed | bit)
+        return replace(self, seated=self.seated | bit if held else self.seated & ~bit)
+
+    def changed_at(self, replica: int) -> Self:
+        """Once whoever holds the seat does not make its record in the next seal."""
+        return replace(self, changed=self.changed | 1 << replica)
 
     def sealed(self, digest: bytes, counted: int, empty: bool, time: int) -> Self:
         """After a seal that counted these seats (a bitmap)."""

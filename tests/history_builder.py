@@ -32,6 +32,7 @@ from dlx.ledger.client import LedgerClient, deploy, fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribution, account_of, entries, sign
 from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.ledger.view import RunView
 from dlx.node.round.plans import manifest_plan
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training import codecs
@@ -115,6 +116,14 @@ class History:
         client = LedgerClient(self.rpc_url, self.ledger)
         client.connect()
         return client
+
+    def view(self) -> RunView:
+        """The run as its events say."""
+        client = self.client()
+        view = RunView(self.run, client.domain)
+        for event in client.poll(client.feed(self.run)).events:
+            view.apply(event)
+        return view
 
 
 @contextmanager

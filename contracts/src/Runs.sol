@@ -45,13 +45,14 @@ struct Progress {
 
 struct Replica {
     uint8 held; // seats
-    uint32 since; // the open round when its holders last changed
+    uint32 since; // the open round when it was last dealt or became complete after a break
+    uint32 brokenRound; // the open round when it was last complete
 }
 
 /// @dev One word.
 struct Activity {
     uint64 seated; // a bit for each replica whose seat is held
-    uint64 changed; // a bit for each whose holder came, went or moved since the stage's newest seal
+    uint64 changed; // a bit for each whose first holder since the stage's newest seal lost it, or had another before
     uint32 nonEmpty; // how many of its seals counted anything
     uint16 empties; // how many since then did not (at most 65535)
     uint40 workedAt; // the time of its newest non-empty seal; 0: none
@@ -66,7 +67,8 @@ struct Stage {
     mapping(uint256 replica => Return) returns_;
 }
 
-/// @notice A seat that an evicted member may take again, and nobody else, until then.
+/// @notice Who may take a seat that is free, and nobody else, until then; for nobody it is just for the second in which
+/// it became free, so that no two accounts can hand a seat on without anybody else's chance.
 struct Return {
     address account;
     uint40 until;
@@ -84,14 +86,14 @@ enum Asked {
 struct Member {
     bool holds;
     Asked asked;
-    bool formerVote; // what it had when it left in round changedRound - 1
+    bool formerVote; // whether it had a vote when it left in round changedRound - 1
     uint8 replica; // the last one, where `holds` is false
     uint8 stage; // likewise
-    uint8 formerReplica; // before its first change in round changedRound - 1
+    uint8 formerReplica; // whose record of round changedRound - 1 it makes; 255: none
     uint32 changedRound; // 1 + its stage's next round when its seat last changed; 0: never
-    uint32 since; // from which non-empty seal of its stage on it has not been counted; while it holds no seat: their number
-    uint32 joinedRound; // its stage's next round when it took a seat
-    uint40 joinedAt;
+    uint32 since; // how many non-empty seals its stage had when it came; while it holds no seat: those without it
+    uint32 joinedRound; // its stage's next round when it first took a seat there
+    uint40 joinedAt; // when that was
     uint40 askedAt;
     uint32 askedSeal; // how many non-empty seals the stage had then
 }
@@ -113,11 +115,16 @@ library Runs {
 
     uint256 internal constant MAX_STAGES = 64; // the width of Progress.sealedStages
     uint256 internal constant MAX_REPLICAS = 64; // bounds the gas of a seal
-    uint256 internal constant IDLE_SEALS = 24; // non-empty seals without a count after which a seat can be taken
-    uint256 internal constant STALLED_TIMEOUTS = 32; // without a non-empty seal after which a stage's seats can be taken
+    uint256 internal constant YOUNG_SEALS = 8; // non-empty seals until a vote takes two counts
+    uint256 internal constant IDLE_SEALS = 8; // non-empty seals without a count after which a seat is forfeit
+    uint256 internal constant GRACE_SEALS = 16; // more of them until a forfeit seat whose holder answered can be taken
+    uint256 internal constant STALLED_TIMEOUTS = 32; // without a non-empty seal after which a stage's seats are forfeit,
+    uint256 internal constant LATE_TIMEOUTS = 8; // if its round has been open for so long,
+    uint256 internal constant BARREN_SEALS = 8; // or so many of its seals in a row were empty
     uint256 internal constant OVERDUE_TIMEOUTS = 4; // that a round is open until a majority of the votes is enough
     uint256 internal constant UNCOUNTED_ROUNDS = 3; // after which a replica is dealt, and a holder may be asked
     uint256 internal constant MAX_NAME_BYTES = 64;
+    uint8 internal constant NO_REPLICA = type(uint8).max;
     /// @dev A bit for each ASCII letter and digit, and for those and `-`, `.`, `_`.
     uint256 private constant ALPHANUMERIC = (0x3ff << 48) | (0x3ffffff << 65) | (0x3ffffff << 97);
     uint256 private constant NAME_CHARACTERS = ALPHANUMERIC | (1 << 45) | (1 << 46) | (1 << 95);
@@ -187,17 +194,22 @@ library Runs {
         return kept.account == account && kept.until >= block.timestamp && (s.activity.seated >> member.replica) & 1 == 0;
     }
 
-    /// @notice Gives the account a seat that is free.
+    /// @notice Gives the account a seat that is free. Leaving and joining again wipes nothing. The first taker of a seat
+    /// that was free at the stage's newest seal can make its record at once, if it had no other seat since.
     function take(Run storage r, Member storage member, address account, uint256 replica, uint256 stage) internal {
-        uint256 idle = member.since; // leaving and joining again wipes nothing
         Stage storage s = r.stages[stage];
-        member.holds = true;
-        member.asked = Asked.No;
-        member.replica = uint8(replica);
-        member.stage = uint8(stage);
+        uint32 next = nextRound(r, stage);
+        if (member.joinedAt == 0 || member.stage != stage) {
+            (member.changedRound, member.joinedRound) = (0, next); // of the former stage
+            member.joinedAt = uint40(block.timestamp);
+            member.asked = Asked.No;
+            member.stage = uint8(stage);
+        }
+        uint256 idle = member.since;
         member.since = s.activity.nonEmpty > idle ? uint32(s.activity.nonEmpty - idle) : 0;
-        member.joinedRound = nextRound(r, stage);
-        member.joinedAt = uint40(block.timestamp);
+        member.holds = true;
+        member.replica = uint8(replica);
+        if (member.changedRound == next + 1) _change(r, s, replica);
         _sit(r, s, account, replica);
     }
 
@@ -206,13 +218,13 @@ library Runs {
     function release(Run storage r, Member storage member) internal returns (bool counted) {
         Stage storage s = r.stages[member.stage];
         uint256 votes = voters(r, member.stage);
-        _note(r, member);
-        member.formerVote = (votes >> member.replica) & 1 == 1;
-        uint256 value = _countsOf(s, member.replica);
-        counted = value != 0;
+        _note(r, s, member);
+        if ((votes >> member.replica) & 1 == 1) member.formerVote = true;
+        counted = _countsOf(s, member.replica) != 0;
         member.since = counted ? 0 : s.activity.nonEmpty - member.since;
         member.holds = false;
-        member.asked = Asked.No;
+        // Coming back says that it is there, but does no work.
+        member.asked = member.asked == Asked.No || member.asked == Asked.Presence ? Asked.No : Asked.WorkAnswered;
         _setCounts(s, member.replica, 0);
         _stand(r, s, member.replica);
     }
@@ -221,11 +233,12 @@ library Runs {
     function move(Run storage r, Member storage member, address account, uint256 replica) internal {
         Stage storage s = r.stages[member.stage];
         uint256 value = _countsOf(s, member.replica);
-        _note(r, member);
+        _note(r, s, member);
         _setCounts(s, member.replica, 0);
         _stand(r, s, member.replica);
         member.replica = uint8(replica);
         _setCounts(s, replica, value);
+        _change(r, s, replica);
         _sit(r, s, account, replica);
     }
 
@@ -234,12 +247,11 @@ library Runs {
         Stage storage s = r.stages[stage];
         (address first, address second) = (s.holders[a], s.holders[b]);
         (uint256 countsA, uint256 countsB) = (_countsOf(s, a), _countsOf(s, b));
-        _put(s, a, second);
-        _put(s, b, first);
-        _setCounts(s, a, countsB);
-        _setCounts(s, b, countsA);
-        _deal(r, s, first, b, countsA);
-        _deal(r, s, second, a, countsB);
+        _note(r, s, r.members[first]);
+        _note(r, s, r.members[second]);
+        _reseat(r, s, first, b, countsA);
+        _reseat(r, s, second, a, countsB);
+        r.replicas[b].since = r.progress.openRound;
     }
 
     // ------------------------------------------------------------------------------------------------ rounds
@@ -254,6 +266,24 @@ library Runs {
         return r.progress.openRound + uint32((r.progress.sealedStages >> stage) & 1);
     }
 
+    /// @dev In one go; the compiler writes such a word in several.
+    function write(Progress storage to, Progress memory p) internal {
+        uint256 word = uint256(p.openedAt) | (uint256(p.openRound) << 40) | (uint256(p.sealedStages) << 72)
+            | (uint256(p.complete) << 136) | (uint256(p.draw) << 200);
+        assembly ("memory-safe") {
+            sstore(to.slot, word)
+        }
+    }
+
+    /// @dev Likewise.
+    function write(Activity storage to, Activity memory a) internal {
+        uint256 word = uint256(a.seated) | (uint256(a.changed) << 64) | (uint256(a.nonEmpty) << 128)
+            | (uint256(a.empties) << 160) | (uint256(a.workedAt) << 176);
+        assembly ("memory-safe") {
+            sstore(to.slot, word)
+        }
+    }
+
     // ------------------------------------------------------------------------------------------------- votes
 
     /// @notice The seats whose holders were counted in at least `times` (1 or 2) of the last eight non-empty seals.
@@ -266,10 +296,10 @@ library Runs {
         }
     }
 
-    /// @notice The seats that have a vote: those counted twice in the last eight non-empty seals; where there is none,
-    /// those counted once.
-    function earnedVotes(Stage storage s, uint256 maxReplicas) internal view returns (uint256 seats) {
-        seats = countedSeats(s, maxReplicas, 2);
+    /// @notice The seats that have a vote: those counted twice in the last eight non-empty seals; where there is none, or
+    /// there were not yet eight, those counted once.
+    function earnedVotes(Stage storage s, uint256 maxReplicas, uint256 nonEmpty) internal view returns (uint256 seats) {
+        if (nonEmpty >= YOUNG_SEALS) seats = countedSeats(s, maxReplicas, 2);
         if (seats == 0) seats = countedSeats(s, maxReplicas, 1);
     }
 
@@ -282,7 +312,8 @@ library Runs {
 
     function voters(Run storage r, uint256 stage) internal view returns (uint256) {
         Stage storage s = r.stages[stage];
-        return electorate(earnedVotes(s, r.terms.maxReplicas), s.activity.seated, r.progress.complete);
+        Activity memory a = s.activity;
+        return electorate(earnedVotes(s, r.terms.maxReplicas, a.nonEmpty), a.seated, r.progress.complete);
     }
 
     /// @notice The run's fraction of so many votes, but of no fewer than minReplicas; rounded up.
@@ -306,59 +337,88 @@ library Runs {
     }
 
     /// @notice Whether only work keeps the seat: its holder was not counted for IDLE_SEALS non-empty seals, or its stage
-    /// has had none for STALLED_TIMEOUTS round timeouts while the member was there.
+    /// is stalled.
     function isForfeit(Run storage r, Member storage member) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
         if (_countsOf(s, member.replica) == 0 && s.activity.nonEmpty >= uint256(member.since) + IDLE_SEALS) return true;
-        uint256 from = s.activity.workedAt > r.startedAt ? s.activity.workedAt : r.startedAt;
-        if (member.joinedAt > from) from = member.joinedAt;
-        return block.timestamp > from + STALLED_TIMEOUTS * r.terms.roundTimeout;
+        return isStalled(r, member);
     }
 
-    /// @notice Whether a seal since the last question counted the member.
+    /// @notice Whether the holder of a forfeit seat that said that it is there loses it: it was not counted for another
+    /// GRACE_SEALS non-empty seals, or its stage is stalled. It was not counted since it was asked.
+    function isLost(Run storage r, Member storage member) internal view returns (bool) {
+        uint256 nonEmpty = r.stages[member.stage].activity.nonEmpty;
+        return nonEmpty >= uint256(member.askedSeal) + GRACE_SEALS || isStalled(r, member);
+    }
+
+    /// @notice Whether the member's stage had no non-empty seal for STALLED_TIMEOUTS round timeouts while the member was
+    /// there, and that is its own fault: it has not sealed a round that was open for long, or its seals are empty.
+    function isStalled(Run storage r, Member storage member) internal view returns (bool) {
+        Activity memory a = r.stages[member.stage].activity;
+        Progress memory p = r.progress;
+        uint256 timeout = r.terms.roundTimeout;
+        uint256 from = a.workedAt > r.startedAt ? a.workedAt : r.startedAt;
+        if (member.joinedAt > from) from = member.joinedAt;
+        if (block.timestamp <= from + STALLED_TIMEOUTS * timeout) return false;
+        if (a.empties >= BARREN_SEALS) return true;
+        bool owes = (p.sealedStages >> member.stage) & 1 == 0;
+        return owes && block.timestamp > p.openedAt + LATE_TIMEOUTS * timeout;
+    }
+
+    /// @notice Whether a seal since the last question counted the member, as far as the last eight non-empty ones tell.
     function countedSinceAsked(Run storage r, Member storage member) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
-        uint256 seals = s.activity.nonEmpty - member.askedSeal;
-        return _countsOf(s, member.replica).age() < seals;
+        uint256 value = _countsOf(s, member.replica);
+        return value != 0 && value.age() < s.activity.nonEmpty - member.askedSeal;
     }
 
     // ----------------------------------------------------------------------------------------------- helpers
 
-    /// @dev Remembers where the member sat when the round was opened that its stage has to seal next.
-    function _note(Run storage r, Member storage member) private {
+    /// @dev Remembers whose record of its stage's next round the member makes: that of its seat, if it was the first to
+    /// hold that since the stage's newest seal. Nothing can be under way before round 0 opens.
+    function _note(Run storage r, Stage storage s, Member storage member) private {
         uint32 changed = nextRound(r, member.stage) + 1;
-        if (member.changedRound == changed) return;
+        if (member.changedRound == changed || r.progress.openedAt == 0) return;
         member.changedRound = changed;
-        member.formerReplica = member.replica;
+        member.formerReplica = (s.activity.changed >> member.replica) & 1 == 0 ? member.replica : NO_REPLICA;
         member.formerVote = false;
     }
 
-    function _deal(Run storage r, Stage storage s, address account, uint256 replica, uint256 value) private {
-        Member storage member = r.members[account];
-        _note(r, member);
-        member.replica = uint8(replica);
-        if (value != 0) member.since = s.activity.nonEmpty;
-        r.replicas[replica].since = r.progress.openRound;
+    /// @dev Whoever holds the seat from now on does not make its record of the stage's next round.
+    function _change(Run storage r, Stage storage s, uint256 replica) private {
+        if (r.progress.openedAt != 0) s.activity.changed |= uint64(1 << replica);
+    }
+
+    function _reseat(Run storage r, Stage storage s, address account, uint256 replica, uint256 value) private {
+        _put(s, replica, account);
+        _setCounts(s, replica, value);
+        _change(r, s, replica);
+        r.members[account].replica = uint8(replica);
     }
 
     function _sit(Run storage r, Stage storage s, address account, uint256 replica) private {
         _put(s, replica, account);
         s.activity.seated |= uint64(1 << replica);
         Replica storage seats = r.replicas[replica];
-        seats.since = r.progress.openRound;
-        if (++seats.held == r.terms.stages) r.progress.complete |= uint64(1 << replica);
+        if (++seats.held < r.terms.stages) return;
+        r.progress.complete |= uint64(1 << replica);
+        // Whoever leaves and comes back does not put off that the replica is dealt.
+        if (r.progress.openRound > seats.brokenRound + 1) seats.since = r.progress.openRound;
     }
 
     function _stand(Run storage r, Stage storage s, uint256 replica) private {
         _put(s, replica, address(0));
+        _change(r, s, replica);
         s.activity.seated &= ~uint64(1 << replica);
-        --r.replicas[replica].held;
+        s.returns_[replica] = Return(address(0), uint40(block.timestamp));
+        Replica storage seats = r.replicas[replica];
+        if (seats.held == r.terms.stages) seats.brokenRound = r.progress.openRound;
+        --seats.held;
         r.progress.complete &= ~uint64(1 << replica);
     }
 
     function _put(Stage storage s, uint256 replica, address account) private {
         s.holders[replica] = account;
-        s.activity.changed |= uint64(1 << replica);
         uint256 shift = 128 * (replica & 1);
         uint256 others = s.tags[replica >> 1] & ~(uint256(type(uint128).max) << shift);
         s.tags[replica >> 1] = others | (uint256(uint128(uint160(account))) << shift);

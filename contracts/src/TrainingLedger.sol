@@ -15,6 +15,8 @@ contract TrainingLedger is EIP712 {
     using Runs for Run;
     using Runs for Stage;
     using Runs for Terms;
+    using Runs for Activity;
+    using Runs for Progress;
     using Seals for Outcome;
     using Seals for Seal;
     using Seals for bytes;
@@ -198,22 +200,29 @@ contract TrainingLedger is EIP712 {
         emit Accused(run, account, msg.sender, forfeit);
     }
 
-    /// @notice The accused sender is still there. Where its seat is forfeit, that keeps it only if it is not any more.
+    /// @notice The accused sender is still there. Where its seat is forfeit, that wins it time to be counted; once it
+    /// was, it may answer again and is not accused any more.
     function answer(bytes32 run) external {
-        Member storage member = _run(run).holder(msg.sender);
-        if (member.asked != Asked.Presence && member.asked != Asked.Work) revert NotAccused(msg.sender);
-        member.asked = member.asked == Asked.Work ? Asked.WorkAnswered : Asked.No;
+        Run storage r = _run(run);
+        Member storage member = r.holder(msg.sender);
+        if (member.asked == Asked.Presence || (member.asked != Asked.No && r.countedSinceAsked(member))) {
+            member.asked = Asked.No;
+        } else if (member.asked == Asked.Work) {
+            member.asked = Asked.WorkAnswered;
+        } else {
+            revert NotAccused(msg.sender);
+        }
         emit Answered(run, msg.sender);
     }
 
-    /// @notice Frees the seat of an accused holder that did not answer in time, or whose seat is still forfeit then. One
+    /// @notice Frees the seat of an accused holder that did not answer in time, or whose seat is lost (Runs.isLost). One
     /// that was counted lately may take it again, alone, for as long once more.
     function evict(bytes32 run, address account) external {
         Run storage r = _run(run);
         Member storage member = r.holder(account);
         if (member.asked == Asked.No) revert NotAccused(account);
         if (r.countedSinceAsked(member)) revert CountedSinceAccused(account);
-        if (member.asked == Asked.WorkAnswered && !r.isForfeit(member)) revert NotAccused(account);
+        if (member.asked == Asked.WorkAnswered && !r.isLost(member)) revert NotAccused(account);
         uint256 fromTime = uint256(member.askedAt) + r.terms.evictionTime;
         if (block.timestamp < fromTime) revert TooEarlyToEvict(fromTime);
 
@@ -222,6 +231,7 @@ contract TrainingLedger is EIP712 {
             until = uint64(block.timestamp) + r.terms.evictionTime;
             r.stages[member.stage].returns_[member.replica] = Return(account, uint40(until));
         }
+        member.asked = Asked.No;
         emit Evicted(run, account, member.replica, member.stage, until);
     }
 
@@ -266,7 +276,7 @@ contract TrainingLedger is EIP712 {
         Stage storage stage = r.stages[s.stage];
         Activity memory activity = stage.activity;
         bytes32 digest = _hashTypedDataV4(s.hash(stage.head));
-        uint256 earned = stage.earnedVotes(terms.maxReplicas);
+        uint256 earned = stage.earnedVotes(terms.maxReplicas, activity.nonEmpty);
         Signed memory signed;
         (signed.stage, signed.round) = (s.stage, s.round);
         signed.settled = activity.seated & ~activity.changed;
@@ -286,10 +296,11 @@ contract TrainingLedger is EIP712 {
     struct Signed {
         uint256 stage;
         uint256 round;
-        uint256 settled; // seats with the same holder as at the stage's last seal
+        uint256 settled; // seats whose holders make their records
         uint256 voters;
         uint256 listed; // replicas that have a record
         uint256 voted;
+        uint256 formerVoted; // of those without the seat that they voted by, by whose record they make
         uint256 made; // records whose makers are known
         uint256 counted; // the seats of these makers
     }
@@ -316,9 +327,9 @@ contract TrainingLedger is EIP712 {
         return (o.weights | o.momentum | o.weightsRoot | o.momentumRoot) == 0;
     }
 
-    /// @dev Notes whose votes the signatures are, and which records their makers signed: each record must be made by
-    /// somebody who holds its seat, or held it when the round became the stage's next, and who made no other one.
-    /// Signatures of anybody else are skipped.
+    /// @dev Notes whose votes the signatures are, and which records their makers signed. The record of a replica is made
+    /// by the account that held its seat at the stage's newest seal, or, where it was free, by the first that took it
+    /// since and had no other; wherever it sits now. Signatures of anybody else are skipped.
     function _readSignatures(Run storage r, Stage storage stage, Seal calldata s, bytes32 digest, Signed memory signed)
         private
         view
@@ -331,55 +342,55 @@ contract TrainingLedger is EIP712 {
             for (uint256 start = 0; start < signatures.length; start += Seals.ENTRY_BYTES) {
                 uint256 replica = signatures.entryOf(start);
                 if (replica >= Seals.OF_RECORD) {
-                    _readRecordSignature(r, s, start, replica - Seals.OF_RECORD, signed);
+                    _readMaker(r, stage, s, start, signed);
                     continue;
                 }
                 address signer = signatures.signer(start, digest);
                 uint256 seat = 1 << replica;
-                if (settled & seat != 0 && stage.isHolder(replica, signer)) {
-                    met |= seat;
-                } else {
-                    Member memory member = r.members[signer];
-                    _vote(signed, member);
-                    _admit(signed, member, replica);
-                }
+                if (settled & seat != 0 && stage.isHolder(replica, signer)) met |= seat;
+                else _readUnsettled(signed, r.members[signer], replica, true);
             }
         }
         signed.voted |= met & signed.voters;
-        signed.made |= met & signed.listed; // nobody else can have made these
+        signed.made |= met & signed.listed;
         signed.counted |= met & signed.listed;
     }
 
-    function _readRecordSignature(Run storage r, Seal calldata s, uint256 start, uint256 replica, Signed memory signed)
+    /// @dev Reads an entry that signs the contribution which a record shows.
+    function _readMaker(Run storage r, Stage storage stage, Seal calldata s, uint256 start, Signed memory signed)
         private
         view
     {
-        if ((signed.listed >> replica) & 1 == 0) return;
-        uint256 index = (signed.listed & ((1 << replica) - 1)).size();
-        address maker = s.signatures.signer(start, _hashTypedDataV4(s.contributionHash(index)));
-        _admit(signed, r.members[maker], replica);
-    }
-
-    /// @dev Whoever lost or left its seat since the stage's last seal has its vote once more.
-    function _vote(Signed memory signed, Member memory member) private pure {
-        if (member.stage != signed.stage) return;
-        bool former = member.changedRound == signed.round + 1 && member.formerVote;
-        bool votes = member.holds && (signed.voters >> member.replica) & 1 == 1;
-        if (former || votes) signed.voted |= 1 << member.replica;
-    }
-
-    /// @dev Takes the member for the maker of the record of `replica`, unless it cannot be, or made another one.
-    function _admit(Signed memory signed, Member memory member, uint256 replica) private pure returns (bool) {
-        if (member.stage != signed.stage || ((signed.listed & ~signed.made) >> replica) & 1 == 0) return false;
-        bool former = member.changedRound == signed.round + 1 && member.formerReplica == replica;
-        if (!former && !(member.holds && member.replica == replica)) return false;
-        if (member.holds) {
-            uint256 seat = 1 << member.replica;
-            if (signed.counted & seat != 0) return false;
+        uint256 replica = s.signatures.entryOf(start) - Seals.OF_RECORD;
+        uint256 seat = 1 << replica;
+        if (signed.listed & seat == 0) return;
+        bytes32 contribution = s.contributionHash((signed.listed & (seat - 1)).size());
+        address maker = s.signatures.signer(start, _hashTypedDataV4(contribution));
+        if (signed.settled & seat == 0) {
+            _readUnsettled(signed, r.members[maker], replica, false);
+        } else if (stage.isHolder(replica, maker)) {
+            signed.made |= seat;
             signed.counted |= seat;
         }
+    }
+
+    function _readUnsettled(Signed memory signed, Member memory member, uint256 replica, bool votes) private pure {
+        if (member.stage != signed.stage) return;
+        bool changed = member.changedRound == signed.round + 1;
+        if (votes) _vote(signed, member, changed);
+        if (!changed || member.formerReplica != replica || (signed.listed >> replica) & 1 == 0) return;
         signed.made |= 1 << replica;
-        return true;
+        if (member.holds) signed.counted |= 1 << member.replica;
+    }
+
+    /// @dev Whoever lost or left its seat since the stage's newest seal has its vote once more.
+    function _vote(Signed memory signed, Member memory member, bool changed) private pure {
+        if (member.holds && (signed.voters >> member.replica) & 1 == 1) {
+            signed.voted |= 1 << member.replica;
+        } else if (changed && member.formerVote && member.formerReplica != Runs.NO_REPLICA) {
+            // Whoever came late to a seat that others held has no record to be known by, and no vote that it earned.
+            signed.formerVoted |= 1 << member.formerReplica;
+        }
     }
 
     /// @dev The replicas that have a record, which must ascend.
@@ -402,14 +413,15 @@ contract TrainingLedger is EIP712 {
         private
         view
     {
-        uint256 votes = (signed.voters | signed.voted).size();
+        uint256 former = signed.formerVoted == 0 ? 0 : signed.formerVoted.size();
+        uint256 votes = signed.voters.size() + former;
         uint256 needed = terms.quorum(votes);
         if (signed.listed.size() < needed) _requireTime(openedAt + terms.roundTimeout);
         uint256 overdue = openedAt + Runs.OVERDUE_TIMEOUTS * terms.roundTimeout;
         // A stage whose voters are gone waits for them before it belongs to those who came after them.
         if (!earned && worked) _requireTime(overdue);
         if (earned && block.timestamp >= overdue && votes / 2 + 1 < needed) needed = votes / 2 + 1;
-        uint256 voted = signed.voted.size();
+        uint256 voted = signed.voted.size() + former;
         if (voted < needed) revert QuorumMissing(voted, needed);
     }
 
@@ -424,10 +436,12 @@ contract TrainingLedger is EIP712 {
             activity.empties = 0;
             activity.workedAt = uint40(block.timestamp);
         }
-        s.activity = activity;
+        s.activity.write(activity);
     }
 
-    /// @dev Opens the next round once all stages have sealed this one; after the last one there is none to open.
+    /// @dev Opens the next round once all stages have sealed this one; after the last one there is none to open. The draw
+    /// is known to all as soon as a seal is, and whoever proposes a seal or picks the moment of a deal can choose among a
+    /// few; only a quorum's signatures make a digest.
     function _close(Run storage r, Terms memory terms, Progress memory p, uint256 stage, bytes32 digest) private {
         p.draw ^= uint56(uint256(digest));
         p.sealedStages |= uint64(1 << stage);
@@ -436,7 +450,7 @@ contract TrainingLedger is EIP712 {
             ++p.openRound;
             p.openedAt = uint40(block.timestamp);
         }
-        r.progress = p;
+        r.progress.write(p);
     }
 
     // --------------------------------------------------------------------------------------------------- views

@@ -140,13 +140,13 @@ contract NodeRegistryTest {
         registry.register(bytes32(node.publicKeyX), bytes32(node.publicKeyY), signed, addresses);
     }
 
-    function test_registeringAgainReplacesTheNodeAndFreesItsPeerId() public {
+    function test_registeringAgainReplacesTheNodeWhosePeerIdStaysTheAccounts() public {
         register(NODE_KEY, ALICE);
         register(OTHER_NODE_KEY, ALICE);
         vm.assertEq(registry.peerIdOf(ALICE), expectedPeerId(OTHER_NODE_KEY));
-        vm.assertEq(registry.accountOf(keccak256(expectedPeerId(NODE_KEY))), address(0));
-        register(NODE_KEY, BOB);
-        vm.assertEq(registry.accountOf(keccak256(expectedPeerId(NODE_KEY))), BOB);
+        vm.assertEq(registry.accountOf(keccak256(expectedPeerId(NODE_KEY))), ALICE);
+        register(NODE_KEY, ALICE);
+        vm.assertEq(registry.peerIdOf(ALICE), expectedPeerId(NODE_KEY));
     }
 
     function test_registeringTheSameNodeAgainIsAllowed() public {
@@ -164,7 +164,7 @@ contract NodeRegistryTest {
         registry.deregister();
         vm.assertFalse(registry.isRegistered(ALICE));
         vm.assertEq(registry.peerIdOf(ALICE), bytes(""));
-        vm.assertEq(registry.accountOf(keccak256(expectedPeerId(NODE_KEY))), address(0));
+        vm.assertEq(registry.accountOf(keccak256(expectedPeerId(NODE_KEY))), ALICE);
         vm.prank(ALICE);
         vm.expectRevert(abi.encodeWithSelector(NodeRegistry.NotRegistered.selector, ALICE));
         registry.deregister();

@@ -57,7 +57,7 @@ class Liveness:
         that it signed too; None where it has signed none."""
         if self._since is None:
             self._since = now
-        out: list[a.Transaction] = [a.SendAnswer()] if self._account in view.accusations else []
+        out: list[a.Transaction] = [a.SendAnswer()] if view.should_answer(self._account) else []
         if view.may_move(self._account, int(now)):
             out.append(a.SendMoveDown())
         wanted: dict[Hashable, a.Transaction] = {}

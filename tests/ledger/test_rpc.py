@@ -38,7 +38,7 @@ def asked(fake_chain):
 
 def test_a_call_is_one_request_with_what_was_given(fake_chain, asked):
     assert asked("0x" + word(7)) == (7,)
-    assert asked("0x" + word(1) + word(2), "heads") == (bytes(31) + b"\1", bytes(31) + b"\2")
+    assert asked("0x" + word(1) + word(2), "quorumOf") == (1, 2)
     assert asked("0x", "leaveRun", (RUN,), **{"from": LEDGER, "gas": 100_000, "block": 5}) == ()
     (call, block) = fake_chain.calls[0]
     data = "0x" + Interface("TrainingLedger").call_data("leaveRun", RUN).hex()

@@ -21,9 +21,10 @@ from dlx.node.home.signed import SignedBook
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p.exchange import BlobNotFound
+from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from dlx.training.slot.records import Trained
-from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, make_rules
+from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
 
 ROUNDS = 3
 
@@ -59,11 +60,14 @@ class Trainer:
     async def check(self, payload: bytes, plan: Any) -> None:
         pass
 
-    async def outer(self, base: bytes, momentum: bytes, payloads: Any, ranks: Any = ()) -> m.Answer:
+    async def outer(
+        self, base: bytes, momentum: bytes, payloads: Any, ranks: Any = ()
+    ) -> tuple[Version, dict[int, float]]:
         if self.faults:
             raise self.faults.pop(0)
         version = next(v for v in range(ROUNDS) if base == name_of(v)) + 1
-        return m.Answer(1, None, self.store.put(weights(version)), NO_HASH)
+        made = self.store.put(weights(version))
+        return Version(made, NO_HASH, digest("root", made), NO_HASH), {}
 
 
 def name_of(version: int) -> bytes:
@@ -72,9 +76,10 @@ def name_of(version: int) -> bytes:
 
 def trained(round: int, payload: bytes, reset: bool) -> Trained:
     return Trained(
-        round=round, payload=payload, payload_size=len(f"payload {round}"), base_weights=name_of(round),
-        start_payload=NO_HASH, folded=(), weights_before=NO_HASH, weights_after=NO_HASH, optimiser_before=NO_HASH,
-        optimiser_after=NO_HASH, residual_before=NO_HASH, residual_after=NO_HASH, segments_root=NO_HASH, segments=2,
+        round=round, payload=payload, payload_size=len(f"payload {round}"), payload_root=NO_HASH,
+        base_weights=name_of(round), start_payload=NO_HASH, folded=(), weights_before=NO_HASH, weights_after=NO_HASH,
+        optimiser_before=NO_HASH, optimiser_after=NO_HASH, residual_before=NO_HASH, residual_after=NO_HASH,
+        segments_root=NO_HASH, segments=2,
         inner_steps=5, tokens=320, loss=5_000_000 - round, training_ms=500, reset=reset,
     )  # fmt: skip
 
@@ -117,12 +122,12 @@ class Scene:
             raise BlobNotFound("nobody has it")
         return self.store.path(name)
 
-    def seal(self, seal: Any, listed: Any, signatures: dict[str, bytes]) -> Any:
+    def seal(self, seal: Any, signatures: bytes) -> Any:
         if self.refusals:
             self.refusals -= 1
             raise Reverted("NotYet")
         self.ledger.block += 1
-        assert self.ledger.seal(seal, listed, tuple(signatures.items()))
+        assert self.ledger.seal(seal, signatures)
         return SimpleNamespace(block=self.ledger.block)
 
     def play(self, program: Callable[[Session], Awaitable[None]]) -> None:

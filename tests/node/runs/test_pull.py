@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from dlx.ledger.view import RunView
 from dlx.node.audit import Folder
 from dlx.node.home.errors import Failure
 from dlx.node.runs.pull import pull
@@ -30,10 +29,7 @@ def folder(honest_history: History, tmp_path: Path) -> Path:
 @pytest.fixture
 def run_pull(honest_history: History, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`run_pull(version, [folders], wrong=[])` into tmp_path/model; leaves nothing else behind."""
-    client = honest_history.client()
-    view = RunView(honest_history.run)
-    for event in client.poll(client.feed(honest_history.run)).events:
-        view.apply(event)
+    client, view = honest_history.client(), honest_history.view()
 
     def go(version: int | None, folders: list[Path], wrong: list[tuple[bytes, str]] | None = None) -> dict[str, Any]:
         before = set(tmp_path.iterdir())

@@ -24,6 +24,7 @@ from dlx.training.codecs import CodecError
 from dlx.training.data.shards import DataDamaged
 from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs
 
@@ -162,7 +163,7 @@ def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_
         async for message in to_send:
             assert isinstance(message, m.Outer | m.Check)
             await trio.sleep(100 * (len(message.payloads) if isinstance(message, m.Outer) else 1))
-            trainer._dispatch(m.Answer(message.request))
+            trainer._dispatch(m.Answer(message.request, version=Version(*(bytes(32),) * 4)))
 
     async def all_at_once() -> None:
         async with trio.open_nursery() as nursery:
