@@ -223,7 +223,7 @@ class RunView:
         for replica in range(self.config.max_replicas):
             kept = self._returns.get((replica, stage))
             reserved = kept is not None and kept.until >= now and kept.account != account
-            vacated = self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
+            vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
             if (replica, stage) not in self._holders and not reserved and not vacated:
                 return replica
         return None
