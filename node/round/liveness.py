@@ -142,9 +142,7 @@ class Liveness:
         team = self._team(view, replica)
         if any(account in view.accusations for account in team):
             return False
-        if any(account != self._account and self._silent(view, account, now) for account in team):
-            return False
-        return len(self._forfeit(view, replica, now)) in (0, len(team))
+        return not any(account != self._account and self._silent(view, account, now) for account in team)
 
     def _forfeit(self, view: RunView, replica: int, now: float) -> set[str]:
         return {account for account in self._team(view, replica) if view.is_forfeit(account, int(now))}

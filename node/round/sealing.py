@@ -308,9 +308,17 @@ class Sealing:
         (perhaps everybody has), and not while we may still contribute. Where the stage's last round was empty too there
         is less to wait for, and what helps needs three of them: a deal."""
         view = self._known.view
-        slot = view.slot_of(self._account)
-        hopeless = slot is None or slot[0] not in view.complete_replicas()
         before = view.sealed.get((self._stage, round - 1))
-        patience = 1 if hopeless or (before is not None and not before.records) else EMPTY_PATIENCE
+        again = before is not None and not before.records
+        patience = EMPTY_PATIENCE if self._may_contribute(round) and not again else 1
         since = max(view.opened_at or 0, self._since)
         return now >= since + patience * self._rules.round_timeout and self._training != round
+
+    def _may_contribute(self, round: int) -> bool:
+        """Whether we have contributed to the round, or can still. A round before our last one is not trained any more,
+        and a seat that changed since takes what was trained ahead with it."""
+        view = self._known.view
+        slot, own = view.slot_of(self._account), self._own.get(round)
+        if own is not None:
+            return may_count(view, own.contribution)
+        return slot is not None and slot[0] in view.complete_replicas() and round > max(self._own, default=-1)

@@ -40,7 +40,7 @@ START = 1_800_000_000.0
 PAYLOAD_SIZE = 500
 FACTS = PayloadFacts(PAYLOAD_SIZE, hashlib.sha256(b"root").digest())  # of every payload
 MIN_ROUND_TIME = 1  # s
-STALL_SECONDS = 4.0  # until the neighbours of a holder that does not train give the round up
+STALL_SECONDS = 4.0  # that a holder waits for those of its neighbours before it gives the round up
 
 
 def digest(*parts: object) -> bytes:
@@ -130,6 +130,8 @@ class Simulation:
                 self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
             if member.training and member.training[1] <= self.now:
                 self.finish(member)
+            if member.training and member.training[1] + STALL_SECONDS <= self.now:
+                self.give_up(member)
             self.feed(member, e.Tick())
 
     def run(self, until: Callable[[], bool], seconds: float) -> bool:
@@ -229,13 +231,8 @@ class Simulation:
         match action:
             case a.StartRound(round=round, plan=plan):
                 assert member.training is None
-                if member.breaks:
-                    member.training = (round, float("inf"))
-                    self.later(member, e.RoundAbandoned(round, "I do not train"), STALL_SECONDS)
-                    self.mail.append((self.now + STALL_SECONDS, lambda: self.give_up(member)))
-                    return
-                seconds = self.round_seconds(plan.inner_steps)
-                member.training = (round, self.now + seconds * (0.8 + 0.4 * self.random.random()))
+                seconds = self.round_seconds(plan.inner_steps) * (0.8 + 0.4 * self.random.random())
+                member.training = (round, float("inf") if member.breaks else self.now + seconds)
             case a.AbandonRound(round=round, reason=reason):
                 member.training = None
                 self.disconnect(member.account)
@@ -382,9 +379,11 @@ class Simulation:
     # ---- the fake ledger ----
 
     def give_up(self, member: Member) -> None:
-        """A round that is not trained ends with a broken pipe."""
-        member.training = None
+        """What it waits for from its neighbours does not come."""
+        assert member.training is not None
+        round, member.training = member.training[0], None
         self.disconnect(member.account)
+        self.feed(member, e.RoundAbandoned(round, "no tensor came"))
         self.connect(member.account)
 
     def at(self) -> EventPosition:
