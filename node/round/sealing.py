@@ -11,7 +11,16 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
-from dlx.node.round.rules import NOTHING, OuterResult, Rules, build_seal, may_count, proposers, unit_multipliers
+from dlx.node.round.rules import (
+    NOTHING,
+    OuterResult,
+    Rules,
+    build_seal,
+    may_count,
+    may_train,
+    proposers,
+    unit_multipliers,
+)
 from dlx.training.outer import adaptive, policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
@@ -315,10 +324,12 @@ class Sealing:
         return now >= since + patience * self._rules.round_timeout and self._training != round
 
     def _may_contribute(self, round: int) -> bool:
-        """Whether we have contributed to the round, or can still. A round before our last one is not trained any more,
-        and a seat that changed since takes what was trained ahead with it."""
+        """Whether we have contributed to the round, or can still: who was dealt meanwhile has lost what it trained
+        ahead, and a round before our last one is not trained any more."""
         view = self._known.view
         slot, own = view.slot_of(self._account), self._own.get(round)
         if own is not None:
             return may_count(view, own.contribution)
-        return slot is not None and slot[0] in view.complete_replicas() and round > max(self._own, default=-1)
+        if slot is None or slot[0] not in view.complete_replicas() or not may_train(view, self._account, round):
+            return False
+        return round > max(self._own, default=-1)

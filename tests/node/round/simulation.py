@@ -153,8 +153,9 @@ class Simulation:
     def restart(self, account: str) -> None:
         """The process comes back with what was on disk: own contributions, adopted versions, payloads."""
         member, old = self.members[account], self.members[account].machine
-        if self.view.slot_of(account) is None:
-            self.take_seat(account, old.stage)
+        if self.view.slot_of(account) is None and not self.take_seat(account, old.stage):
+            self.mail.append((self.now + 1, lambda: self.restart(account)))
+            return
         self.renew(member)
         member.alive = True
         self.connect(account)
@@ -170,7 +171,7 @@ class Simulation:
         """A newcomer takes a seat; it does nothing before `restart`."""
         key = digest("key", name)
         account = account_of(key)
-        self.take_seat(account, stage)
+        assert self.take_seat(account, stage)
         self.members[account] = Member(key, RoundMachine(self.rules, account, stage, self.view.copy()), alive=False)
         return account
 
@@ -181,16 +182,18 @@ class Simulation:
         self.kill(account)
         self.apply(chain.Left(RUN, account, *slot, self.at()))
 
-    def take_seat(self, account: str, stage: int) -> None:
-        """Its own one back while that waits for it, else the lowest free one."""
+    def take_seat(self, account: str, stage: int) -> bool:
+        """Its own one back while that waits for it, else the lowest free one, if there is one."""
         view, now = self.view, int(self.now)
         own = next(((r, s) for (r, s), kept in view.returns.items() if kept.account == account), None)
         waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.holder(*own)
         replica = own[0] if own is not None and waits else view.free_seat(stage, account, now)
-        assert replica is not None, "every seat is taken"
+        if replica is None:
+            return False
         was_open = view.opened_at is not None or view.finished
         self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
         self.open_first(was_open)
+        return True
 
     def open_first(self, was_open: bool) -> None:
         """Round 0 opens once enough replicas are complete."""
@@ -402,7 +405,7 @@ class Simulation:
             case a.SendAccuse(account=other) if view.may_accuse(account, other, now):
                 self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other, now), self.at()))
                 return True
-            case a.SendAnswer() if account in view.accusations:
+            case a.SendAnswer() if view.should_answer(account):
                 self.apply(chain.Answered(RUN, account, self.at()))
                 return True
             case a.SendEvict(account=other) if view.may_evict(other, now):
