@@ -364,12 +364,11 @@ class Entry:
 
 def entries(seal_signatures: Mapping[str, tuple[int, bytes]], record_signatures: Mapping[int, bytes]) -> bytes:
     """The `signatures` of a seal: account -> (replica, signature of the seal), and replica -> signature of its record
-    for those makers who did not sign the seal. Of several accounts with one replica the maker of its record has to come
-    first."""
+    for those makers who did not sign the seal. In ascending order of replica, which means nothing."""
     found = [Entry(replica, True, signature) for replica, signature in record_signatures.items()]
     found += [Entry(replica, False, signature) for replica, signature in seal_signatures.values()]
     parts = []
-    for entry in sorted(found, key=lambda entry: entry.replica):  # stable: of equal ones the record's comes first
+    for entry in sorted(found, key=lambda entry: entry.replica):
         if not 0 <= entry.replica < _OF_RECORD or len(entry.signature) != SIGNATURE_SIZE:
             raise TypedError(f"an entry has a replica and {SIGNATURE_SIZE} bytes, not {entry}")
         parts.append(bytes([entry.replica + _OF_RECORD * entry.of_record]) + entry.signature)

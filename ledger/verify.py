@@ -73,7 +73,7 @@ def _records(sealed: Sealed) -> _Found:
 
 
 def _signatures(before: RunView, sealed: Sealed) -> _Found:
-    stage, made, signers = sealed.stage, dict[int, str](), set[str]()
+    stage, made, signers = sealed.stage, set[int](), set[str]()
     records = {record.replica: record for record in sealed.records}
     try:
         found = split_entries(sealed.signatures)
@@ -92,12 +92,11 @@ def _signatures(before: RunView, sealed: Sealed) -> _Found:
             continue  # the contract passes over it
         if not entry.of_record:
             signers.add(account)
-        first = record is not None and entry.replica not in made and account not in made.values()
-        if first and before.admissible(account, stage, entry.replica):
-            made[entry.replica] = account
+        if before.admissible(account, stage, entry.replica):
+            made.add(entry.replica)
     for replica, record in records.items():
         if replica not in made:
-            yield "record signature", record.statement, f"nobody who can have made replica {replica}'s record signed it"
+            yield "record signature", record.statement, f"the maker of replica {replica}'s record did not sign it"
     yield from _votes(before, sealed, signers)
 
 

@@ -228,7 +228,7 @@ class RunView:
         for replica in range(self.config.max_replicas):
             kept = self._returns.get((replica, stage))
             reserved = kept is not None and kept.until >= now and kept.account != account
-            vacated = self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
+            vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
             if (replica, stage) not in self._holders and not reserved and not vacated:
                 return replica
         return None
@@ -339,6 +339,11 @@ class RunView:
         at = self._stages[member.stage]
         idle = not at.counts[member.replica] and at.non_empty >= member.since + IDLE_SEALS
         return idle or self._is_stalled(member, now)
+
+    def is_stalled(self, account: str, now: int) -> bool:
+        """Whether the account's stage has had no non-empty seal for long while it held a seat, and by its own fault:
+        then even its answers do not keep it the seat."""
+        return self._member(account).holds and self._is_stalled(self._member(account), now)
 
     def may_accuse(self, by: str, account: str, now: int) -> bool:
         """Whether an accusation of the account would stand."""
@@ -634,7 +639,6 @@ class RunView:
         return counted and at.idle_seals(member.replica) < at.non_empty - member.asked_seal
 
     def _is_stalled(self, member: Member, now: int) -> bool:
-        """Whether its stage has had no non-empty seal for long while the member was there, and by its own fault."""
         at, timeout = self._stages[member.stage], self.config.round_timeout
         if now <= max(at.worked_at, self.started_at, member.joined_at) + STALLED_TIMEOUTS * timeout:
             return False

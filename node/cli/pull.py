@@ -10,6 +10,7 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.home import shown
 
 
 def command(
@@ -35,7 +36,8 @@ def command(
 ) -> None:
     """Fetch each stage's weights by the hash on the ledger and merge them for `AutoModelForCausalLM.from_pretrained`.
 
-    Weights that nobody keeps any more are recomputed from the payloads. provenance.json says where all comes from.
+    Weights that nobody keeps any more are recomputed from the payloads. provenance.json says where all comes from,
+    SHA256SUMS what the files are; who says that the version is to be had elsewhere is compared with that.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
@@ -59,3 +61,7 @@ def command(
     for stage in found["stages"]:
         sealed = "genesis" if stage["transaction"] is None else f"transaction {stage['transaction']}"
         sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']} {sealed}\n")
+    sys.stdout.write(f"  checkpoint {found['checkpoint']}, the sha256 of SHA256SUMS\n")
+    for one in found["published"]:
+        verdict = "the same" if one["same"] else options.amber(f"DIFFERS: {one['checkpoint']}")
+        options.print_fields([(f"  published by {one['account']} at {shown.text(one['uri'])}", verdict)])

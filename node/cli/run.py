@@ -1,4 +1,4 @@
-"""`dlx-node run plan | create | list | show`: training runs on the ledger."""
+"""`dlx-node run plan | create | list | show | publish`: training runs on the ledger."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.shown import size
 
-app = options.Verbs(help="Plan, create, list and show training runs.")
+app = options.Verbs(help="Plan, create, list and show training runs; publish checkpoints.")
 
 
 @app.command()
@@ -212,6 +213,61 @@ def show(
 
 def _times(min_round: int, round: int, eviction: int) -> str:
     return f"a round takes at least {min_round} s and times out after {round} s; eviction {eviction} s"
+
+
+@app.command()
+def publish(
+    uri: Annotated[str, typer.Option(metavar="URI", help="Where the checkpoint's folder can be had.")],
+    run: options.RunArgument = None,
+    round: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Version N: the weights after N rounds.", show_default="the newest sealed"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="What `dlx-node pull` wrote.", show_default="pulled for this"),
+    ] = None,
+    blobs: BlobsOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    password_file: options.PasswordFileOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Say on the ledger where a version can be had, with the hash of the list of its files (SHA256SUMS).
+
+    For the run's creator and its members. Whoever pulls the version sees whether that list is the same.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap,
+        password_file=password_file,
+    )  # fmt: skip
+    from dlx.node.archive.sources import Places
+    from dlx.node.cli.audit import Progress
+    from dlx.node.home.identity import load_account
+    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.runs import find
+    from dlx.node.runs.checkpoint import publish
+    from dlx.node.runs.pull import pull_run
+
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    if checkpoint is not None:
+        options.existing_folder(checkpoint, "--checkpoint")
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    account = load_account(folder, settings)
+    with open_ledger(settings, folder, account.secret) as client, Progress() as progress:
+        view = find.RunReader(client, find.resolve(client, run)).view()
+
+        def pull(version: int, out: Path) -> None:
+            pull_run(client, view, version, out, places, progress.show, progress.say)
+
+        made = publish(client, view, round, uri, checkpoint, pull)
+    options.print_json(made) if json else options.print_fields(list(made.items()))
 
 
 @contextmanager

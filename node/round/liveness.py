@@ -5,10 +5,10 @@ each question, one proposal timeout after the other.
 
 - Who was not heard for a round timeout is asked, and evicted if it does not answer.
 - A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
-  it. The dead among them are evicted first: they would break the replicas that work. So are those whose seats are
-  forfeit, where others of the replica's are not: these broke every replica that they were dealt to.
-- A stage that holds up a round for long loses those whose seats are forfeit: its own members ask who does not sign with
-  them; the other stages', later, ask everybody.
+  it. The dead among them are evicted first: they would break the replicas that work. Those whose seats are forfeit are
+  asked, by holders whose own are not: only being counted keeps them their seats, wherever they are dealt.
+- A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
+  them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
 """
 
 from collections import OrderedDict
@@ -75,7 +75,8 @@ class Liveness:
         evicted = [
             account
             for account in others
-            if (account in view.accusations or account in blamed) and view.may_evict(account, int(now))
+            if view.may_evict(account, int(now))
+            and (account in view.accusations or account in blamed or not view.is_stalled(account, int(now)))
         ]
         if view.open_round is None or finished(self._rules, view):
             return [a.SendEvict(account) for account in evicted]
@@ -122,10 +123,11 @@ class Liveness:
         self._broken = {r: self._broken.get(r, now) for r in complete if view.may_deal(r)}
         for replica, since in self._broken.items():
             if not ours_is_forfeit and (replica == slot[0] or now > since + timeout):
-                found |= self._forfeit(view, replica, now)
+                team = self._team(view, replica)
+                found |= {account for account in team if view.is_forfeit(account, int(now))}
         open_for = now - max(view.opened_at or now, self._since or now)
         for account, (_, stage) in view.members().items():
-            if view.next_round(stage) != view.open_round or not view.is_forfeit(account, int(now)):
+            if view.next_round(stage) != view.open_round or not view.is_stalled(account, int(now)):
                 continue
             if stage != slot[1]:
                 refuses = open_for > 2 * HEARSAY * timeout
@@ -142,12 +144,7 @@ class Liveness:
         team = self._team(view, replica)
         if any(account in view.accusations for account in team):
             return False
-        if any(account != self._account and self._silent(view, account, now) for account in team):
-            return False
-        return len(self._forfeit(view, replica, now)) in (0, len(team))
-
-    def _forfeit(self, view: RunView, replica: int, now: float) -> set[str]:
-        return {account for account in self._team(view, replica) if view.is_forfeit(account, int(now))}
+        return not any(account != self._account and self._silent(view, account, now) for account in team)
 
     def _team(self, view: RunView, replica: int) -> list[str]:
         holders = (view.holder(replica, stage) for stage in range(self._rules.stages))

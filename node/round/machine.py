@@ -16,7 +16,7 @@ from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import finished, has_round, plan_of, steps_before
-from dlx.node.round.rules import Rules, base_version, left_out
+from dlx.node.round.rules import Rules, base_version, left_out, may_train
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.records import Trained
 
@@ -84,7 +84,8 @@ class RoundMachine:
     def next_round(self) -> int:
         """The round that this holder would train next: the replica's round is the maximum over its holders."""
         reachable = self.oldest + self.rules.delay if self.oldest else 0
-        return max(self.unsealed, self.last_trained + 1, self._floor, reachable)
+        first = self.unsealed if may_train(self.view, self.account, self.unsealed) else self.unsealed + 1
+        return max(first, self.last_trained + 1, self._floor, reachable)
 
     def known_round(self, round: int) -> tuple[int, int]:
         """(contributions held with their payloads, contributions expected) of a round."""

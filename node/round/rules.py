@@ -93,11 +93,20 @@ def left_out(rules: Rules, view: RunView, stage: int, own: dict[int, bytes], rou
 
 
 def may_count(view: RunView, statement: Contribution) -> bool:
-    """Whether its account may be the maker of the statement's record: who lost or changed its seat since the stage's
-    last seal may still be counted in the next one where it was; in later ones only the holder may."""
+    """Whether its account may be the maker of the statement's record: in the stage's next seal that is who had the seat
+    at the last one, wherever it sits now; in later ones the holder."""
     if statement.round == view.next_round(statement.stage):
         return view.admissible(statement.account, statement.stage, statement.replica)
     return view.slot_of(statement.account) == (statement.replica, statement.stage)
+
+
+def may_train(view: RunView, account: str, round: int) -> bool:
+    """Whether what the holder trains in `round`, which its stage has not sealed, may count: not while somebody else
+    makes the record of its seat."""
+    slot = view.slot_of(account)
+    if slot is None or round > view.next_round(slot[1]):
+        return slot is not None
+    return view.admissible(account, slot[1], slot[0])
 
 
 def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> list[str]:

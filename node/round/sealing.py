@@ -11,7 +11,16 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
-from dlx.node.round.rules import NOTHING, OuterResult, Rules, build_seal, may_count, proposers, unit_multipliers
+from dlx.node.round.rules import (
+    NOTHING,
+    OuterResult,
+    Rules,
+    build_seal,
+    may_count,
+    may_train,
+    proposers,
+    unit_multipliers,
+)
 from dlx.training.outer import adaptive, policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
@@ -308,9 +317,19 @@ class Sealing:
         (perhaps everybody has), and not while we may still contribute. Where the stage's last round was empty too there
         is less to wait for, and what helps needs three of them: a deal."""
         view = self._known.view
-        slot = view.slot_of(self._account)
-        hopeless = slot is None or slot[0] not in view.complete_replicas()
         before = view.sealed.get((self._stage, round - 1))
-        patience = 1 if hopeless or (before is not None and not before.records) else EMPTY_PATIENCE
+        again = before is not None and not before.records
+        patience = EMPTY_PATIENCE if self._may_contribute(round) and not again else 1
         since = max(view.opened_at or 0, self._since)
         return now >= since + patience * self._rules.round_timeout and self._training != round
+
+    def _may_contribute(self, round: int) -> bool:
+        """Whether we have contributed to the round, or can still: who was dealt meanwhile has lost what it trained
+        ahead, and a round before our last one is not trained any more."""
+        view = self._known.view
+        slot, own = view.slot_of(self._account), self._own.get(round)
+        if own is not None:
+            return may_count(view, own.contribution)
+        if slot is None or slot[0] not in view.complete_replicas() or not may_train(view, self._account, round):
+            return False
+        return round > max(self._own, default=-1)

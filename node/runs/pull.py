@@ -18,13 +18,12 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.runs.checkpoint import PROVENANCE, published, write_sums
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
-
-PROVENANCE = "provenance.json"
 
 
 def pull_run(
@@ -54,7 +53,9 @@ def pull(
     on_wrong: Callable[[bytes, str], None],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says.
+    """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
+    `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
+    be had, and whether with the same list (see runs.checkpoint).
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
@@ -87,12 +88,14 @@ def pull(
         model = export(replay.manifest, files, work / "model", _vocabulary(replay.manifest, blobs, progress))
         found = provenance(domain, view, chosen) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
+        sums = write_sums(work / "model").hex()
         durable.move(work / "model", out)
     except (ReplayError, ExportError) as error:
         raise Failure(str(error)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return found
+    others = [one | {"same": one["checkpoint"] == sums} for one in published(view, chosen)]
+    return found | {"checkpoint": sums, "published": others}
 
 
 def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:

@@ -150,6 +150,14 @@ class Run:
             for row in history(self._reader.index, view).rounds
         ]
 
+    def checkpoints(self, round: int) -> list[dict[str, str]]:
+        """Who says where a version (numbered as for `pull`) can be had, oldest first: `account`, `uri`, `checkpoint` (the
+        sha256 of the SHA256SUMS there, 64 hex digits). Anybody's word: what `pull` returns says which are true. Raises
+        LedgerUnavailable."""
+        from dlx.node.runs.checkpoint import published
+
+        return published(self._view(), round)
+
     def pull(
         self, out: str | Path, round: int | None = None, *, progress: Progress = lambda line: None
     ) -> dict[str, Any]:
@@ -157,8 +165,9 @@ class Run:
 
         `round` is the version's number, the rounds that made it: 0 is the genesis, None the newest that every stage has
         sealed. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed from the payloads.
-        `progress` hears a line for each step. Returns what `out/provenance.json` says. The folder appears complete or
-        not at all.
+        `progress` hears a line for each step. Returns what `out/provenance.json` says, with `checkpoint`, the sha256 of
+        `out/SHA256SUMS`, and `published`: what `checkpoints` says, and whether it is the `same`. The folder appears
+        complete or not at all.
 
         Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
         """

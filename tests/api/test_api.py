@@ -70,7 +70,7 @@ def test_the_audit_is_the_command_s(run: dlx.Run) -> None:
 
 def test_a_version_is_pulled_and_loaded(run: dlx.Run, tmp_path: Path) -> None:
     found = run.pull(tmp_path / "model", round=1)
-    assert json.loads((tmp_path / "model" / "provenance.json").read_text()) == found
+    assert json.loads((tmp_path / "model" / "provenance.json").read_text()).items() <= found.items()
     assert found["version"] == 1
     with pytest.raises(dlx.DlxError, match="already exists"):
         run.pull(tmp_path / "model")

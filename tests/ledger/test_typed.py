@@ -353,7 +353,7 @@ def test_entries_say_whose_signatures_they_are():
     assert split_entries(data) == (
         Entry(0, True, b"\5" * 65),
         Entry(2, False, b"\2" * 65),
-        Entry(5, True, b"\4" * 65),  # before the one of somebody who has taken the seat since
+        Entry(5, True, b"\4" * 65),
         Entry(5, False, b"\3" * 65),
         Entry(7, False, b"\1" * 65),
     )

@@ -61,6 +61,7 @@ class Story:
 
     def leave(self, index: int) -> None:
         self.tell(Left, ACCOUNTS[index], *self.view.slot_of(ACCOUNTS[index]))
+        self.time += 1  # in the same second nobody can take the seat
 
     def open(self) -> None:
         self.tell(RunOpened, self.time)
@@ -115,10 +116,18 @@ def test_a_vote_is_earned_by_being_counted_and_not_by_signing(story):
     assert view.voters(0) == names(range(4)) and view.quorum(0) == 3 and not view.has_earned(0)
     story.seal(0, [0, 1, 2], [0, 1, 2, 3])
     assert view.voters(0) == names([0, 1, 2]) and view.has_earned(0)
+    for _ in range(6):
+        story.seal(0, [0, 1, 2], [0, 1, 2, 3])
+    assert story.bits()[:3] == [0b1111111] * 3 and story.bits()[3] == 0
     story.seal(0, [0, 1, 3], [0, 1, 2, 3])
-    assert view.voters(0) == names([0, 1]), "counted twice"
-    assert view.quorum(0) == 3, "of no fewer votes than the smallest number of replicas"
-    assert story.bits() == [0b11, 0b11, 0b10, 0b01]
+    assert view.voters(0) == names([0, 1, 2]), "a vote takes two counts once there were eight seals"
+    story.seal(0, [0, 1, 3], [0, 1, 2, 3])
+    assert view.voters(0) == names([0, 1, 2, 3]) and story.bits() == [0xFF, 0xFF, 0xFC, 0b11]
+
+
+def test_a_quorum_is_of_no_fewer_votes_than_the_smallest_number_of_replicas(story):
+    story.seal(0, [0], [0, 1, 2], wait=TIMEOUT)
+    assert story.view.voters(0) == names([0]) and story.view.quorum(0) == 3
 
 
 def test_a_vote_ends_with_the_eighth_seal_that_leaves_its_holder_out(story):
@@ -144,12 +153,20 @@ def test_who_left_votes_and_is_counted_until_the_next_seal(story):
     assert view.last_round_counted(ACCOUNTS[2]) == 2
 
 
-def test_a_maker_is_known_by_its_record_s_signature_alone(story):
+def test_whose_record_a_replica_s_is_does_not_change_while_a_round_runs(story):
+    view = story.view
     story.seal(0, [0, 1, 2], [0, 1, 2])
+    story.leave(2)
     story.leave(3)
-    story.join(3, 3, 0)  # its seat has changed hands, so its signature is looked at
-    story.seal(0, [0, 1, 2, 3], [0, 1, 2])
-    assert story.view.sealed[0, 1].accounts == names(range(4)) and story.bits()[3] == 1
+    story.join(7, 2, 0)
+    story.join(3, 3, 0)
+    assert [view.maker(replica, 0) for replica in range(5)] == [*names([0, 1, 2, 3]), None]
+    assert not view.admissible(ACCOUNTS[7], 0, 2)
+    story.join(8, 4, 0)
+    assert view.maker(4, 0) == ACCOUNTS[8], "the seat was free"
+    story.seal(0, {0: 0, 2: 2, 3: 3, 4: 8}, [0, 1, 2])
+    assert view.sealed[0, 1].accounts == names([0, 2, 3, 8]) and story.bits() == [0b11, 0b10, 0, 0b1]
+    assert view.maker(2, 0) == ACCOUNTS[7]
 
 
 def test_a_majority_of_the_earned_votes_is_enough_when_a_round_is_overdue():
@@ -176,7 +193,7 @@ def test_a_stage_whose_voters_are_gone_waits_until_the_round_is_overdue(story):
         story.join(index, index - 10, 0)
     assert not view.has_earned(0) and view.voters(0) == names(range(10, 14))
     assert view.opens_at(0, 4) == view.opened_at + 4 * TIMEOUT
-    story.seal(0, range(10, 14), range(10, 14), wait=4 * TIMEOUT)
+    story.seal(0, [], range(10, 14), wait=4 * TIMEOUT)
 
 
 def test_few_contributions_and_none_wait_for_the_timeout(story):
@@ -210,8 +227,8 @@ def test_a_draw_deals_a_replica_that_nobody_counts():
         story.tell(Dealt, stage, 2, other)
         here, there = ACCOUNTS[4 + stage], view.holder(2, stage)
         assert view.slot_of(here) == (other, stage) and before[there] == (other, stage)
-        assert view.may_vote(there, stage) and view.admissible(here, stage, 2) and view.admissible(here, stage, other)
-        assert view.admissible(there, stage, other)
+        assert view.may_vote(there, stage) and view.maker(2, stage) == here and view.maker(other, stage) == there
+        assert not view.admissible(here, stage, other), "it ends the round where it began it"
     assert not view.may_deal(2)
 
 
@@ -250,7 +267,7 @@ def test_a_holder_s_counts_go_with_it_when_it_moves():
     two.seal(0, [0, 2, 3], [0])
     two.leave(2)
     two.tell(Moved, ACCOUNTS[3], 2, 1, 0)
-    assert two.bits()[:3] == [1, 1, 0] and two.view.admissible(ACCOUNTS[3], 0, 2)
+    assert two.bits()[:3] == [1, 1, 0] and two.view.maker(2, 0) == ACCOUNTS[3]
 
 
 def test_round_0_opens_with_the_replica_that_completes_enough():
@@ -276,9 +293,9 @@ def test_who_left_cannot_change_stage_before_its_old_stage_s_next_seal():
     story.leave(2)
     with pytest.raises(ViewError, match="changed stage"):
         story.view.copy().apply(Joined(RUN, ACCOUNTS[2], 1, 1, story.at()))
-    story.seal(0, [0, 2] if story.view.slot_of(ACCOUNTS[2]) else [0], [0])
+    story.seal(0, [0], [0])
     story.join(2, 1, 1)
-    assert story.view.slot_of(ACCOUNTS[2]) == (1, 1) and story.view.joined_round(ACCOUNTS[2]) == 0
+    assert story.view.slot_of(ACCOUNTS[2]) == (1, 1)
 
 
 # ---- silence ---------------------------------------------------------------------------------------------------------
@@ -331,25 +348,46 @@ def test_a_member_that_was_not_counted_for_three_rounds_may_be_asked_at_once(sto
 
 def test_a_seat_that_is_never_worked_in_is_forfeit_to_anybody(story):
     view, idler, stranger = story.view, ACCOUNTS[3], ACCOUNTS[15]
-    for round in range(24):
+    for round in range(8):
         assert not view.is_forfeit(idler, story.time)
         story.seal(0, [0, 1, 2], [0, 1, 2])
-        if round == 10:  # leaving and joining again wipes nothing
+        if round == 5:  # leaving and joining again wipes nothing
             story.leave(3)
             story.join(3, 3, 0)
     assert view.is_forfeit(idler, story.time) and not view.is_forfeit(ACCOUNTS[0], story.time)
     assert view.may_accuse(stranger, idler, story.time)
     story.tell(Accused, idler, stranger, True)
+    assert view.accusations == {idler: Accusation(story.time, True)} and view.may_evict(idler, story.time + EVICTION)
+    assert view.should_answer(idler)
     story.tell(Answered, idler)
-    assert view.accusations == {} and view.may_evict(idler, story.time + EVICTION), "words do not keep it"
+    assert view.accusations == {} and not view.should_answer(idler) and not view.may_evict(idler, story.time + EVICTION)
+    for _ in range(16):
+        assert not view.may_evict(idler, story.time + EVICTION), "words keep it for a while"
+        story.seal(0, [0, 1, 2], [0, 1, 2])
     story.time += EVICTION
     story.tell(Evicted, idler, 3, 0, 0)
-    assert view.returns == {} and view.free_seat(0, stranger, story.time) == 3
+    assert view.returns == {}
+    assert (view.free_seat(0, stranger, story.time), view.free_seat(0, stranger, story.time + 1)) == (4, 3)
+
+
+def test_work_keeps_a_seat_that_was_forfeit(story):
+    view, idler = story.view, ACCOUNTS[3]
+    for _ in range(8):
+        story.seal(0, [0, 1, 2], [0, 1, 2])
+    story.tell(Accused, idler, ACCOUNTS[15], True)
+    story.tell(Answered, idler)
+    story.seal(0, [0, 1, 2, 3], [0, 1, 2])
+    assert view.should_answer(idler) and not view.may_evict(idler, story.time + EVICTION)
+    story.tell(Answered, idler)
+    assert not view.should_answer(idler)
+    for _ in range(20):
+        story.seal(0, [0, 1, 2], [0, 1, 2])
+    assert not view.may_evict(idler, story.time + EVICTION), "it has to be asked again"
 
 
 def test_all_seats_of_a_stage_that_stands_still_are_forfeit(story):
     story.seal(0, [0, 1, 2], [0, 1, 2])
-    until = story.time + 32 * TIMEOUT
+    until = story.time + 32 * TIMEOUT  # its round has been open for longer than 8
     assert not story.view.is_forfeit(ACCOUNTS[0], until) and story.view.is_forfeit(ACCOUNTS[0], until + 1)
     story.time = until
     story.join(8, 4, 0)

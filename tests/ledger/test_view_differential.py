@@ -57,7 +57,7 @@ class Life:
             self.view.apply(event)
             self.events.append(event)
         self.done[function] += 1
-        self.chain.now += 1
+        self.chain.now += self.chance.choice([0, 1, 1])
 
     def tries(self, account: str, function: str, *args: Any, foreseen: bool) -> None:
         """Sends it; the view must have known whether the contract takes it."""

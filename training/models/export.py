@@ -59,7 +59,9 @@ def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, An
     model = parse_model(manifest.model)
     config, end = transformers_config(model), _DOCUMENT_END if vocabulary is None else vocabulary.separator
     config.architectures, config.eos_token_id = [model.layout.architecture], end
-    files = {"config.json": config.to_diff_dict(), "generation_config.json": {"do_sample": True, "eos_token_id": end}}
+    described = config.to_diff_dict()
+    del described["transformers_version"]  # whoever exports the version writes the same bytes
+    files = {"config.json": described, "generation_config.json": {"do_sample": True, "eos_token_id": end}}
     if vocabulary is not None:
         files |= vocabulary.folder_files(config.max_position_embeddings)
     elif config.vocab_size == BYTE_VALUES:

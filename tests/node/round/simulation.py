@@ -40,7 +40,7 @@ START = 1_800_000_000.0
 PAYLOAD_SIZE = 500
 FACTS = PayloadFacts(PAYLOAD_SIZE, hashlib.sha256(b"root").digest())  # of every payload
 MIN_ROUND_TIME = 1  # s
-STALL_SECONDS = 4.0  # until the neighbours of a holder that does not train give the round up
+STALL_SECONDS = 4.0  # that a holder waits for those of its neighbours before it gives the round up
 
 
 def digest(*parts: object) -> bytes:
@@ -130,6 +130,8 @@ class Simulation:
                 self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
             if member.training and member.training[1] <= self.now:
                 self.finish(member)
+            if member.training and member.training[1] + STALL_SECONDS <= self.now:
+                self.give_up(member)
             self.feed(member, e.Tick())
 
     def run(self, until: Callable[[], bool], seconds: float) -> bool:
@@ -151,8 +153,9 @@ class Simulation:
     def restart(self, account: str) -> None:
         """The process comes back with what was on disk: own contributions, adopted versions, payloads."""
         member, old = self.members[account], self.members[account].machine
-        if self.view.slot_of(account) is None:
-            self.take_seat(account, old.stage)
+        if self.view.slot_of(account) is None and not self.take_seat(account, old.stage):
+            self.mail.append((self.now + 1, lambda: self.restart(account)))
+            return
         self.renew(member)
         member.alive = True
         self.connect(account)
@@ -168,7 +171,7 @@ class Simulation:
         """A newcomer takes a seat; it does nothing before `restart`."""
         key = digest("key", name)
         account = account_of(key)
-        self.take_seat(account, stage)
+        assert self.take_seat(account, stage)
         self.members[account] = Member(key, RoundMachine(self.rules, account, stage, self.view.copy()), alive=False)
         return account
 
@@ -179,16 +182,18 @@ class Simulation:
         self.kill(account)
         self.apply(chain.Left(RUN, account, *slot, self.at()))
 
-    def take_seat(self, account: str, stage: int) -> None:
-        """Its own one back while that waits for it, else the lowest free one."""
+    def take_seat(self, account: str, stage: int) -> bool:
+        """Its own one back while that waits for it, else the lowest free one, if there is one."""
         view, now = self.view, int(self.now)
         own = next(((r, s) for (r, s), kept in view.returns.items() if kept.account == account), None)
         waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.holder(*own)
         replica = own[0] if own is not None and waits else view.free_seat(stage, account, now)
-        assert replica is not None, "every seat is taken"
+        if replica is None:
+            return False
         was_open = view.opened_at is not None or view.finished
         self.apply(chain.Joined(RUN, account, replica, stage, self.at()))
         self.open_first(was_open)
+        return True
 
     def open_first(self, was_open: bool) -> None:
         """Round 0 opens once enough replicas are complete."""
@@ -229,13 +234,8 @@ class Simulation:
         match action:
             case a.StartRound(round=round, plan=plan):
                 assert member.training is None
-                if member.breaks:
-                    member.training = (round, float("inf"))
-                    self.later(member, e.RoundAbandoned(round, "I do not train"), STALL_SECONDS)
-                    self.mail.append((self.now + STALL_SECONDS, lambda: self.give_up(member)))
-                    return
-                seconds = self.round_seconds(plan.inner_steps)
-                member.training = (round, self.now + seconds * (0.8 + 0.4 * self.random.random()))
+                seconds = self.round_seconds(plan.inner_steps) * (0.8 + 0.4 * self.random.random())
+                member.training = (round, float("inf") if member.breaks else self.now + seconds)
             case a.AbandonRound(round=round, reason=reason):
                 member.training = None
                 self.disconnect(member.account)
@@ -382,9 +382,11 @@ class Simulation:
     # ---- the fake ledger ----
 
     def give_up(self, member: Member) -> None:
-        """A round that is not trained ends with a broken pipe."""
-        member.training = None
+        """What it waits for from its neighbours does not come."""
+        assert member.training is not None
+        round, member.training = member.training[0], None
         self.disconnect(member.account)
+        self.feed(member, e.RoundAbandoned(round, "no tensor came"))
         self.connect(member.account)
 
     def at(self) -> EventPosition:
@@ -403,7 +405,7 @@ class Simulation:
             case a.SendAccuse(account=other) if view.may_accuse(account, other, now):
                 self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other, now), self.at()))
                 return True
-            case a.SendAnswer() if account in view.accusations:
+            case a.SendAnswer() if view.should_answer(account):
                 self.apply(chain.Answered(RUN, account, self.at()))
                 return True
             case a.SendEvict(account=other) if view.may_evict(other, now):

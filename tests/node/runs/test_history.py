@@ -83,10 +83,15 @@ def test_the_plan_in_force_is_one_that_an_earlier_seal_planned() -> None:
     ledger.seal(1, 0, plan=Plan(4, 2, 3))
     for stage in (0, 1):
         ledger.seal(stage, 1, steps=1, plan=Plan(4, 16, 3))
-    assert [stage.rank for stage in history(ledger.view).rounds[1].stages] == [8, 2], "whatever the delay"
+    ranks = [stage.rank for stage in history(ledger.index, ledger.view).rounds[1].stages]
+    assert ranks == [8, 2], "whatever the delay"
     for stage in (0, 1):
-        ledger.seal(stage, 2, steps=3, plan=Plan(4, 16, 3))
-    assert [stage.rank for stage in history(ledger.view).rounds[2].stages] == [8, 2], "a delay of 1, as the steps say"
+        ledger.seal(stage, 2, steps=3, plan=Plan(4, 16, 5))
+    ranks = [stage.rank for stage in history(ledger.index, ledger.view).rounds[2].stages]
+    assert ranks == [None, None], "two earlier seals planned three steps"
+    for stage in (0, 1):
+        ledger.seal(stage, 3, steps=5, plan=Plan(4, 16, 5))
+    assert [stage.rank for stage in history(ledger.index, ledger.view).rounds[3].stages] == [16, 16], "as the steps say"
 
 
 def test_csv_has_a_line_per_round_and_columns_per_stage(found: History) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,10 @@ def test_the_newest_version_loads_and_says_where_it_comes_from(
 ) -> None:
     found = run_pull(None, [folder])
     out = tmp_path / "model"
+    assert found.pop("checkpoint") == hashlib.sha256((out / "SHA256SUMS").read_bytes()).hexdigest()
+    assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True).returncode == 0
+    assert set((out / "SHA256SUMS").read_text().split()[1::2]) == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
+    assert found.pop("published") == []
     assert json.loads((out / "provenance.json").read_text()) == found
     assert (found["run"], found["version"]) == ("0x" + honest_history.run.hex(), 3)
     assert found["loss"] == pytest.approx(4.9)

@@ -1,0 +1,95 @@
+"""Checkpoints that others offer: the list of a pulled folder's files, whose sha256 the ledger takes, and who says what.
+
+Whoever pulls a version writes the same list: weights and provenance are the chain's, and the other files follow from
+the manifest (written by one release of `transformers`; another one may write another config.json). So a checkpoint that
+is not the version shows, whoever publishes it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dlx.ground import durable
+from dlx.ground.durable import file_hash
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.view import RunView
+from dlx.node.home.errors import Failure, UsageFailure
+
+SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
+PROVENANCE = "provenance.json"
+MAX_URI = 2048  # bytes
+
+
+def write_sums(folder: Path) -> bytes:
+    """Write the list of the folder's files, in the order of their names, and give the sha256 of that list."""
+    durable.write_bytes(folder / SUMS, _sums(folder))
+    return file_hash(folder / SUMS)
+
+
+def read_sums(folder: Path, view: RunView, version: int) -> bytes:
+    """The sha256 of a pulled folder's list. Raises Failure unless the folder is that version, with the files listed."""
+    try:
+        listed, stated = (folder / SUMS).read_bytes(), json.loads((folder / PROVENANCE).read_bytes())
+        if listed != _sums(folder):
+            raise Failure(f"{folder}: its files are not those that its {SUMS} lists: pull the version again")
+    except (OSError, ValueError) as error:
+        raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
+    found = (stated.get("run"), stated.get("version")) if isinstance(stated, dict) else None
+    if found != ("0x" + view.run.hex(), version):
+        raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
+    return file_hash(folder / SUMS)
+
+
+def published(view: RunView, version: int) -> list[dict[str, str]]:
+    """Who says where the version can be had, oldest first: `account`, `uri`, and `checkpoint`, the sha256 (hex) of the
+    list of files there. Anybody's text: `shown.text` before a terminal."""
+    return [
+        {"account": one.account, "uri": one.uri, "checkpoint": one.folder.hex()}
+        for one in view.checkpoints
+        if one.round == version
+    ]
+
+
+def publish(
+    client: LedgerClient,
+    view: RunView,
+    version: int | None,
+    uri: str,
+    folder: Path | None,
+    pull: Callable[[int, Path], Any],
+) -> dict[str, Any]:
+    """Say on the ledger that a version (None: the newest) is to be had at `uri`: what was published, and the
+    transaction. The list is that of `folder`, or of one that `pull(version, out)` makes for it.
+
+    Raises UsageFailure for a URI that nobody could follow, Failure where the account may not or the folder is not the
+    version, LedgerError.
+    """
+    size = len(uri.encode())
+    if not uri.isprintable() or " " in uri or not 0 < size <= MAX_URI:
+        raise UsageFailure(f"--uri: expected 1 to {MAX_URI:,} printable characters without spaces")
+    if client.account != view.creator and view.slot_of(client.account) is None:
+        raise Failure(f"account {client.account} may not publish: only the run's creator and its members may")
+    chosen = min(map(view.next_round, range(view.config.stages))) if version is None else version
+    with tempfile.TemporaryDirectory(prefix="dlx-publish-") as temporary:
+        if folder is None:
+            folder = Path(temporary) / "checkpoint"
+            pull(chosen, folder)
+        sums = read_sums(folder, view, chosen)
+    receipt = client.publish_checkpoint(view.run, chosen, sums, uri)
+    return {
+        "run": "0x" + view.run.hex(),
+        "version": chosen,
+        "checkpoint": sums.hex(),
+        "uri": uri,
+        "transaction": "0x" + receipt.tx.hex(),
+        "block": receipt.block,
+    }
+
+
+def _sums(folder: Path) -> bytes:
+    names = sorted(path.name for path in folder.iterdir() if path.name != SUMS)
+    return "".join(f"{file_hash(folder / name).hex()}  {name}\n" for name in names).encode()

@@ -1,0 +1,92 @@
+"""Publishing a version, and telling a true checkpoint from a false one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.keys import account_of
+from dlx.node.audit import Folder
+from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.runs.checkpoint import publish, read_sums
+from dlx.node.runs.pull import pull
+from tests.history_builder import History, Network
+
+pytest_plugins = ["tests.history_builder"]
+
+OUTSIDER = b"\x0f" * 32
+
+
+@pytest.fixture
+def history(history_network: Network) -> History:
+    """Read-only but for what is published."""
+    return history_network.run("published")
+
+
+@pytest.fixture
+def pulled(history: History) -> Callable[[int | None, Path], dict[str, Any]]:
+    """`pulled(version, out)`, with what the ledger says by then."""
+    client = history.client()
+
+    def go(version: int | None, out: Path) -> dict[str, Any]:
+        sources = [Folder(history.blobs, own=False)]
+        return pull(client.domain, history.view(), version, out, sources, lambda *_: None, lambda line: None)
+
+    return go
+
+
+def writer(history: History, key: bytes) -> LedgerClient:
+    client = LedgerClient(history.rpc_url, history.ledger, key)
+    client.connect()
+    return client
+
+
+def test_whoever_pulls_sees_who_tells_the_truth(
+    history: History, pulled: Callable[[int | None, Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    honest, liar = (writer(history, key) for key in list(history.keys.values())[:2])
+    made = publish(honest, history.view(), 2, "ipfs://true", None, pulled)
+    liar.publish_checkpoint(history.run, 2, b"F" * 32, "https://\x1b[2Jfalse")  # a member, with another model behind it
+    found = pulled(2, tmp_path / "model")
+    assert [(one["account"], one["uri"], one["same"]) for one in found["published"]] == [
+        (honest.account, "ipfs://true", True),
+        (liar.account, "https://\x1b[2Jfalse", False),
+    ]
+    assert made["checkpoint"] == found["checkpoint"] and made["version"] == 2
+    assert pulled(1, tmp_path / "older")["published"] == []
+
+
+def test_a_folder_is_published_only_as_what_it_is(
+    history: History, pulled: Callable[[int | None, Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    client, view = writer(history, next(iter(history.keys.values()))), history.view()
+    found = pulled(None, tmp_path / "model")
+    made = publish(client, view, None, "ipfs://x", tmp_path / "model", pulled)
+    assert (made["version"], made["checkpoint"]) == (3, found["checkpoint"])
+    with pytest.raises(Failure, match="is not version 2 of run"):
+        publish(client, view, 2, "ipfs://x", tmp_path / "model", pulled)
+    with pytest.raises(Failure, match="no folder that `dlx-node pull` wrote"):
+        read_sums(tmp_path, view, 3)
+    for change in ("model.safetensors", "extra.py"):
+        folder = Path(shutil.copytree(tmp_path / "model", tmp_path / f"with-other-{change}"))
+        with (folder / change).open("ab") as file:
+            file.write(b"\0")
+        with pytest.raises(Failure, match="are not those that its SHA256SUMS lists"):
+            publish(client, view, 3, "ipfs://x", folder, pulled)
+
+
+def test_who_may_not_publish_is_told_before_anything_is_pulled(
+    history: History, pulled: Callable[[int | None, Path], dict[str, Any]]
+) -> None:
+    fund(history.rpc_url, account_of(OUTSIDER))
+    with pytest.raises(Failure, match="only the run's creator and its members may"):
+        publish(writer(history, OUTSIDER), history.view(), None, "ipfs://x", None, pulled)
+    member = writer(history, next(iter(history.keys.values())))
+    for uri in ("", "two words", "line\nbreak", "x" * 2049):
+        with pytest.raises(UsageFailure, match="--uri: expected 1 to 2,048 printable"):
+            publish(member, history.view(), None, uri, None, pulled)
