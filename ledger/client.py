@@ -17,12 +17,14 @@ from dlx.ledger.birth import birth
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, RunCreated, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
+from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
+from dlx.ledger.logs import LAG
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc import Rpc
-from dlx.ledger.sender import Sender, Unconfirmed
+from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
@@ -35,8 +37,8 @@ from dlx.ledger.typed import (
     run_id,
 )
 
-# Gas limits are fixed: an estimate costs a request, is wrong on some chains and hides a revert until it is sent.
-# Each is well above the worst case measured under Prague rules, where calldata costs most (EIP-7623).
+# What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
+# case measured under Prague rules, where calldata costs most (EIP-7623).
 _GAS = {
     "register": 700_000,
     "setAddresses": 500_000,
@@ -52,6 +54,8 @@ _GAS = {
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_RECORD, _GAS_PER_SIGNATURE = 800_000, 50_000, 15_000
 _GAS_DEPLOY = 6_000_000
+_GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
+_KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
 
 
@@ -96,12 +100,14 @@ class LedgerClient:
         timeout: float = 60.0,
         chain_id: int | None = None,
         folder: Path | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.rpc = Rpc(rpc_url, chain_id=chain_id)
         self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._folder = folder
+        self._limits, self._confirmed = limits, CONFIRMED
         self._account = None if key is None else account_of(key)
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
@@ -139,6 +145,10 @@ class LedgerClient:
         if self._account is None:
             raise LedgerError("no account key: this client only reads")
         return self._account
+
+    def confirm(self, blocks: int) -> None:
+        """Keeps what was sent until so many blocks are above it, if that is more than usual: then no reorg takes it."""
+        self._confirmed = max(CONFIRMED, blocks)
 
     # Reads.
 
@@ -223,7 +233,10 @@ class LedgerClient:
         Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
         """
         try:
-            return feed.poll(self._polling)
+            update = feed.poll(self._polling)
+            if update.reorg and self._key is not None:
+                self._sender.tend()  # what the reorg took back of ours
+            return update
         except RpcError as error:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
 
@@ -287,7 +300,7 @@ class LedgerClient:
         self._check_code(self._ledger_abi, self.ledger, chain_id)
         (registry,) = self.read("registry")
         self._check_code(self._registry_abi, registry, chain_id)
-        sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
+        sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox, self._limits)
         return Domain(chain_id, self.ledger), registry, sender
 
     def _check_code(self, contract: Interface, address: str, chain_id: int) -> None:
@@ -313,6 +326,7 @@ class LedgerClient:
         sender = self._state[2]
         if sender is None:
             raise LedgerError("no account key: this client only reads")
+        sender.confirmed = self._confirmed
         return sender
 
     def _entry(self, registry: str, block: int) -> book.Entry | None:
@@ -332,25 +346,55 @@ class LedgerClient:
     def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
         return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
 
-    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas: int) -> Receipt:
-        data = abi.call_data(function, *args)
-        by = {"from": self.account, "gas": gas}
-        if not self._sender.waiting(to, data):
-            abi.call(to, function, *args, block="latest", **by)  # raises Reverted before gas is spent
-        receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
+    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], most: int) -> Receipt:
+        """Sends a call that takes at most so much gas, and waits for its receipt."""
+        data, gas = abi.call_data(function, *args), most
+        by = {"from": self.account, "gas": most}
+        known = self._sender.known(to, data)
+        if not known.waiting:
+            block = "latest" if known.mined is None else self._not_before(known.mined)
+            abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
+            gas = self._estimate(to, data, most)
+        pending = self._sender.send(to, data, gas, keeps_seat=function in _KEEPS_SEAT)
+        try:
+            receipt = self._sender.wait(pending, self._timeout)
+        except Pointless as error:
+            raise abi.refusal(error.error) from None
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
-            if result.gas_used >= gas:
+            if result.gas_used >= pending.gas:
                 raise Reverted("out of gas")
             abi.call(to, function, *args, block=result.block, **by)  # mostly still reverts in the state the block left
             raise Reverted("in its block, but neither before nor after it")
         return result
 
+    def _not_before(self, mined: int) -> int | str:
+        """The block to ask whether a call would succeed that was mined a moment ago: a chain node from before then
+        would say so, and it would be paid for twice."""
+        head = self.rpc.head().number
+        if head < mined:
+            raise LedgerUnavailable(f"the chain node at {self.rpc.name} is at block {head}, we have seen block {mined}")
+        return "latest" if head >= mined + LAG else head
 
-def deploy(rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> Contracts:
+    def _estimate(self, to: str | None, data: bytes, most: int) -> int:
+        """The gas to give: what the chain node estimates and some more, at most `most`."""
+        call = {"from": self.account, "to": to, "data": "0x" + data.hex(), "gas": hex(most)}
+        try:
+            return min(most, self.rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
+        except RpcError:
+            return most
+
+
+def deploy(
+    rpc_url: str | Sequence[str],
+    key: bytes,
+    outbox: Path | None = None,
+    timeout: float = 60.0,
+    limits: Limits | None = None,
+) -> Contracts:
     """Creates both contracts with the account's funds."""
     rpc = Rpc(rpc_url)
-    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)
+    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
         receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)
