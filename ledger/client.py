@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -57,6 +57,7 @@ _GAS_DEPLOY = 6_000_000
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
+_TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
 
 
 _Update = TypeVar("_Update", covariant=True)
@@ -107,7 +108,7 @@ class LedgerClient:
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._folder = folder
-        self._limits, self._confirmed = limits, CONFIRMED
+        self._limits, self._confirmed, self._tended = limits, CONFIRMED, time.monotonic()
         self._account = None if key is None else account_of(key)
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
@@ -234,11 +235,13 @@ class LedgerClient:
         """
         try:
             update = feed.poll(self._polling)
-            if update.reorg and self._key is not None:
-                self._sender.tend()  # what the reorg took back of ours
-            return update
         except RpcError as error:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
+        if self._key is not None and time.monotonic() > self._tended + _TEND_EVERY:
+            with suppress(LedgerError):
+                self._sender.tend(patience=0.0)  # a reorg may have taken back what we sent
+            self._tended = time.monotonic()
+        return update
 
     # Writes.
 
@@ -354,7 +357,7 @@ class LedgerClient:
         if not known.waiting:
             block = "latest" if known.mined is None else self._not_before(known.mined)
             abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
-            gas = self._estimate(to, data, most)
+            gas = _estimate(self.rpc, self.account, to, data, most)
         pending = self._sender.send(to, data, gas, keeps_seat=function in _KEEPS_SEAT)
         try:
             receipt = self._sender.wait(pending, self._timeout)
@@ -376,14 +379,6 @@ class LedgerClient:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} is at block {head}, we have seen block {mined}")
         return "latest" if head >= mined + LAG else head
 
-    def _estimate(self, to: str | None, data: bytes, most: int) -> int:
-        """The gas to give: what the chain node estimates and some more, at most `most`."""
-        call = {"from": self.account, "to": to, "data": "0x" + data.hex(), "gas": hex(most)}
-        try:
-            return min(most, self.rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
-        except RpcError:
-            return most
-
 
 def deploy(
     rpc_url: str | Sequence[str],
@@ -397,9 +392,11 @@ def deploy(
     sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
-        receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)
+        data = Interface(name).creation_data(*args)
+        gas = _estimate(rpc, sender.account, None, data, _GAS_DEPLOY)
+        receipt = sender.wait(sender.send(None, data, gas), timeout)
         if int(receipt["status"], 16) != 1:
-            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {_GAS_DEPLOY}")
+            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {gas}")
         return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
 
     registry, block = create("NodeRegistry")
@@ -421,6 +418,15 @@ def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0) -> N
         if time.monotonic() > deadline:
             raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
         time.sleep(0.1)
+
+
+def _estimate(rpc: Rpc, account: str, to: str | None, data: bytes, most: int) -> int:
+    """The gas to give: what the chain node estimates and some more, at most `most`."""
+    call = {"from": account, "data": "0x" + data.hex(), "gas": hex(most)} | ({} if to is None else {"to": to})
+    try:
+        return min(most, rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
+    except RpcError:
+        return most
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

@@ -15,7 +15,7 @@ from pathlib import Path
 from dlx.ground import durable
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
 
-_TURN = 60.0  # seconds for another thread or process to be done
+TURN = 60.0  # seconds for another thread or process to be done
 _POLL = 0.03  # seconds between looks at a lock
 _FORMAT = 2  # of an entry; 1 had no `expires`, `mined`, `former`
 _log = logging.getLogger("dlx.ledger")
@@ -60,13 +60,14 @@ class Outbox:
             self._guard = _Guard(folder / "lock")
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Alone with the outbox; whether others have changed it since the last turn. Raises LedgerUnavailable."""
-        deadline = time.monotonic() + _TURN
+    def turn(self, patience: float = TURN) -> Iterator[bool]:
+        """Alone with the outbox; whether others have changed it since the last turn. Raises LedgerUnavailable after
+        `patience` seconds."""
+        deadline = time.monotonic() + patience
         busy = LedgerUnavailable(
             f"earlier transactions of {self._account} still wait for the chain node: try again later"
         )
-        if not self._lock.acquire(timeout=_TURN):
+        if not self._lock.acquire(timeout=patience):
             raise busy
         try:
             if self._guard is None or self._folder is None:

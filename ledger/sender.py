@@ -21,7 +21,7 @@ from eth_account import Account
 from dlx.ledger.budget import Budget
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.fees import Limits, Price, eth, price, raised
-from dlx.ledger.outbox import Outbox, Pending
+from dlx.ledger.outbox import TURN, Outbox, Pending
 from dlx.ledger.rpc import Header, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
@@ -145,16 +145,17 @@ class Sender:
         finally:
             self._awaited.remove(nonce)
 
-    def tend(self) -> None:
-        """Sends again what the chain may have lost, as after a reorg. Raises LedgerUnavailable."""
-        with self._turn():
+    def tend(self, patience: float = TURN) -> None:
+        """Sends again what the chain may have lost, as after a reorg. Raises LedgerUnavailable, also after `patience`
+        seconds where others are at it."""
+        with self._turn(patience):
             if self._outbox.entries:
                 self._settle()
                 self._resubmit()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._outbox.turn() as changed:
+    def _turn(self, patience: float = TURN) -> Iterator[None]:
+        with self._outbox.turn(patience) as changed:
             if changed:
                 self._budget.read()
                 self._mined.clear()

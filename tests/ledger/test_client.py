@@ -370,7 +370,7 @@ def test_a_run_has_a_name_that_strangers_read(embedded):
 
 def test_without_funds_the_message_says_so(embedded, tmp_path):
     poor = LedgerClient(embedded.url, embedded.ledger, key_of(31), tmp_path)
-    with pytest.raises(LedgerError, match="has 0 ETH, needs .* ETH: send it funds"):
+    with pytest.raises(LedgerError, match=r"has 0 ETH, needs [0-9.]+ ETH: send it funds"):
         poor.create_run(config(), NAME, [b"\1" * 32] * 2)
     fund(embedded.url, account_of(key_of(31)))
     fund(embedded.url, account_of(key_of(31)))  # a second time gives nothing, and is no error
