@@ -48,7 +48,7 @@ class Interface:
         try:
             answer = bound.call({"to": to, **by}, block)  # type: ignore[arg-type]
         except RpcError as error:
-            raise self._refusal(error) from None
+            raise self.refusal(error) from None
         except _UNDECODABLE as error:
             reason = str(error)[:200]
             raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {reason}") from None
@@ -64,19 +64,15 @@ class Interface:
             expected[start:end] = actual[start:end] = bytes(place["length"])
         return expected == actual
 
-    def _refusal(self, error: RpcError) -> LedgerError:
-        """What an error answer to a call means: nodes put the revert's data in different places."""
-        data: Any = error.data.get("data") if isinstance(error.data, dict) else error.data
-        try:
-            revert = _unhex(data) if data.startswith("0x") else None
-        except (AttributeError, ValueError):
-            revert = None
-        if revert is None and "revert" not in error.message.lower():
+    def refusal(self, error: RpcError) -> LedgerError:
+        """What an error answer to a call means."""
+        revert = error.revert
+        if revert is None:
             return error
         if not revert:
             return Reverted("no reason given")
         try:
-            function, arguments = self._errors.decode_function_input(data)
+            function, arguments = self._errors.decode_function_input(revert)
         except _UNDECODABLE:
             return Reverted("unknown error", (revert[:68],))
         return Reverted(function.name, tuple(arguments.values()))

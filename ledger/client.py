@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -17,12 +17,14 @@ from dlx.ledger.birth import birth
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, RunCreated, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
+from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
+from dlx.ledger.logs import LAG
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc import Rpc
-from dlx.ledger.sender import Sender, Unconfirmed
+from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
@@ -34,8 +36,8 @@ from dlx.ledger.typed import (
     split_entries,
 )
 
-# Gas limits are fixed: an estimate costs a request, is wrong on some chains and hides a revert until it is sent.
-# Each is well above the worst case measured under Prague rules, where calldata costs most (EIP-7623).
+# What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
+# case measured under Prague rules, where calldata costs most (EIP-7623).
 _GAS = {
     "register": 700_000,
     "setAddresses": 500_000,
@@ -52,7 +54,10 @@ _GAS = {
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 500_000, 30_000
 _GAS_DEPLOY = 6_000_000
+_GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
+_KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
+_TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
 
 
 _Update = TypeVar("_Update", covariant=True)
@@ -96,12 +101,14 @@ class LedgerClient:
         timeout: float = 60.0,
         chain_id: int | None = None,
         folder: Path | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.rpc = Rpc(rpc_url, chain_id=chain_id)
         self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._folder = folder
+        self._limits, self._confirmed, self._tended = limits, CONFIRMED, time.monotonic()
         self._account = None if key is None else account_of(key)
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
@@ -139,6 +146,10 @@ class LedgerClient:
         if self._account is None:
             raise LedgerError("no account key: this client only reads")
         return self._account
+
+    def confirm(self, blocks: int) -> None:
+        """Keeps what was sent until so many blocks are above it, if that is more than usual: then no reorg takes it."""
+        self._confirmed = max(CONFIRMED, blocks)
 
     # Reads.
 
@@ -223,9 +234,14 @@ class LedgerClient:
         Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
         """
         try:
-            return feed.poll(self._polling)
+            update = feed.poll(self._polling)
         except RpcError as error:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
+        if self._key is not None and time.monotonic() > self._tended + _TEND_EVERY:
+            with suppress(LedgerError):
+                self._sender.tend(patience=0.0)  # a reorg may have taken back what we sent
+            self._tended = time.monotonic()
+        return update
 
     # Writes.
 
@@ -290,7 +306,7 @@ class LedgerClient:
         self._check_code(self._ledger_abi, self.ledger, chain_id)
         (registry,) = self.read("registry")
         self._check_code(self._registry_abi, registry, chain_id)
-        sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox)
+        sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox, self._limits)
         return Domain(chain_id, self.ledger), registry, sender
 
     def _check_code(self, contract: Interface, address: str, chain_id: int) -> None:
@@ -316,6 +332,7 @@ class LedgerClient:
         sender = self._state[2]
         if sender is None:
             raise LedgerError("no account key: this client only reads")
+        sender.confirmed = self._confirmed
         return sender
 
     def _entry(self, registry: str, block: int) -> book.Entry | None:
@@ -335,19 +352,35 @@ class LedgerClient:
     def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
         return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
 
-    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas: int) -> Receipt:
-        data = abi.call_data(function, *args)
-        by = {"from": self.account, "gas": gas}
-        if not self._sender.waiting(to, data):
-            abi.call(to, function, *args, block="latest", **by)  # raises Reverted before gas is spent
-        receipt = self._sender.wait(self._sender.send(to, data, gas), self._timeout)
+    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], most: int) -> Receipt:
+        """Sends a call that takes at most so much gas, and waits for its receipt."""
+        data, gas = abi.call_data(function, *args), most
+        by = {"from": self.account, "gas": most}
+        known = self._sender.known(to, data)
+        if not known.waiting:
+            block = "latest" if known.mined is None else self._not_before(known.mined)
+            abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
+            gas = _estimate(self.rpc, self.account, to, data, most)
+        pending = self._sender.send(to, data, gas, keeps_seat=function in _KEEPS_SEAT)
+        try:
+            receipt = self._sender.wait(pending, self._timeout)
+        except Pointless as error:
+            raise abi.refusal(error.error) from None
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:
-            if result.gas_used >= gas:
+            if result.gas_used >= pending.gas:
                 raise Reverted("out of gas")
             abi.call(to, function, *args, block=result.block, **by)  # mostly still reverts in the state the block left
             raise Reverted("in its block, but neither before nor after it")
         return result
+
+    def _not_before(self, mined: int) -> int | str:
+        """The block to ask whether a call would succeed that was mined a moment ago: a chain node from before then
+        would say so, and it would be paid for twice."""
+        head = self.rpc.head().number
+        if head < mined:
+            raise LedgerUnavailable(f"the chain node at {self.rpc.name} is at block {head}, we have seen block {mined}")
+        return "latest" if head >= mined + LAG else head
 
 
 def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
@@ -356,15 +389,23 @@ def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
     return (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
 
 
-def deploy(rpc_url: str | Sequence[str], key: bytes, outbox: Path | None = None, timeout: float = 60.0) -> Contracts:
+def deploy(
+    rpc_url: str | Sequence[str],
+    key: bytes,
+    outbox: Path | None = None,
+    timeout: float = 60.0,
+    limits: Limits | None = None,
+) -> Contracts:
     """Creates both contracts with the account's funds."""
     rpc = Rpc(rpc_url)
-    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox)
+    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
-        receipt = sender.wait(sender.send(None, Interface(name).creation_data(*args), _GAS_DEPLOY), timeout)
+        data = Interface(name).creation_data(*args)
+        gas = _estimate(rpc, sender.account, None, data, _GAS_DEPLOY)
+        receipt = sender.wait(sender.send(None, data, gas), timeout)
         if int(receipt["status"], 16) != 1:
-            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {_GAS_DEPLOY}")
+            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {gas}")
         return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
 
     registry, block = create("NodeRegistry")
@@ -386,6 +427,15 @@ def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0) -> N
         if time.monotonic() > deadline:
             raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
         time.sleep(0.1)
+
+
+def _estimate(rpc: Rpc, account: str, to: str | None, data: bytes, most: int) -> int:
+    """The gas to give: what the chain node estimates and some more, at most `most`."""
+    call = {"from": account, "data": "0x" + data.hex(), "gas": hex(most)} | ({} if to is None else {"to": to})
+    try:
+        return min(most, rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
+    except RpcError:
+        return most
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

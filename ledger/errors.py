@@ -29,6 +29,20 @@ class RpcError(LedgerError):
         super().__init__(f"{message} (code {code})")
         self.code, self.message, self.data = code, message, data
 
+    @property
+    def revert(self) -> bytes | None:
+        """What a contract said as it refused a call, empty where the chain node does not tell; None if it is no such
+        error. Nodes put the data in different places."""
+        data: Any = self.data.get("data") if isinstance(self.data, dict) else self.data
+        try:
+            return bytes.fromhex(data[2:]) if data.startswith("0x") else self._no_data
+        except (AttributeError, ValueError):
+            return self._no_data
+
+    @property
+    def _no_data(self) -> bytes | None:
+        return b"" if "revert" in self.message.lower() else None
+
 
 class Reverted(LedgerError):
     """A contract refused: the custom error's name and arguments."""

@@ -1,208 +1,367 @@
-"""One account's transactions: signed here, numbered here, on disk before they are sent and until they are mined.
+"""One account's transactions: signed here, numbered here, on disk before they are sent and until they are confirmed.
 
-A transaction that was accepted can still vanish (a restarted node, a full pool), and one that seems refused may have
-arrived. So the raw bytes stay in the outbox and are sent again until their nonce is used; sending the same bytes twice
-is harmless. A call that is already waiting is not signed a second time. Several processes may share an outbox: a lock
-on it is held from the choice of a nonce until the transaction is on disk and sent.
+A transaction that was accepted can still vanish (a restarted node, a full pool, a reorg), and one that seems refused
+may have arrived. So the raw bytes stay in the outbox and are sent again; sending the same bytes twice is harmless. A
+call that is already waiting is not signed a second time. Several processes may share an outbox.
+
+An entry is sent again only while its purpose is: until it expires, unless it was asked for again, and only where the
+contract would not refuse it now. One that is over leaves its nonce to the next call, or to a transfer of nothing where
+later nonces wait behind it.
 """
 
 import contextlib
-import fcntl
-import json
-import os
-import threading
 import time
-import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eth_account import Account
 
-from dlx.ground import durable
+from dlx.ledger.budget import Budget
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.fees import Limits, Price, eth, price, raised
+from dlx.ledger.outbox import TURN, Outbox, Pending
+from dlx.ledger.rpc import Header, Rpc
 
+CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
+_LAG = 8  # blocks by which a chain node behind a load balancer may be late
 _POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
-_PATIENCE, _TURN = 2.0, 60.0  # seconds for one look, and for another thread's send to end
+_PATIENCE = 2.0  # seconds for one look
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
-_FORMAT = 1  # of an entry of the outbox
+_STUCK_BLOCKS = 2  # that went by without it
+_WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
+_TRANSFER = 21_000  # gas
 _HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
 
 
 class Unconfirmed(LedgerError):
-    """The transaction was not mined in time; it stays in the outbox and is sent again with the next one."""
+    """The transaction was not mined in time; it stays in the outbox, and goes out again when it is asked for again."""
+
+
+class Pointless(LedgerError):
+    """The contract would refuse the waiting transaction by now, so it is not sent again. `error`: its answer."""
+
+    def __init__(self, error: RpcError) -> None:
+        super().__init__(f"the transaction has no purpose any more: {error}")
+        self.error = error
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A signed transaction; hex strings with 0x, fees in wei per gas. `hashes`: every version of it, newest last."""
+class Known:
+    """What the outbox has of a call: one that waits, and the block of one that was mined not long ago."""
 
-    nonce: int
-    to: str | None
-    data: str
-    gas: int
-    max_fee: int
-    tip: int
-    raw: str
-    hashes: tuple[str, ...]
+    waiting: bool = False
+    mined: int | None = None
 
 
 class Sender:
     """Sends for one account on one chain. Thread-safe; other processes may send from the same outbox meanwhile, but
     without a common outbox two senders would give the same nonce twice."""
 
-    def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None) -> None:
+    def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None, limits: Limits | None = None) -> None:
         """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
         self._rpc, self._chain_id, self._signer = rpc, chain_id, Account.from_key(key)
+        self._limits = limits or Limits()
         self.account: str = self._signer.address
-        self._lock = threading.Lock()
-        self._next: int | None = None
-        self._folder = None if outbox is None else outbox / f"{chain_id}-{self.account}"
-        self._pending: dict[int, Pending] = {}
-        self._guard: _Guard | None = None
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._guard = _Guard(self._folder / "lock")
-        with contextlib.suppress(LedgerUnavailable), self._turn():
-            self._resubmit()
+        self.confirmed = CONFIRMED
+        folder = None if outbox is None else outbox / f"{chain_id}-{self.account}"
+        self._outbox = Outbox(folder, self.account)
+        self._budget = Budget(None if folder is None else folder / "spent.json", self._limits.budget)
+        self._mined: dict[int, int] = {}  # nonce -> block, of entries that were seen mined
+        self._awaited: list[int] = []  # nonces, one for each thread that waits
+        self._refused: dict[int, tuple[float, RpcError]] = {}  # nonce -> since when the contract would refuse it
+        self._priced: dict[int, int] = {}  # nonce -> block in which its price was last looked at
+        with contextlib.suppress(LedgerUnavailable):
+            self.tend()
 
-    def send(self, to: str | None, data: bytes, gas: int) -> Pending:
+    def send(self, to: str | None, data: bytes, gas: int, keeps_seat: bool = False) -> Pending:
         """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block.
 
-        Raises LedgerUnavailable when the node is silent: the transaction is kept and goes out later. Raises
-        LedgerError where the node refuses it (no funds, say).
+        `keeps_seat`: it may use the last tenth of the budget. Raises LedgerUnavailable when the node is silent: the
+        transaction is kept and goes out later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError
+        where the node refuses it (no funds, say).
         """
         text = "0x" + data.hex()
         with self._turn():
-            self._prune()
+            used, head = self._settle()
             if (same := self._same(to, text)) is not None:
-                return same
+                return self._ask_again(same)
+            least = used
             for _ in range(5):
-                nonce = self._free_nonce() if self._next is None else self._next
-                max_fee, tip = self._fees()
-                pending = self._sign(Pending(nonce, to, text, gas, max_fee, tip, "", ()))
-                self._keep(pending)
-                self._next = nonce + 1
-                refusal = self._submit(pending)
-                if refusal is None:
-                    return pending
-                self._drop(pending.nonce)
-                self._next = None  # somebody else may send from this account: ask the chain again
+                nonce, former = self._free_nonce(used, least)
+                pending = self._priced_at(self._price(head, former), Pending(nonce, to, text, gas, 0, 0, "", ()))
+                self._check_budget(pending, keeps_seat)
+                signed = self._sign(replace(pending, former=() if former is None else former.former + former.hashes))
+                self._outbox.keep(signed)
+                self._priced[nonce] = head.number
+                refusal = self._submit(signed)
+                if refusal is None or ("nonce too low" in refusal and not self._was_used(nonce, head.number)):
+                    return signed  # or an earlier try arrived: `wait` finds out
+                self._take_back(signed, former)
+                if "insufficient funds" in refusal:
+                    raise LedgerError(self._lacks(signed))
                 if "nonce" not in refusal and "replacement" not in refusal:
                     raise LedgerError(f"the chain node refused the transaction: {refusal}")
+                used, least = self._count(), nonce + 1  # somebody else sends from this account
             raise LedgerError(f"no nonce of {self.account} is free: is the account used elsewhere as well?")
 
-    def waiting(self, to: str | None, data: bytes) -> bool:
-        """Whether this very call is in the outbox."""
+    def known(self, to: str | None, data: bytes) -> Known:
+        """What is in the outbox of this very call."""
+        text = "0x" + data.hex()
         with self._turn():
-            self._prune()
-            return self._same(to, "0x" + data.hex()) is not None
+            if not self._outbox.entries:
+                return Known()
+            self._settle()
+            alike = [one for one in self._outbox.entries.values() if (one.to, one.data) == (to, text)]
+            blocks = [self._mined[one.nonce] for one in alike if one.nonce in self._mined]
+            return Known(self._same(to, text) is not None, max(blocks, default=None))
 
     def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
-        """The receipt. Raises Unconfirmed after `timeout` seconds, LedgerError if its nonce went to another."""
+        """The receipt. Raises Unconfirmed after `timeout` seconds, Pointless where the contract would refuse it by now,
+        LedgerError if its nonce went to another."""
         deadline = time.monotonic() + timeout
         resend, stuck, pause = time.monotonic() + _RESEND, time.monotonic() + _STUCK, _POLL
-        while True:
-            try:
-                pending = self._newest(pending)
-                receipt = self._receipt(pending)
-                if receipt is None and time.monotonic() >= resend:
-                    resend = time.monotonic() + _RESEND
-                    receipt = self._chase(pending, stuck=time.monotonic() >= stuck)
-                if receipt is not None:
-                    with self._turn():
-                        self._drop(pending.nonce)
-                    return receipt
-            except LedgerUnavailable:
-                pass  # the deadline decides
-            if time.monotonic() >= deadline:
-                raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
-            time.sleep(pause)
-            pause = min(1.3 * pause, _SLOWEST)
+        nonce = pending.nonce
+        self._awaited.append(nonce)
+        try:
+            while True:
+                try:
+                    pending = self._newest(pending)
+                    receipt = self._receipt(pending)
+                    if receipt is None and time.monotonic() >= resend:
+                        resend = time.monotonic() + _RESEND
+                        self._chase(pending, stuck=time.monotonic() >= stuck)
+                    if receipt is not None:
+                        with self._turn():
+                            self._see_mined(pending, receipt)
+                        return receipt
+                except LedgerUnavailable:
+                    pass  # the deadline decides
+                if time.monotonic() >= deadline:
+                    raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
+                time.sleep(pause)
+                pause = min(1.3 * pause, _SLOWEST)
+        finally:
+            self._awaited.remove(nonce)
+
+    def tend(self, patience: float = TURN) -> None:
+        """Sends again what the chain may have lost, as after a reorg. Raises LedgerUnavailable, also after `patience`
+        seconds where others are at it."""
+        with self._turn(patience):
+            if self._outbox.entries:
+                self._settle()
+                self._resubmit()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Alone with the outbox, and knowing what is in it."""
-        deadline = time.monotonic() + _TURN
-        busy = LedgerUnavailable(
-            f"earlier transactions of {self.account} still wait for the chain node: try again later"
-        )
-        if not self._lock.acquire(timeout=_TURN):
-            raise busy
-        try:
-            if self._guard is None or self._folder is None:
-                yield
-                return
-            if not self._guard.acquire(deadline):
-                raise busy
-            try:
-                if self._guard.has_changed():
-                    self._pending = {p.nonce: p for p in map(_load, sorted(self._folder.glob("*.json")))}
-                    self._next = None
-                    self._guard.see()
-                yield
-            finally:
-                self._guard.release()
-        finally:
-            self._lock.release()
+    def _turn(self, patience: float = TURN) -> Iterator[None]:
+        with self._outbox.turn(patience) as changed:
+            if changed:
+                self._budget.read()
+                self._mined.clear()
+            yield
 
-    def _chase(self, pending: Pending, stuck: bool) -> dict[str, Any] | None:
-        """Sends again what the chain may have lost; the receipt if the nonce turns out to be used."""
-        with self._turn():
-            if self._count() > pending.nonce:
-                receipt = self._receipt(pending)
-                if receipt is None:
-                    self._drop(pending.nonce)
-                    raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
+    # What the chain says of the entries.
+
+    def _settle(self) -> tuple[int, Header]:
+        """Counts what was paid, forgets what is confirmed; how many nonces are used, and the head."""
+        used, head = self._count(), self._rpc.head()
+        for one in list(self._outbox.entries.values()):
+            if one.nonce >= used:
+                self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
+            elif head.number - self._mined.get(one.nonce, -self.confirmed) >= self.confirmed:
+                self._settle_used(one, head)
+        return used, head
+
+    def _settle_used(self, one: Pending, head: Header) -> None:
+        receipt = self._receipt(one)
+        if receipt is not None:
+            self._see_mined(one, receipt)
+            if head.number - self._mined[one.nonce] >= self.confirmed:
+                self._forget(one.nonce)
+        elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
+            self._budget.pay(str(other.get("transactionHash")), _cost(other, one), set())
+            self._forget(one.nonce)
+        elif self._was_used(one.nonce, max(0, head.number - _LAG)):
+            self._forget(one.nonce)  # by another transaction, and not just now
+
+    def _see_mined(self, pending: Pending, receipt: dict[str, Any]) -> None:
+        names = {name for one in self._outbox.entries.values() for name in one.hashes}
+        self._budget.pay(str(receipt.get("transactionHash")), _cost(receipt, pending), names)
+        self._mined[pending.nonce] = _block(receipt)
+        here = self._outbox.entries.get(pending.nonce)
+        if here is not None and here.hashes == pending.hashes and not here.mined:
+            self._outbox.keep(replace(here, mined=True))
+
+    def _receipt(self, pending: Pending) -> dict[str, Any] | None:
+        for known in reversed(pending.hashes):
+            receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
+            if isinstance(receipt, dict):
                 return receipt
-            if stuck:
-                self._offer_more(pending)
-            self._resubmit()
-            if stuck and self._count() < min(self._pending, default=0):
-                self._pending, lost = {}, list(self._pending)
-                for nonce in lost:
-                    self._drop(nonce)
-                self._next = None
-                raise LedgerError(f"the chain took earlier transactions of {self.account} back: try again")
         return None
 
-    def _offer_more(self, pending: Pending) -> None:
-        """Signs a version with a higher fee where the present one no longer pays the base fee."""
-        max_fee, tip = self._fees()
-        if self._rpc.head().base_fee > pending.max_fee:
-            more = replace(pending, max_fee=max(max_fee, pending.max_fee * 9 // 8), tip=max(tip, pending.tip * 9 // 8))
-            self._keep(self._sign(more))
+    def _count(self) -> int:
+        """How many nonces are used. What is pending is in the outbox: chain nodes that are asked for it may be late."""
+        return self._rpc.number("eth_getTransactionCount", self.account, "latest")
+
+    def _was_used(self, nonce: int, block: int) -> bool:
+        """Whether the nonce was used by this block; False where the chain node does not say."""
+        try:
+            return self._rpc.number("eth_getTransactionCount", self.account, hex(block)) > nonce
+        except RpcError:
+            return False
+
+    def _would_refuse(self, pending: Pending) -> RpcError | None:
+        """The contract's refusal, if it would refuse the call now."""
+        call = {"from": self.account, "to": pending.to, "data": pending.data, "gas": hex(pending.gas)}
+        try:
+            self._rpc.call("eth_call", call, "latest")
+        except RpcError as error:
+            if error.revert is not None:
+                return error
+            raise LedgerUnavailable(f"the chain node does not say whether it would take a call: {error}") from None
+        return None
+
+    # What waits.
+
+    def _chase(self, pending: Pending, stuck: bool) -> None:
+        """Sends again what the chain may have lost. Raises LedgerError where that cannot help."""
+        with self._turn():
+            used, head = self._settle()
+            here = self._outbox.entries.get(pending.nonce)
+            if here is None or (here.to, here.data) != (pending.to, pending.data):
+                if self._receipt(pending) is None:
+                    raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
+                return
+            if stuck:
+                self._offer_more(here, head)
+            self._resubmit()
+            since, error = self._refused.get(pending.nonce, (time.monotonic(), None))
+            if error is not None and time.monotonic() >= since + _STUCK:
+                raise Pointless(error)
+            if stuck and used < min(self._outbox.entries, default=0):
+                for nonce in list(self._outbox.entries):
+                    self._forget(nonce)
+                raise LedgerError(f"the chain took earlier transactions of {self.account} back: try again")
 
     def _resubmit(self) -> None:
-        """Submits again what waits, in case the chain lost it."""
-        self._prune()
-        for nonce in sorted(self._pending):
-            self._submit(self._pending[nonce])
+        """Submits again what waits and still has a purpose, in case the chain lost it."""
+        waiting = self._waiting()
+        for one in waiting:
+            if self._is_over(one):
+                is_long = one.nonce not in self._refused or self._refused[one.nonce][0] + _STUCK < time.monotonic()
+                if one is not waiting[-1] and is_long and one.nonce not in self._awaited:
+                    self._cancel(one)
+                continue
+            self._submit(one)
 
-    def _prune(self) -> None:
-        """Forgets the transactions whose nonces are used."""
-        if self._pending:
-            used = self._count()
-            for nonce in [n for n in self._pending if n < used]:
-                self._drop(nonce)
+    def _is_over(self, pending: Pending) -> bool:
+        """Whether its purpose is gone. Whatever a block once had is only sent again: it was wanted then."""
+        if pending.to is None or _is_transfer(pending):
+            return False
+        if time.time() > pending.expires and not pending.mined and pending.nonce not in self._awaited:
+            return True
+        error = self._would_refuse(pending)
+        if error is None:
+            self._refused.pop(pending.nonce, None)
+            return False
+        self._refused.setdefault(pending.nonce, (time.monotonic(), error))
+        return True
 
-    def _free_nonce(self) -> int:
-        nonce = self._count()
-        while nonce in self._pending:
-            nonce += 1
-        for unreachable in [n for n in self._pending if n > nonce]:
-            self._drop(unreachable)  # behind a gap that nobody fills: the chain was reset
-        return nonce
+    def _cancel(self, pending: Pending) -> None:
+        """A transfer of nothing takes its nonce, so that later ones are not stuck behind it."""
+        head = self._rpc.head()
+        transfer = replace(pending, to=self.account, data="0x", gas=_TRANSFER, hashes=(), mined=False,
+                           former=pending.former + pending.hashes)  # fmt: skip
+        signed = self._sign(self._priced_at(self._price(head, pending), transfer))
+        self._outbox.keep(signed)
+        self._refused.pop(pending.nonce, None)
+        self._submit(signed)
+
+    def _offer_more(self, pending: Pending, head: Header) -> None:
+        """Signs a version with a higher fee and tip where blocks went by without the present one, or will."""
+        before = self._priced.setdefault(pending.nonce, head.number)
+        if head.number < before + _STUCK_BLOCKS and head.base_fee <= pending.max_fee:
+            return
+        self._priced[pending.nonce] = head.number
+        now = price(self._rpc, head, self._limits)
+        more = raised(Price(pending.max_fee, pending.tip), now, self._limits)
+        if more is not None:
+            offer = self._priced_at(more, pending)
+            self._budget.check(self._on_its_way(without=pending.nonce), offer.cap, keeps_seat=True)
+            self._outbox.keep(self._sign(offer))
+
+    def _waiting(self) -> list[Pending]:
+        """In the order of their nonces."""
+        entries = self._outbox.entries
+        return [entries[nonce] for nonce in sorted(entries) if nonce not in self._mined]
+
+    def _on_its_way(self, without: int | None = None) -> int:
+        """What the waiting transactions cost at most, in wei."""
+        return sum(one.cap for one in self._waiting() if one.nonce != without)
 
     def _same(self, to: str | None, data: str) -> Pending | None:
-        return next((p for p in self._pending.values() if (p.to, p.data) == (to, data)), None)
+        return next((one for one in self._waiting() if (one.to, one.data) == (to, data)), None)
+
+    def _ask_again(self, pending: Pending) -> Pending:
+        again = pending
+        if pending.expires < time.time() + _WANTED / 2:
+            again = replace(pending, expires=time.time() + _WANTED)
+            self._outbox.keep(again)
+        self._refused.pop(pending.nonce, None)
+        self._submit(again)
+        return again
 
     def _newest(self, pending: Pending) -> Pending:
         with self._turn():
-            newest = self._pending.get(pending.nonce, pending)
+            newest = self._outbox.entries.get(pending.nonce, pending)
         return newest if (newest.to, newest.data) == (pending.to, pending.data) else pending
+
+    def _take_back(self, refused: Pending, former: Pending | None) -> None:
+        """The chain node refused it: the nonce is again whose it was."""
+        self._forget(refused.nonce)
+        if former is not None:
+            self._outbox.keep(former)
+
+    def _forget(self, nonce: int) -> None:
+        self._outbox.drop(nonce)
+        for known in (self._mined, self._refused, self._priced):
+            known.pop(nonce, None)
+
+    # A new one.
+
+    def _free_nonce(self, used: int, least: int) -> tuple[int, Pending | None]:
+        """The first nonce from `least` on that is free, and the entry that it is taken from: one that is over."""
+        nonce, entries = max(used, least), self._outbox.entries
+        while nonce in entries:
+            if nonce == max(entries) and self._may_be_replaced(entries[nonce]):
+                return nonce, entries[nonce]
+            nonce += 1
+        for unreachable in [n for n in entries if n > nonce]:
+            self._forget(unreachable)  # behind a gap that nobody fills: the chain was reset
+        return nonce, None
+
+    def _may_be_replaced(self, pending: Pending) -> bool:
+        if pending.nonce in self._mined or pending.mined or pending.nonce in self._awaited:
+            return False
+        return pending.nonce in self._refused or time.time() > pending.expires
+
+    def _price(self, head: Header, former: Pending | None) -> Price:
+        """What replaces `former`, as far as the limits allow."""
+        now = price(self._rpc, head, self._limits)
+        if former is None:
+            return now
+        return raised(Price(former.max_fee, former.tip), now, self._limits) or now
+
+    def _priced_at(self, price: Price, pending: Pending) -> Pending:
+        return replace(pending, max_fee=price.max_fee, tip=price.tip)
+
+    def _check_budget(self, pending: Pending, keeps_seat: bool) -> None:
+        self._budget.check(self._on_its_way(without=pending.nonce), pending.cap, keeps_seat)
+
+    def _lacks(self, pending: Pending) -> str:
+        balance, needed = self._rpc.number("eth_getBalance", self.account, "latest"), self._on_its_way() + pending.cap
+        return f"account {self.account} has {eth(balance)} ETH, needs {eth(needed)} ETH: send it funds"
 
     def _submit(self, pending: Pending) -> str | None:
         """None if the node has the transaction now, else why it refused."""
@@ -217,87 +376,30 @@ class Sender:
             return message
         return None
 
-    def _receipt(self, pending: Pending) -> dict[str, Any] | None:
-        for known in reversed(pending.hashes):
-            receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
-            if receipt is not None:
-                return receipt
-        return None
-
-    def _count(self) -> int:
-        """How many nonces are used. What is pending is in the outbox: chain nodes that are asked for it may be late."""
-        return self._rpc.number("eth_getTransactionCount", self.account, "latest")
-
-    def _fees(self) -> tuple[int, int]:
-        tip = self._rpc.number("eth_maxPriorityFeePerGas")
-        return 2 * self._rpc.head().base_fee + tip, tip
-
     def _sign(self, pending: Pending) -> Pending:
         """Adds a signed EIP-1559 transaction with these fields."""
         fields = {"chainId": self._chain_id, "nonce": pending.nonce, "to": pending.to, "value": 0, "data": pending.data}
         fees = {"gas": pending.gas, "maxFeePerGas": pending.max_fee, "maxPriorityFeePerGas": pending.tip}
         signed = self._signer.sign_transaction(fields | fees)
         raw, name = signed.raw_transaction.to_0x_hex(), signed.hash.to_0x_hex()
-        return replace(pending, raw=raw, hashes=(*pending.hashes, name))
-
-    def _keep(self, pending: Pending) -> None:
-        """Raises OSError where it cannot be written; then nobody knows of it."""
-        if self._guard is not None and self._folder is not None:
-            self._guard.change()
-            entry = {"format": _FORMAT, **asdict(pending)}
-            durable.write_bytes(self._folder / f"{pending.nonce:012d}.json", json.dumps(entry).encode())
-        self._pending[pending.nonce] = pending
-
-    def _drop(self, nonce: int) -> None:
-        self._pending.pop(nonce, None)
-        if self._guard is not None and self._folder is not None:
-            self._guard.change()
-            (self._folder / f"{nonce:012d}.json").unlink(missing_ok=True)
+        return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
 
-class _Guard:
-    """A lock between processes, which the kernel frees when its holder dies. The file counts the changes of what it
-    guards: the count goes up before a change, so that whoever comes after a crash reads everything anew."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        weakref.finalize(self, os.close, self._file)
-        self._known = -1
-
-    def acquire(self, deadline: float) -> bool:
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(_POLL)
-
-    def release(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def has_changed(self) -> bool:
-        """Whether others have changed anything since we last saw it."""
-        return self._count() != self._known
-
-    def see(self) -> None:
-        self._known = self._count()
-
-    def change(self) -> None:
-        self._known = self._count() + 1
-        os.pwrite(self._file, self._known.to_bytes(8, "big"), 0)
-
-    def _count(self) -> int:
-        return int.from_bytes(os.pread(self._file, 8, 0), "big")
+def _is_transfer(pending: Pending) -> bool:
+    return pending.data == "0x" and pending.to is not None
 
 
-def _load(path: Path) -> Pending:
+def _cost(receipt: dict[str, Any], pending: Pending) -> int:
+    """What was paid, in wei; a rollup's fee for the layer below is on top. What does not say counts at its cap."""
     try:
-        fields = json.loads(path.read_text())
-        found = fields.pop("format", _FORMAT)  # the first releases wrote none
-        if found > _FORMAT:
-            raise LedgerError(f"{path} was written by a newer dlx-node (format {found}): use that one")
-        return Pending(**{**fields, "hashes": tuple(fields["hashes"])})
-    except (AttributeError, ValueError, TypeError, KeyError) as error:
-        raise LedgerError(f"{path} is damaged ({error}): remove it") from None
+        paid = int(receipt["gasUsed"], 16) * int(receipt["effectiveGasPrice"], 16)
+        return min(paid, pending.cap) + int(receipt.get("l1Fee") or "0x0", 16)
+    except (KeyError, TypeError, ValueError):
+        return pending.cap
+
+
+def _block(receipt: dict[str, Any]) -> int:
+    try:
+        return int(receipt["blockNumber"], 16)
+    except (KeyError, TypeError, ValueError):
+        raise LedgerUnavailable("the chain node gave a receipt without its block") from None

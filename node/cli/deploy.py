@@ -12,6 +12,9 @@ def command(
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    daily_budget: options.DailyBudgetOption = None,
     password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -19,7 +22,10 @@ def command(
 
     Nobody owns the contracts afterwards, the account that deployed them no more than any other.
     """
-    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, password_file=password_file)
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, max_fee=max_fee, max_tip=max_tip,
+        daily_budget=daily_budget, password_file=password_file,
+    )  # fmt: skip
     from dlx.node.home.identity import load_account
     from dlx.node.home.ledgers import deploy_contracts
 

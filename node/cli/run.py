@@ -101,6 +101,9 @@ def create(
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    daily_budget: options.DailyBudgetOption = None,
     password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -110,8 +113,9 @@ def create(
     """
     extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
-    )
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
+        daily_budget=daily_budget, password_file=password_file,
+    )  # fmt: skip
     from dlx.node.home.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create

@@ -22,6 +22,9 @@ def command(
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    daily_budget: options.DailyBudgetOption = None,
     listen: options.ListenOption = None,
     announce: options.AnnounceOption = None,
     bootstrap: options.BootstrapOption = None,
@@ -51,7 +54,8 @@ def command(
     from dlx.node.runs import find
 
     folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, listen=listen, announce=announce,
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
+        daily_budget=daily_budget, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
         password_file=password_file, private_data=private_data,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,

@@ -169,6 +169,7 @@ class Node:
         except (ManifestError, DataError) as error:
             raise Failure(str(error)) from error  # it stays so
         self._follower.confirm(manifest.confirmations, seals_needed(Terms.of(manifest)))
+        self._client.confirm(manifest.confirmations)
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         self._seat.open(

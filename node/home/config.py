@@ -24,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rpc_url: tuple[str, ...] = ("http://127.0.0.1:8545",)
     chain_id: int = 31337
     ledger: str = ""
+    max_fee: float = 100.0
+    max_tip: float = 30.0
+    daily_budget: float = 0.05
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/4650",)  # the same after a restart, as others remember it
     announce: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
@@ -42,6 +45,9 @@ HELP: dict[str, str] = {
     "rpc_url": "JSON-RPC endpoints of the chain that carries the ledger; the first that is well is asked.",
     "chain_id": "Chain id that the endpoints must answer with.",
     "ledger": "Address of the TrainingLedger contract.",
+    "max_fee": "Most that a unit of gas may cost, in gwei, base fee and tip together; above it nothing is signed.",
+    "max_tip": "Most of that which may be a tip, in gwei.",
+    "daily_budget": "Most that transactions may cost in 24 hours, in ETH; 0: any sum, as always on chain 31337.",
     "listen": "Multiaddrs that the node listens on.",
     "announce": "Multiaddrs that others should dial, where they differ from those it listens on.",
     "bootstrap": "Multiaddrs (with /p2p/...) of peers to start from, beside those on the ledger.",
@@ -223,6 +229,9 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "rpc_url": _wrong_urls,
     "chain_id": lambda number: None if 0 < number < 2**63 else "expected a positive number",
     "ledger": _wrong_address,
+    "max_fee": lambda fee: None if 0 < fee <= 1e6 else "expected gwei, above 0 and at most 1,000,000",
+    "max_tip": lambda fee: None if 0 <= fee <= 1e6 else "expected gwei, from 0 to 1,000,000",
+    "daily_budget": lambda sum_: None if 0 <= sum_ <= 1e6 else "expected ETH, from 0 to 1,000,000",
     "listen": lambda addresses: _wrong_multiaddrs(addresses) or (None if addresses else "expected at least one"),
     "announce": _wrong_multiaddrs,
     "bootstrap": _wrong_multiaddrs,

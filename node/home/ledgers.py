@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
+    from dlx.ledger.fees import Limits
     from dlx.ledger.index import EventIndex
 
 _PROBE_SECONDS = 2.0
@@ -79,7 +81,20 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
     address = checksum(bytes.fromhex(settings.ledger[2:]))
     outbox = datadir.outbox if key else None
     folder = index_folder(datadir)
-    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=settings.chain_id, folder=folder)
+    chain_id, limits = settings.chain_id, limits_of(settings)
+    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=chain_id, folder=folder, limits=limits)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What transactions may cost. Signed for the id of embedded chains they are worth nothing on any other."""
+    from dlx.ledger.fees import ETH, GWEI, Limits
+
+    free = settings.daily_budget == 0 or settings.chain_id == Settings().chain_id
+    return Limits(
+        max_fee=int(Decimal(str(settings.max_fee)) * GWEI),
+        max_tip=int(Decimal(str(settings.max_tip)) * GWEI),
+        budget=None if free else int(Decimal(str(settings.daily_budget)) * ETH),
+    )
 
 
 def index_folder(datadir: DataDir | None) -> Path | None:
@@ -124,7 +139,7 @@ def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: P
 
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings.rpc_url, account_of(key))
-    found = deploy(settings.rpc_url, key, outbox)
+    found = deploy(settings.rpc_url, key, outbox, limits=limits_of(settings))
     client = LedgerClient(settings.rpc_url, found.ledger, chain_id=settings.chain_id, folder=index_folder(datadir))
     client.remember(found.since)
     urls, registry, ledger = " ".join(settings.rpc_url), found.registry, found.ledger
@@ -133,7 +148,7 @@ def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: P
 
 def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
     """Deploy on the folder's embedded chain, which must be running, unless done before; record it in contracts.json."""
-    settings = Settings(rpc_url=(rpc_url,), chain_id=chain_id)
+    settings = Settings(rpc_url=(rpc_url,), chain_id=chain_id, daily_budget=0)
     known = read_contracts(datadir)
     if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
         found = {**known, "rpc_url": rpc_url}

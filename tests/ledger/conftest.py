@@ -55,7 +55,10 @@ class FakeChain:
         for name, (sender, nonce, _) in sorted(self.pool.items(), key=lambda item: item[1][1]):
             if nonce == self.counts.get(sender, 0):
                 self.counts[sender] = nonce + 1
-                self.receipts[name] = {"transactionHash": name, "status": "0x1", "blockNumber": hex(number)}
+                self.receipts[name] = {
+                    "transactionHash": name, "status": "0x1", "blockNumber": hex(number),
+                    "gasUsed": hex(50_000), "effectiveGasPrice": hex(self.base_fee + 1),
+                }  # fmt: skip
         self.pool = {name: p for name, p in self.pool.items() if p[1] >= self.counts.get(p[0], 0)}
         return number
 
@@ -77,6 +80,12 @@ class FakeChain:
 
     def eth_chainId(self) -> str:
         return hex(31337)
+
+    def eth_call(self, call: dict[str, Any], tag: str) -> Any:
+        return "0x"
+
+    def eth_getBalance(self, account: str, tag: str) -> str:
+        return hex(10**15)
 
     def eth_maxPriorityFeePerGas(self) -> str:
         return "0x1"

@@ -1,16 +1,19 @@
 """The sender against a chain node that loses, repeats and refuses."""
 
 import errno
+import itertools
 import json
 import threading
 import time
 
 import pytest
 
+from dlx.ledger.budget import Budget, BudgetSpent
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
-from dlx.ledger.sender import Sender, Unconfirmed
+from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 
 KEY = b"\x11" * 32
 ACCOUNT = account_of(KEY)
@@ -33,8 +36,13 @@ def reopen(fake_chain, tmp_path) -> Sender:
     return Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path)
 
 
+def entries(tmp_path):
+    return sorted(tmp_path.rglob("0*.json"))
+
+
 def files(tmp_path):
-    return sorted(tmp_path.rglob("*.json"))
+    """Of what no block has had yet."""
+    return [path for path in entries(tmp_path) if not json.loads(path.read_text())["mined"]]
 
 
 def once(method, result):
@@ -69,7 +77,7 @@ def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
     fake_chain.pool.clear()  # the chain node lost it
     again = reopen(fake_chain, tmp_path)
     assert fake_chain.submitted == [first.raw, first.raw]
-    assert again.waiting(TO, b"a") and again.send(TO, b"b", 100_000).nonce == 1
+    assert again.known(TO, b"a").waiting and again.send(TO, b"b", 100_000).nonce == 1
     fake_chain.mine()
     assert again.wait(first, 5)["transactionHash"] == first.hashes[0]
 
@@ -77,7 +85,7 @@ def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
 def test_mined_while_away_is_forgotten(fake_chain, sender, tmp_path):
     sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    assert not reopen(fake_chain, tmp_path).waiting(TO, b"a") and files(tmp_path) == []
+    assert not reopen(fake_chain, tmp_path).known(TO, b"a").waiting and files(tmp_path) == []
 
 
 def test_an_answer_lost_on_the_way_is_no_second_transaction(fake_chain, sender):
@@ -162,7 +170,7 @@ def test_not_mined_in_time_stays_in_the_outbox(sender, tmp_path):
 def test_a_refusal_is_reported_and_leaves_no_gap(fake_chain, sender, tmp_path):
     no_funds = {"error": {"code": -32000, "message": "insufficient funds for gas * price + value"}}
     fake_chain.faults.append(once("eth_sendRawTransaction", no_funds))
-    with pytest.raises(LedgerError, match="insufficient funds"):
+    with pytest.raises(LedgerError, match=f"account {ACCOUNT} has 0.001 ETH, needs 0.0000000000015 ETH: send it funds"):
         sender.send(TO, b"a", 100_000)
     assert files(tmp_path) == [] and sender.send(TO, b"b", 100_000).nonce == 0
 
@@ -192,23 +200,29 @@ def test_an_outbox_from_before_the_chain_was_reset_does_not_block(fake_chain, se
     assert pending.nonce == 0 and fresh.wait(pending, 5) and files(tmp_path) == []
 
 
-def test_a_reorg_that_drops_earlier_transactions_is_reported_once(fake_chain, sender, tmp_path):
+def test_after_a_reorg_below_all_that_is_known_the_nonces_begin_where_the_chain_is(fake_chain, sender, tmp_path):
     fake_chain.counts[ACCOUNT] = 5
     first = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     sender.wait(first, 5)
     fake_chain.counts[ACCOUNT] = 3  # and nobody has the transactions 3 to 5 any more
-    with pytest.raises(LedgerError, match="try again"):
-        sender.wait(sender.send(TO, b"b", 100_000), 5)
-    fake_chain.pool.clear()
-    assert files(tmp_path) == [] and sender.send(TO, b"b", 100_000).nonce == 3
+    again = sender.send(TO, b"b", 100_000)
+    fake_chain.mine()
+    assert again.nonce == 3 and sender.wait(again, 5)["status"] == "0x1"
 
 
-def test_a_damaged_outbox_says_which_file(fake_chain, sender, tmp_path):
+def test_a_damaged_entry_is_set_aside_and_the_others_go_out(fake_chain, sender, tmp_path, caplog):
     sender.send(TO, b"a", 100_000)
-    files(tmp_path)[0].write_text(json.dumps({"nonce": 1}))
-    with pytest.raises(LedgerError, match=r"000000000000\.json is damaged"):
-        reopen(fake_chain, tmp_path)
+    second = sender.send(TO, b"b", 100_000)
+    broken = entries(tmp_path)[0]
+    for text in (json.dumps({"nonce": 1}), '{"nonce": 0, "hashes": []}', "[]", "\0\0"):
+        broken.write_text(text)
+        (broken.parent / "lock").write_bytes(b"\xff" * 8)
+        fake_chain.submitted.clear()
+        again = reopen(fake_chain, tmp_path)
+        assert fake_chain.submitted == [second.raw] and again.known(TO, b"b").waiting
+        assert broken.with_suffix(".damaged").read_text() == text and not broken.exists()
+    assert [record.getMessage().count("that transaction may be lost") for record in caplog.records] == [1] * 4
 
 
 def test_an_outbox_of_a_newer_release_says_so_and_is_left_alone(fake_chain, sender, tmp_path):
@@ -223,13 +237,13 @@ def test_an_outbox_of_a_newer_release_says_so_and_is_left_alone(fake_chain, send
     assert entry.read_bytes() == before
     del fields["format"]  # as the first releases wrote it
     entry.write_text(json.dumps(fields))
-    assert reopen(fake_chain, tmp_path).waiting(TO, b"a")
+    assert reopen(fake_chain, tmp_path).known(TO, b"a").waiting
 
 
 def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
     other = reopen(fake_chain, tmp_path)
     pendings = [one.send(TO, bytes([i]), 100_000) for i, one in enumerate([sender, other, other, sender, other])]
-    assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4] and sender.waiting(TO, bytes([4]))
+    assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4] and sender.known(TO, bytes([4])).waiting
     fake_chain.mine()
     assert all(other.wait(p, 5)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
     assert sender.send(TO, b"x", 100_000).nonce == 5
@@ -248,11 +262,11 @@ def test_what_is_on_no_disk_is_never_sent(fake_chain, sender, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("dlx.ledger.sender.durable.write_bytes", full)
+        disk.setattr("dlx.ledger.outbox.durable.write_bytes", full)
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
                 sender.send(TO, b"a", 100_000)
-        assert not sender.waiting(TO, b"a")
+        assert not sender.known(TO, b"a").waiting
     fake_chain.mine()
     assert fake_chain.submitted == [] and files(tmp_path) == []
     assert sender.send(TO, b"a", 100_000).nonce == 0 and len(files(tmp_path)) == 1
@@ -287,3 +301,228 @@ class Miner:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+# What an entry is for, and until when.
+
+REFUSED = {"error": {"code": 3, "message": "execution reverted", "data": "0x12345678"}}
+
+
+def refusing(chain, *names: bytes):
+    """The contract refuses calls with these data from now on."""
+    chain.eth_call = lambda call, tag: REFUSED if bytes.fromhex(call["data"][2:]) in names else "0x"
+
+
+def test_what_the_contract_would_refuse_by_now_is_never_sent_again(fake_chain, sender, tmp_path):
+    """As the seal of a round that others sealed while this node was down."""
+    stale = sender.send(TO, b"seal 1", 100_000)
+    fake_chain.pool.clear()
+    fake_chain.submitted.clear()
+    refusing(fake_chain, b"seal 1")
+    again = reopen(fake_chain, tmp_path)
+    assert fake_chain.submitted == []
+    fresh = again.send(TO, b"seal 2", 100_000)
+    fake_chain.mine()
+    assert fresh.nonce == stale.nonce and again.wait(fresh, 5)["transactionHash"] == fresh.hashes[-1]
+    assert stale.raw not in fake_chain.submitted
+
+
+def test_what_takes_the_nonce_of_a_stale_one_outbids_it(fake_chain, sender, tmp_path):
+    """Some chain node may still have the old one."""
+    stale = sender.send(TO, b"seal 1", 100_000)
+    refusing(fake_chain, b"seal 1")
+    fresh = reopen(fake_chain, tmp_path).send(TO, b"seal 2", 100_000)
+    assert fresh.max_fee * 10 >= stale.max_fee * 11 and fresh.tip * 10 >= stale.tip * 11
+
+
+def test_what_nobody_asks_for_any_more_is_not_sent_again(fake_chain, sender, tmp_path, monkeypatch):
+    sender.send(TO, b"accuse", 100_000)
+    fake_chain.pool.clear()
+    fake_chain.submitted.clear()
+    monkeypatch.setattr("dlx.ledger.sender.time.time", lambda later=time.time() + 1000: later)
+    again = reopen(fake_chain, tmp_path)
+    assert fake_chain.submitted == []
+    wanted = again.send(TO, b"accuse", 100_000)
+    assert fake_chain.submitted == [wanted.raw]
+    reopen(fake_chain, tmp_path)
+    assert len(fake_chain.submitted) == 2  # asked for a moment ago
+
+
+def test_later_nonces_are_not_stuck_behind_a_stale_one(fake_chain, sender, tmp_path, monkeypatch):
+    stale, later = sender.send(TO, b"seal", 100_000), sender.send(TO, b"join", 100_000)
+    fake_chain.pool.clear()
+    refusing(fake_chain, b"seal")
+    again = reopen(fake_chain, tmp_path)
+    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.01)
+    miner = Miner(fake_chain)
+    assert again.wait(later, 5)["status"] == "0x1"
+    miner.stop()
+    (taken,) = {entry["to"] for entry in map(read, entries(tmp_path)) if entry["nonce"] == stale.nonce}
+    assert taken == ACCOUNT and stale.raw not in fake_chain.submitted[2:]
+
+
+def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, monkeypatch):
+    pending = sender.send(TO, b"seal", 100_000)
+    fake_chain.pool.clear()
+    refusing(fake_chain, b"seal")
+    with pytest.raises(Pointless) as caught:
+        sender.wait(pending, 5)
+    assert caught.value.error.revert == bytes.fromhex("12345678")
+
+
+@pytest.mark.parametrize("depth", [1, 3, 20])
+def test_a_reorged_transaction_is_sent_again(fake_chain, sender, tmp_path, depth):
+    pending = sender.send(TO, b"a", 100_000)
+    block = fake_chain.mine()
+    sender.wait(pending, 5)
+    for _ in range(depth - 1):
+        fake_chain.mine()
+    reopen(fake_chain, tmp_path)  # a restart in between changes nothing
+    fake_chain.reorg(block, "b")
+    fake_chain.counts.clear()
+    fake_chain.receipts.clear()
+    for _ in range(depth):
+        fake_chain.mine()
+    sender.tend()
+    assert list(fake_chain.pool) == [pending.hashes[0]]
+    fake_chain.mine()
+    sender.tend()
+    assert fake_chain.counts[ACCOUNT] == 1 and set(fake_chain.submitted) == {pending.raw}
+
+
+def test_a_confirmed_transaction_is_forgotten(fake_chain, sender, tmp_path):
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    sender.wait(pending, 5)
+    for _ in range(CONFIRMED - 1):
+        fake_chain.mine()
+    sender.tend()
+    assert len(entries(tmp_path)) == 1
+    fake_chain.mine()
+    sender.tend()
+    assert entries(tmp_path) == []
+
+
+def test_the_same_call_may_be_sent_once_the_first_is_mined(fake_chain, sender):
+    """As the answer to a second question."""
+    first = sender.send(TO, b"answer", 100_000)
+    fake_chain.mine()
+    sender.wait(first, 5)
+    assert sender.known(TO, b"answer").mined == 1 and not sender.known(TO, b"answer").waiting
+    assert sender.send(TO, b"answer", 100_000).nonce == 1
+
+
+def test_a_late_chain_node_does_not_make_us_pay_twice(fake_chain, sender, tmp_path):
+    """It has neither the receipt nor the nonce; the call is asked for again."""
+    first = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    receipts, counts = fake_chain.receipts, fake_chain.counts
+    fake_chain.receipts, fake_chain.counts = {}, {}
+    again = sender.send(TO, b"a", 100_000)
+    fake_chain.receipts, fake_chain.counts = receipts, counts
+    assert again.nonce == first.nonce and sender.wait(again, 5)["transactionHash"] == first.hashes[0]
+    assert set(fake_chain.submitted) == {first.raw}
+
+
+# Fees and the budget.
+
+
+def test_a_price_beyond_the_limit_is_refused_before_anything_is_signed(fake_chain, sender, tmp_path):
+    fake_chain.eth_maxPriorityFeePerGas = lambda: hex(10_000 * GWEI)
+    line = r"127\.0\.0\.1 names a tip of 10,000 gwei, above max_fee \(100\): nothing is signed"
+    with pytest.raises(FeeTooHigh, match=line):
+        sender.send(TO, b"a", 100_000)
+    fake_chain.eth_maxPriorityFeePerGas = lambda: "0x1"
+    fake_chain.base_fee = 10_000 * GWEI
+    with pytest.raises(FeeTooHigh, match="names a base fee of 10,000 gwei"):
+        sender.send(TO, b"a", 100_000)
+    assert entries(tmp_path) == [] and fake_chain.submitted == []
+
+
+def test_a_chain_node_without_the_tip_is_asked_otherwise(fake_chain, sender):
+    missing = {"error": {"code": -32601, "message": "the method does not exist"}}
+    fake_chain.eth_maxPriorityFeePerGas = lambda: missing
+    fake_chain.eth_feeHistory = lambda blocks, newest, percentiles: {"reward": [["0x5"], ["0x64"], ["0x6"]]}
+    fake_chain.eth_gasPrice = lambda: hex(fake_chain.base_fee + 9)
+    assert sender.send(TO, b"a", 100_000).tip == 6
+    fake_chain.eth_feeHistory = lambda blocks, newest, percentiles: missing
+    assert sender.send(TO, b"b", 100_000).tip == 9
+
+
+def test_a_stuck_transaction_offers_more_of_both_up_to_the_limits(fake_chain, tmp_path, quick):
+    limits = Limits(max_fee=100, max_tip=10)
+    sender = Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, limits)
+    fake_chain.eth_maxPriorityFeePerGas = lambda: "0x4"
+    fake_chain.eth_sendRawTransaction = lambda raw: "0x00"  # the miners want more
+    pending = sender.send(TO, b"a", 100_000)
+    offers = [(pending.max_fee, pending.tip)]
+    for _ in range(12):
+        fake_chain.mine()
+        fake_chain.mine()
+        with pytest.raises(Unconfirmed):
+            sender.wait(pending, 0.1)
+        (entry,) = map(read, entries(tmp_path))
+        if (entry["max_fee"], entry["tip"]) != offers[-1]:
+            offers.append((entry["max_fee"], entry["tip"]))
+    assert offers[0] == (18, 4) and len(offers) > 4
+    assert all(10 * new >= 11 * old for two in itertools.pairwise(offers) for old, new in zip(*two, strict=True))
+    assert offers[-1][0] <= 100 and 8 <= offers[-1][1] <= 10
+
+
+def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_restarts(fake_chain, tmp_path, quick):
+    cap = 100_000 * (2 * 7 + 1)  # wei that one may cost; it costs 50,000 x 8
+    limits = Limits(budget=2 * cap)
+
+    def reopened():
+        return Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, limits)
+
+    sender = reopened()
+    sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 5)
+    sender = reopened()
+    sender.send(TO, b"b", 100_000)
+    line = r"the daily budget of 0\.000000000003 ETH is used up: 0\.0000000000004 paid, 0\.0000000000015 on its way"
+    for again in (sender, reopened()):
+        with pytest.raises(BudgetSpent, match=line):
+            again.send(TO, b"c", 100_000)
+    fake_chain.mine()
+    assert reopened().send(TO, b"c", 100_000).nonce == 2  # what it did not cost is free again
+
+
+def test_a_tenth_of_the_budget_is_for_what_keeps_the_seat(fake_chain, tmp_path, quick):
+    sender = Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
+    with pytest.raises(BudgetSpent, match="a tenth kept back"):
+        sender.send(TO, b"accuse", 100_000)
+    assert sender.send(TO, b"answer", 100_000, keeps_seat=True).nonce == 0
+
+
+def test_a_transaction_mined_again_after_a_reorg_is_counted_once(tmp_path):
+    clock = [3600.0 * 1000]
+    budget = Budget(tmp_path / "spent.json", 100, lambda: clock[0])
+    budget.pay("0xa", 60, {"0xa"})
+    budget = Budget(tmp_path / "spent.json", 100, lambda: clock[0])
+    budget.pay("0xa", 60, {"0xa"})
+    budget.check(0, 30, keeps_seat=False)
+    with pytest.raises(BudgetSpent, match="it goes on at 1970-02-12 17:00 UTC"):
+        budget.check(0, 31, keeps_seat=False)
+    with pytest.raises(BudgetSpent, match="no day's budget covers this: raise daily_budget"):
+        budget.check(0, 101, keeps_seat=True)
+    clock[0] += 24 * 3600
+    with pytest.raises(BudgetSpent):
+        budget.check(0, 60, keeps_seat=False)
+    clock[0] += 3600
+    budget.check(0, 90, keeps_seat=False)
+
+
+def test_a_damaged_record_of_what_was_paid_is_set_aside(tmp_path):
+    (tmp_path / "spent.json").write_text("[]")
+    Budget(tmp_path / "spent.json", 100).check(0, 90, keeps_seat=False)
+    assert (tmp_path / "spent.damaged").read_text() == "[]"
+
+
+def mined(chain, pending):
+    chain.mine()
+    return pending
+
+
+def read(path):
+    return json.loads(path.read_text())

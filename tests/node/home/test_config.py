@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground import durable
+from dlx.ledger.fees import Limits
 from dlx.node.home import config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.ledgers import limits_of
 
 
 @pytest.fixture
@@ -67,6 +69,9 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ('http_host = "0.0.0.0"', "http_host"),
         ("http_port = 65536", "http_port"),
         ("disk_quota = -1", "disk_quota"),
+        ("max_fee = 0", "max_fee"),
+        ("max_tip = -1", "max_tip"),
+        ("daily_budget = nan", "daily_budget"),
         (
             'disk_quota = "plenty"',
             "disk_quota: expected a number of bytes, or text such as 20GB or 512MiB (got 'plenty')",
@@ -103,6 +108,13 @@ def test_sizes_are_bytes_or_have_a_unit(folder: DataDir, text: str, size: int) -
     assert config.load(folder, {}, {}).disk_floor == size
     folder.config.write_text(f"disk_floor = {size}\n")
     assert config.load(folder, {}, {}).disk_floor == size
+
+
+def test_limits_of_fees_are_exact_and_the_embedded_chain_has_no_budget(folder: DataDir) -> None:
+    folder.config.write_text("chain_id = 10\nmax_fee = 0.1\nmax_tip = 3\ndaily_budget = 0.07\n")
+    assert limits_of(config.load(folder, {}, {})) == Limits(10**8, 3 * 10**9, 7 * 10**16)
+    assert limits_of(config.load(folder, {"daily_budget": 0.0}, {})).budget is None
+    assert limits_of(config.load(folder, {}, {"DLX_CHAIN_ID": "31337"})).budget is None
 
 
 def test_the_written_file_reads_back_and_is_never_overwritten(folder: DataDir) -> None:

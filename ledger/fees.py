@@ -1,0 +1,89 @@
+"""What a transaction may cost: the price of gas that the chain node names, within the operator's limits."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.rpc import Header, Rpc
+
+GWEI, ETH = 10**9, 10**18
+_BLOCKS, _PERCENTILE = 20, 40  # of eth_feeHistory
+
+
+class FeeTooHigh(LedgerError):
+    """The chain node names a price of gas above the operator's limit."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In wei: `max_fee` for a unit of gas, base fee and tip together; `max_tip` of that; `budget` in any 24 hours
+    (None: no limit)."""
+
+    max_fee: int = 100 * GWEI
+    max_tip: int = 30 * GWEI
+    budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of a unit of gas, in wei: EIP-1559's maxFeePerGas and maxPriorityFeePerGas."""
+
+    max_fee: int
+    tip: int
+
+
+def price(rpc: Rpc, head: Header, limits: Limits) -> Price:
+    """What takes a transaction into one of the next blocks, though the base fee may double. Raises FeeTooHigh."""
+    named = _named_tip(rpc, head.base_fee)
+    if named > limits.max_fee or head.base_fee > limits.max_fee:
+        what, fee = ("tip", named) if named > head.base_fee else ("base fee", head.base_fee)
+        raise FeeTooHigh(
+            f"the chain node at {rpc.name} names a {what} of {gwei(fee)} gwei, above max_fee ({gwei(limits.max_fee)}): "
+            "nothing is signed; wait, ask another --rpc-url, or raise max_fee"
+        )
+    tip = min(named, limits.max_tip)
+    return Price(min(2 * head.base_fee + tip, limits.max_fee), min(tip, limits.max_fee))
+
+
+def raised(old: Price, now: Price, limits: Limits) -> Price | None:
+    """What replaces a transaction: an eighth more of both, or the present price; None where the limits forbid it."""
+    more = Price(max(now.max_fee, _more(old.max_fee)), max(now.tip, _more(old.tip)))
+    return more if more.max_fee <= limits.max_fee and more.tip <= limits.max_tip else None
+
+
+def gwei(wei: int) -> str:
+    return _decimal(wei, GWEI)
+
+
+def eth(wei: int) -> str:
+    return _decimal(wei, ETH)
+
+
+def _decimal(wei: int, unit: int) -> str:
+    """Exactly: two amounts that differ look different."""
+    whole, rest = divmod(wei, unit)
+    return f"{whole:,}" + (f".{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else "")
+
+
+def _more(fee: int) -> int:
+    return -(-fee * 9 // 8)
+
+
+def _named_tip(rpc: Rpc, base_fee: int) -> int:
+    """By whichever of three methods the chain node has."""
+    try:
+        return rpc.number("eth_maxPriorityFeePerGas")
+    except RpcError:
+        pass
+    try:
+        return _usual_tip(rpc.call("eth_feeHistory", hex(_BLOCKS), "latest", [_PERCENTILE]))
+    except RpcError:
+        return max(0, rpc.number("eth_gasPrice") - base_fee)
+
+
+def _usual_tip(history: Any) -> int:
+    try:
+        return int(statistics.median_low([int(of_block[0], 16) for of_block in history["reward"]]))
+    except (KeyError, IndexError, TypeError, ValueError, statistics.StatisticsError):
+        raise LedgerError("eth_feeHistory: the chain node answered something else than a history of fees") from None
