@@ -115,15 +115,16 @@ def _plan_in_force(db: sqlite3.Connection, sealed: Sealed) -> tuple[int | None, 
     """Level and rank that an earlier seal planned for the round: which one depends on the run's delay, of which the
     ledger knows nothing, but the inner steps that stage 0 planned have to be those in force. The first seals carry the
     manifest's plan."""
-    plans = set()
-    for source in {max(0, sealed.round - delay - 1) for delay in _DELAYS}:
+    plans, steps = set(), sealed.outcome.inner_steps
+    for delay in _DELAYS:
+        source = sealed.round - delay - 1
         found = db.execute(
             "SELECT own.next_level, own.next_rank FROM seals own JOIN seals first ON first.run = own.run AND "
             "first.round = own.round AND first.stage = 0 WHERE own.run = ? AND own.round = ? AND own.stage = ? "
-            "AND first.next_inner_steps = ?",
-            (sealed.run, source, sealed.stage, sealed.outcome.inner_steps),
+            "AND (? < 0 OR first.next_inner_steps = ?)",
+            (sealed.run, max(0, source), sealed.stage, source, steps),
         ).fetchone()
-        if source == sealed.round:  # the very first
+        if sealed.round == 0:
             found = sealed.outcome.plan.level, sealed.outcome.plan.rank
         if found is not None:
             plans.add(found)

@@ -265,7 +265,9 @@ def publish(
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     account = load_account(folder, settings)
     with open_ledger(settings, folder, account.secret) as client, Progress() as progress:
-        view = find.RunReader(client, find.resolve(client, run)).view()
+        with client.events() as index:
+            found = find.resolve(index, run)
+        view = find.RunReader(client, found).view()
 
         def pull(version: int, out: Path) -> None:
             pull_run(client, view, version, out, places, progress.show, progress.say)
