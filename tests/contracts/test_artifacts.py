@@ -5,11 +5,8 @@ from eth_utils.abi import abi_to_signature, event_abi_to_log_topic
 
 from dlx.contracts import load
 
-CONFIG = "(bytes32,uint32,uint16,uint16,uint16,uint16,uint16,uint32,uint32,uint64)"
-SEAL = (
-    "(bytes32,uint16,uint32,bytes32,bytes32,bytes32,bytes32,bytes32,bytes32,uint16,uint64,uint64,uint8,uint16,uint32,"
-    "bytes)"
-)
+CONFIG = "(bytes32,uint32,uint16,uint16,uint16,uint16,uint16,uint32,uint32,uint32,uint32,uint64,uint64)"
+OUTCOME = "(bytes32,bytes32,bytes32,bytes32,bytes11)"
 # Topics and selectors are what is on the chain: changing one breaks every ledger and auditor there is.
 EVENTS = {
     "NodeRegistry": {
@@ -22,11 +19,12 @@ EVENTS = {
         "Joined(bytes32,address,uint16,uint16)": 2,
         "Left(bytes32,address,uint16,uint16)": 2,
         "Moved(bytes32,address,uint16,uint16,uint16)": 2,
-        "RoundOpened(bytes32,uint32,uint64)": 2,
-        "Accused(bytes32,address,uint16,uint16,uint32,address)": 2,
+        "RunOpened(bytes32,uint64)": 1,
+        "Dealt(bytes32,uint16,uint16,uint16)": 1,
+        "Accused(bytes32,address,address,bool)": 2,
         "Answered(bytes32,address)": 2,
-        "Evicted(bytes32,address,uint16,uint16)": 2,
-        f"Sealed(bytes32,uint32,uint16,bytes32,{SEAL},bytes,bytes)": 3,
+        "Evicted(bytes32,address,uint16,uint16,uint64)": 2,
+        f"Sealed(bytes32,uint16,uint32,bytes32,{OUTCOME},bytes,bytes)": 3,
         "CheckpointPublished(bytes32,uint32,address,bytes32,string)": 3,
     },
 }
@@ -48,18 +46,18 @@ FUNCTIONS = {
         "accuse(bytes32,address)",
         "answer(bytes32)",
         "evict(bytes32,address)",
-        f"seal({SEAL},bytes,bytes)",
+        "deal(bytes32,uint16)",
+        f"seal((bytes32,uint16,uint32,{OUTCOME},bytes,bytes))",
         "publishCheckpoint(bytes32,uint32,bytes32,string)",
         "registry()",
         "runConfig(bytes32)",
-        "genesis(bytes32,uint16)",
-        "heads(bytes32,uint16)",
+        "head(bytes32,uint16)",
         "holderOf(bytes32,uint16,uint16)",
-        "slotOf(bytes32,address)",
+        "memberOf(bytes32,address)",
+        "stageOf(bytes32,uint16)",
         "nextRound(bytes32,uint16)",
         "openRound(bytes32)",
-        "sealDigest(bytes32,uint32,uint16)",
-        "isActive(bytes32,address)",
+        "isForfeit(bytes32,address)",
         "quorumOf(bytes32,uint16)",
     },
 }
