@@ -28,7 +28,7 @@ class Budget:
     def __init__(self, path: Path | None, limit: int | None, now: Callable[[], float] = time.time) -> None:
         self._path, self._limit, self._now = path, limit, now
         self._hours: dict[int, int] = {}  # hour since 1970 -> wei paid in it
-        self._counted: list[str] = []  # transactions that are in there and may be seen mined again
+        self._counted: dict[str, int] = {}  # transactions that are in there and may be seen mined again -> wei
         self.read()
 
     def read(self) -> None:
@@ -38,20 +38,22 @@ class Budget:
         try:
             found = json.loads(self._path.read_text())
             self._hours = {int(hour): int(wei) for hour, wei in found["hours"].items()}
-            self._counted = [str(name) for name in found["counted"]]
+            self._counted = {str(name): int(wei) for name, wei in found["counted"].items()}
         except (AttributeError, ValueError, TypeError, KeyError) as error:
             aside = self._path.with_suffix(".damaged")
             self._path.replace(aside)
             _log.warning("%s was damaged (%s) and is now %s: the budget begins anew", self._path, error, aside.name)
 
     def pay(self, name: str, wei: int, known: set[str]) -> None:
-        """A transaction was mined. It counts once, however often it is seen; `known` are those that may be again."""
-        if name in self._counted:
+        """A transaction was mined. It counts once, however often it is seen, for what it cost the last time: a
+        reorg may give it another block. `known` are those that may be seen again."""
+        more = wei - self._counted.get(name, 0)
+        if not more and name in self._counted:
             return
         hour = int(self._now()) // _HOUR
         self._hours = {at: paid for at, paid in self._hours.items() if at >= hour - _DAY}
-        self._hours[hour] = self._hours.get(hour, 0) + wei
-        self._counted = [*(one for one in self._counted if one in known), name]
+        self._hours[hour] = self._hours.get(hour, 0) + more
+        self._counted = {one: paid for one, paid in self._counted.items() if one in known} | {name: wei}
         if self._path is not None:
             found = {"hours": self._hours, "counted": self._counted}
             durable.write_bytes(self._path, json.dumps(found).encode())

@@ -17,7 +17,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable
 
 TURN = 60.0  # seconds for another thread or process to be done
 _POLL = 0.03  # seconds between looks at a lock
-_FORMAT = 2  # of an entry; 1 had no `expires`, `mined`, `former`
+_FORMAT = 2  # of an entry; 1 had nothing from `former` on
 _log = logging.getLogger("dlx.ledger")
 
 
@@ -26,7 +26,8 @@ class Pending:
     """A signed transaction; hex strings with 0x, fees in wei per gas.
 
     `hashes`: every version of it, newest last; `former`: of other calls that were signed with this nonce. `expires`:
-    the Unix time until which it is wanted, unless asked for again. `mined`: whether a block had it.
+    the Unix time until which it is wanted, unless asked for again. `mined`: whether a block had it; `told`: whether
+    whoever asked for it knows.
     """
 
     nonce: int
@@ -40,6 +41,7 @@ class Pending:
     former: tuple[str, ...] = ()
     expires: float = 0.0
     mined: bool = False
+    told: bool = False
 
     @property
     def cap(self) -> int:

@@ -49,7 +49,8 @@ class Pointless(LedgerError):
 
 @dataclass(frozen=True)
 class Known:
-    """What the outbox has of a call: one that waits, and the block of one that was mined not long ago."""
+    """What the outbox has of a call: one that waits (or of whose end nobody was told), and the block of one that was
+    mined not long ago."""
 
     waiting: bool = False
     mined: int | None = None
@@ -72,6 +73,8 @@ class Sender:
         self._awaited: list[int] = []  # nonces, one for each thread that waits
         self._refused: dict[int, tuple[float, RpcError]] = {}  # nonce -> since when the contract would refuse it
         self._priced: dict[int, int] = {}  # nonce -> block in which its price was last looked at
+        self._highest = 0  # nonces used
+        self._low_since: float | None = None  # when a chain node began to say fewer
         with contextlib.suppress(LedgerUnavailable):
             self.tend()
 
@@ -113,8 +116,7 @@ class Sender:
             if not self._outbox.entries:
                 return Known()
             self._settle()
-            alike = [one for one in self._outbox.entries.values() if (one.to, one.data) == (to, text)]
-            blocks = [self._mined[one.nonce] for one in alike if one.nonce in self._mined]
+            blocks = [self._mined[one.nonce] for one in self._alike(to, text) if one.nonce in self._mined]
             return Known(self._same(to, text) is not None, max(blocks, default=None))
 
     def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class Sender:
                         self._chase(pending, stuck=time.monotonic() >= stuck)
                     if receipt is not None:
                         with self._turn():
-                            self._see_mined(pending, receipt)
+                            self._see_mined(pending, receipt, told=True)
                         return receipt
                 except LedgerUnavailable:
                     pass  # the deadline decides
@@ -165,7 +167,7 @@ class Sender:
 
     def _settle(self) -> tuple[int, Header]:
         """Counts what was paid, forgets what is confirmed; how many nonces are used, and the head."""
-        used, head = self._count(), self._rpc.head()
+        used, head = self._plausible(self._count()), self._rpc.head()
         for one in list(self._outbox.entries.values()):
             if one.nonce >= used:
                 self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
@@ -173,11 +175,25 @@ class Sender:
                 self._settle_used(one, head)
         return used, head
 
+    def _plausible(self, used: int) -> int:
+        """How many nonces are used, though a late chain node says fewer; once it has long said so, it is believed: then
+        the chain was reset."""
+        least = min(self._outbox.entries, default=self._highest)
+        if used >= least:
+            self._highest, self._low_since = used, None
+            return used
+        self._low_since = self._low_since or time.monotonic()
+        if time.monotonic() < self._low_since + _STUCK:
+            return least
+        self._highest = used
+        return used
+
     def _settle_used(self, one: Pending, head: Header) -> None:
         receipt = self._receipt(one)
         if receipt is not None:
             self._see_mined(one, receipt)
-            if head.number - self._mined[one.nonce] >= self.confirmed:
+            known = one.told or time.time() > one.expires  # else whoever asks again would pay for it again
+            if known and head.number - self._mined[one.nonce] >= self.confirmed:
                 self._forget(one.nonce)
         elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
             self._budget.pay(str(other.get("transactionHash")), _cost(other, one), set())
@@ -185,13 +201,15 @@ class Sender:
         elif self._was_used(one.nonce, max(0, head.number - _LAG)):
             self._forget(one.nonce)  # by another transaction, and not just now
 
-    def _see_mined(self, pending: Pending, receipt: dict[str, Any]) -> None:
+    def _see_mined(self, pending: Pending, receipt: dict[str, Any], told: bool = False) -> None:
+        here = self._outbox.entries.get(pending.nonce)
+        if here is None or here.hashes != pending.hashes:
+            return  # it was counted when it was forgotten
         names = {name for one in self._outbox.entries.values() for name in one.hashes}
         self._budget.pay(str(receipt.get("transactionHash")), _cost(receipt, pending), names)
         self._mined[pending.nonce] = _block(receipt)
-        here = self._outbox.entries.get(pending.nonce)
-        if here is not None and here.hashes == pending.hashes and not here.mined:
-            self._outbox.keep(replace(here, mined=True))
+        if not here.mined or told > here.told:
+            self._outbox.keep(replace(here, mined=True, told=told or here.told))
 
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
         for known in reversed(pending.hashes):
@@ -300,10 +318,16 @@ class Sender:
         """What the waiting transactions cost at most, in wei."""
         return sum(one.cap for one in self._waiting() if one.nonce != without)
 
+    def _alike(self, to: str | None, data: str) -> list[Pending]:
+        return [one for one in self._outbox.entries.values() if (one.to, one.data) == (to, data)]
+
     def _same(self, to: str | None, data: str) -> Pending | None:
-        return next((one for one in self._waiting() if (one.to, one.data) == (to, data)), None)
+        """The entry that asking for this call asks for again: one that waits, or of whose end nobody was told."""
+        return next((one for one in self._alike(to, data) if one.nonce not in self._mined or not one.told), None)
 
     def _ask_again(self, pending: Pending) -> Pending:
+        if pending.nonce in self._mined:
+            return pending
         again = pending
         if pending.expires < time.time() + _WANTED / 2:
             again = replace(pending, expires=time.time() + _WANTED)

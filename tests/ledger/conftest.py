@@ -193,6 +193,7 @@ def fake_chain() -> Iterator[FakeChain]:
 
 
 ANVIL = ROOT / "contracts/node_modules/.bin/anvil"
+HARDHAT = ROOT / "contracts/node_modules/.bin/hardhat"
 _SERVE = """
 import sys
 from pathlib import Path
@@ -218,13 +219,21 @@ class World:
         self.registry, self.ledger = contracts.registry, contracts.ledger
 
     def start(self) -> None:
+        cwd, environment = ROOT, dict(os.environ)
         if self.kind == "anvil":
             options = ["--block-time", "1", "--hardfork", "cancun", "--port", str(self.port), "--silent"]
             command = [str(ANVIL), *options]
+        elif self.kind == "hardhat":
+            options = ["--config", str(ROOT / "tests/ledger/hardhat.config.cjs"), "node", "--hostname", "127.0.0.1"]
+            command = [str(HARDHAT), *options, "--port", str(self.port)]
+            cwd = HARDHAT.parents[2]  # it must be installed where it runs
+            environment |= {"HOME": str(self.folder), "HARDHAT_DISABLE_TELEMETRY_PROMPT": "true"}
         else:
             command = [sys.executable, "-c", _SERVE, str(self.folder / "chain"), str(self.port)]
         # A session of its own: anvil's command is a wrapper, and a signal must reach the binary as well.
-        self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, cwd=cwd, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+        )
         Rpc(self.url, patience=30).call("eth_chainId")
 
     def stop(self, kill: bool = False) -> None:
@@ -232,8 +241,8 @@ class World:
         self.process.wait(20)
 
     def fund(self, secret: bytes) -> bytes:
-        if self.kind == "anvil":
-            Rpc(self.url).call("anvil_setBalance", account_of(secret), hex(10**20))
+        if self.kind in ("anvil", "hardhat"):
+            Rpc(self.url).call(f"{self.kind}_setBalance", account_of(secret), hex(10**20))
         else:
             fund(self.url, account_of(secret))
         return secret
@@ -279,5 +288,16 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if not ANVIL.exists():
         pytest.skip("anvil is not installed: npm ci in contracts/")
     world = World("anvil", tmp_path_factory.mktemp("anvil"))
+    yield world
+    world.stop(kill=True)
+
+
+@pytest.fixture(scope="session", params=["embedded", "anvil", "hardhat"])
+def any_chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Each chain node there is, hardhat's too; of its own, as it may be taken back."""
+    for kind, program in (("anvil", ANVIL), ("hardhat", HARDHAT)):
+        if request.param == kind and not program.exists():
+            pytest.skip(f"{kind} is not installed: npm ci in contracts/")
+    world = World(request.param, tmp_path_factory.mktemp(request.param))
     yield world
     world.stop(kill=True)

@@ -195,19 +195,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def reorg(url: str, depth: int) -> None:
-    """Takes the last `depth` blocks of an anvil or a hardhat node back, with what they contained, and mines as many
-    others. Of a hardhat node `snapshots` must have been taken: it goes back only to one of them."""
-    _call(url, "anvil_reorg", depth, [])
-
-
-def _call(url: str, method: str, *params: Any) -> Any:
-    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    answer = requests.post(url, json=request, timeout=30).json()
-    assert "error" not in answer, answer
-    return answer["result"]
-
-
 def _result(request: dict[str, Any], result: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
 

@@ -69,7 +69,9 @@ def test_the_same_waiting_call_is_not_sent_twice(fake_chain, sender):
     first, second = sender.send(TO, b"a", 100_000), sender.send(TO, b"a", 100_000)
     assert first == second and len(fake_chain.pool) == 1
     fake_chain.mine()
-    assert sender.send(TO, b"a", 100_000).nonce == 1  # mined meanwhile: a new one
+    assert sender.send(TO, b"a", 100_000).nonce == 0  # mined meanwhile, and nobody was told
+    sender.wait(first, 5)
+    assert sender.send(TO, b"a", 100_000).nonce == 1  # a new one
 
 
 def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
@@ -82,10 +84,13 @@ def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
     assert again.wait(first, 5)["transactionHash"] == first.hashes[0]
 
 
-def test_mined_while_away_is_forgotten(fake_chain, sender, tmp_path):
+def test_mined_while_away_is_told_to_whoever_asks_again(fake_chain, sender, tmp_path):
     sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    assert not reopen(fake_chain, tmp_path).known(TO, b"a").waiting and files(tmp_path) == []
+    again = reopen(fake_chain, tmp_path)
+    assert files(tmp_path) == [] and again.known(TO, b"a").mined == 1
+    assert again.wait(again.send(TO, b"a", 100_000), 5)["blockNumber"] == "0x1"  # whoever asks again is told
+    assert len(fake_chain.submitted) == 1
 
 
 def test_an_answer_lost_on_the_way_is_no_second_transaction(fake_chain, sender):
@@ -194,21 +199,24 @@ def test_an_outbox_from_before_the_chain_was_reset_does_not_block(fake_chain, se
     fake_chain.counts.clear()
     fake_chain.pool.clear()
     fresh = reopen(fake_chain, tmp_path)
+    with pytest.raises(LedgerError, match="try again"):
+        fresh.wait(fresh.send(TO, b"b", 100_000), 5)
     fake_chain.pool.clear()
     pending = fresh.send(TO, b"b", 100_000)
     fake_chain.mine()
     assert pending.nonce == 0 and fresh.wait(pending, 5) and files(tmp_path) == []
 
 
-def test_after_a_reorg_below_all_that_is_known_the_nonces_begin_where_the_chain_is(fake_chain, sender, tmp_path):
+def test_a_reorg_that_drops_earlier_transactions_is_reported_once(fake_chain, sender, tmp_path):
     fake_chain.counts[ACCOUNT] = 5
     first = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     sender.wait(first, 5)
     fake_chain.counts[ACCOUNT] = 3  # and nobody has the transactions 3 to 5 any more
-    again = sender.send(TO, b"b", 100_000)
-    fake_chain.mine()
-    assert again.nonce == 3 and sender.wait(again, 5)["status"] == "0x1"
+    with pytest.raises(LedgerError, match="try again"):
+        sender.wait(sender.send(TO, b"b", 100_000), 5)
+    fake_chain.pool.clear()
+    assert entries(tmp_path) == [] and sender.send(TO, b"b", 100_000).nonce == 3
 
 
 def test_a_damaged_entry_is_set_aside_and_the_others_go_out(fake_chain, sender, tmp_path, caplog):
@@ -500,6 +508,7 @@ def test_a_transaction_mined_again_after_a_reorg_is_counted_once(tmp_path):
     budget = Budget(tmp_path / "spent.json", 100, lambda: clock[0])
     budget.pay("0xa", 60, {"0xa"})
     budget = Budget(tmp_path / "spent.json", 100, lambda: clock[0])
+    budget.pay("0xa", 70, {"0xa"})
     budget.pay("0xa", 60, {"0xa"})
     budget.check(0, 30, keeps_seat=False)
     with pytest.raises(BudgetSpent, match="it goes on at 1970-02-12 17:00 UTC"):
@@ -526,3 +535,13 @@ def mined(chain, pending):
 
 def read(path):
     return json.loads(path.read_text())
+
+
+def test_a_late_chain_node_takes_no_nonce_back(fake_chain, sender, tmp_path):
+    """The account was used from another folder a moment ago, so that nothing here knows of its nonces."""
+    fake_chain.counts[ACCOUNT] = 9
+    first = sender.send(TO, b"a", 100_000)
+    counts, fake_chain.counts = fake_chain.counts, {ACCOUNT: 4}
+    second = sender.send(TO, b"b", 100_000)
+    fake_chain.counts = counts
+    assert (first.nonce, second.nonce) == (9, 10) and len(entries(tmp_path)) == 2

@@ -1,0 +1,133 @@
+"""A client and its sender in front of real chain nodes that fail, are late and take blocks back: nothing is lost, and
+nothing is paid twice."""
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import requests
+from fault_proxy import FaultProxy
+from ledger_run import NAME, config
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.keys import account_of
+from dlx.ledger.sender import Unconfirmed
+from tests.ledger.conftest import World, key
+from tests.patience import PATIENCE, until
+
+
+class Account:
+    """One that sends through `url`, and what it did by the chain's own word."""
+
+    def __init__(self, world: World, url: str, index: int, folder) -> None:
+        self._world, self._folder = world, folder
+        secret = world.fund(key(index))
+        self.name = account_of(secret)
+        self._rpc = LedgerClient(world.url, world.ledger).rpc
+        self._before, self._sent = self.balance, self.sent
+        self.client = LedgerClient(url, world.ledger, secret, folder, chain_id=31337, timeout=5)
+
+    @property
+    def balance(self) -> int:
+        return self._rpc.number("eth_getBalance", self.name, "latest")
+
+    @property
+    def sent(self) -> int:
+        return self._rpc.number("eth_getTransactionCount", self.name, "latest")
+
+    def check_sent(self, count: int) -> None:
+        """Exactly so many transactions were paid for, and the record of what was paid says so."""
+        assert self.sent == self._sent + count
+        (spent,) = self._folder.rglob("spent.json")
+        assert sum(json.loads(spent.read_text())["hours"].values()) == self._before - self.balance
+
+
+def insist(call: Callable[[], object]) -> object:
+    """Asks again as the node's actions do, until it is done."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return call()
+        except (LedgerUnavailable, Unconfirmed):
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    "kind, share",
+    [("hang", 0.4), ("drip", 0.4), ("429", 0.2), ("limited", 0.2), ("html", 0.5), ("lost", 0.5), ("late", 0.5)],
+)
+def test_nothing_is_lost_or_paid_twice(any_chain, tmp_path, kind, share):
+    with FaultProxy(any_chain.url) as proxy:
+        account = Account(any_chain, proxy.url, 300, tmp_path)
+        account.client.connect()
+        names = [[f"/dns4/{kind}-{at}/tcp/1"] for at in range(3)]
+        sends = [partial(account.client.set_addresses, one) for one in names]
+        insist(partial(account.client.register, key(10_300), []))
+        with ThreadPoolExecutor(3) as pool:
+            done = [pool.submit(insist, send) for send in sends]
+            while not all(one.done() for one in done):
+                for fault, requests_ in ((kind, 6), ("none", 4)):
+                    proxy.fault(fault, share)
+                    enough = len(proxy.seen) + requests_
+                    meet(lambda at=enough: len(proxy.seen) >= at or all(one.done() for one in done))
+            for one in done:
+                one.result()
+        proxy.fault("none")
+        account.client.set_addresses(["/dns4/last/tcp/1"])
+        account.check_sent(5)
+        assert account.client.nodes().nodes[account.name].multiaddrs == ("/dns4/last/tcp/1",)
+
+
+def meet(condition: Callable[[], bool]) -> None:
+    """Waits for it, for a second at most: what hangs comes no further until the fault is over."""
+    deadline = time.monotonic() + 1
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 20])
+def test_what_a_reorg_takes_back_is_sent_again(any_chain, tmp_path, monkeypatch, depth):
+    if any_chain.kind == "embedded":
+        pytest.skip("the embedded chain never takes a block back")
+    monkeypatch.setattr("dlx.ledger.client._TEND_EVERY", 0.0)
+    account = Account(any_chain, any_chain.url, 310 + depth, tmp_path)
+    client, feed = account.client, account.client.feed()
+    call(any_chain, "evm_mine")
+    client.poll(feed)
+    snapshot, height = call(any_chain, "evm_snapshot"), client.head().block
+    runs = {client.create_run(config(), NAME, [bytes([n]) * 32] * 2) for n in range(1 if depth == 1 else 2)}
+    while client.head().block < height + depth:
+        call(any_chain, "evm_mine")
+    client.poll(feed)
+    assert call(any_chain, "evm_revert", snapshot)
+    assert account.sent == 0
+
+    def again() -> bool:
+        client.poll(feed)
+        return account.sent == len(runs)
+
+    until("what was sent is mined again", again)
+    until("the index has it", lambda: client.poll(feed) and runs <= {created.run for created in client.runs()})
+    client._sender.tend()
+    account.check_sent(len(runs))
+
+
+def call(world: World, method: str, *params: object) -> object:
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return requests.post(world.url, json=request, timeout=20).json()["result"]
+
+
+def test_of_several_urls_one_is_enough(any_chain, tmp_path):
+    """One hangs, one is on another chain, one is late by turns; all the while the last is well."""
+    with FaultProxy(any_chain.url) as hangs, FaultProxy(any_chain.url) as wrong, FaultProxy(any_chain.url) as well:
+        hangs.fault("hang")
+        wrong.fault("wrong_chain")
+        account = Account(any_chain, [hangs.url, wrong.url, well.url], 350, tmp_path)
+        insist(lambda: account.client.register(key(10_350), []))
+        account.client.set_addresses(["/dns4/a/tcp/1"])
+        account.check_sent(2)
+        assert set(wrong.seen) == {"eth_chainId"}
