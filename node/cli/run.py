@@ -250,7 +250,7 @@ def publish(
     from dlx.node.archive.sources import Places
     from dlx.node.cli.audit import Progress
     from dlx.node.home.identity import load_account
-    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import publish
     from dlx.node.runs.pull import pull_run
@@ -260,8 +260,12 @@ def publish(
         options.existing_folder(checkpoint, "--checkpoint")
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     account = load_account(folder, settings)
-    with open_ledger(settings, folder, account.secret) as client, Progress() as progress:
-        view = find.RunReader(client, find.resolve(client, run)).view()
+    with (
+        open_ledger(settings, folder, account.secret) as client,
+        open_index(client) as index,
+        Progress() as progress,
+    ):
+        view = find.view_of(index, find.resolve(index, run))
 
         def pull(version: int, out: Path) -> None:
             pull_run(client, view, version, out, places, progress.show, progress.say)
