@@ -113,19 +113,19 @@ def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object,
 
 def _plan_in_force(db: sqlite3.Connection, sealed: Sealed) -> tuple[int | None, int | None]:
     """Level and rank that an earlier seal planned for the round: which one depends on the run's delay, of which the
-    ledger knows nothing, but the inner steps that stage 0 planned have to be those in force. The first seals carry the
-    manifest's plan."""
-    plans, steps = set(), sealed.outcome.inner_steps
-    for delay in _DELAYS:
-        source = sealed.round - delay - 1
+    ledger knows nothing, but the inner steps that stage 0 planned have to be those in force. Of the first rounds, for
+    which nobody has planned yet, the first seals carry the manifest's plan."""
+    plans = set()
+    for source in (sealed.round - delay - 1 for delay in _DELAYS):
+        if sealed.round == 0:
+            plans.add((sealed.outcome.plan.level, sealed.outcome.plan.rank))
+            continue
         found = db.execute(
             "SELECT own.next_level, own.next_rank FROM seals own JOIN seals first ON first.run = own.run AND "
             "first.round = own.round AND first.stage = 0 WHERE own.run = ? AND own.round = ? AND own.stage = ? "
-            "AND (? < 0 OR first.next_inner_steps = ?)",
-            (sealed.run, max(0, source), sealed.stage, source, steps),
+            "AND (first.next_inner_steps = ? OR ?)",
+            (sealed.run, max(0, source), sealed.stage, sealed.outcome.inner_steps, source < 0),
         ).fetchone()
-        if sealed.round == 0:
-            found = sealed.outcome.plan.level, sealed.outcome.plan.rank
         if found is not None:
             plans.add(found)
     return plans.pop() if len(plans) == 1 else (None, None)

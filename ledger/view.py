@@ -33,7 +33,7 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.seal_log import ReadSeal, SealLog
 from dlx.ledger.typed import Domain, RunConfig
-from dlx.ledger.votes import Stage, quorum, replicas
+from dlx.ledger.votes import YOUNG, Stage, quorum, replicas
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit
 GRACE_SEALS = 16  # more of them until a forfeit seat whose holder answered is lost
@@ -298,6 +298,17 @@ class RunView:
             return self._holders[replica, stage] == account
         member = self._member(account)
         return member.stage == stage and self._former(member) == replica
+
+    def times_counted(self, account: str) -> int:
+        """How many of its stage's last eight non-empty seals counted the holder. Raises KeyError for an account without
+        a seat."""
+        replica, stage = self._seat(account)
+        return self._stages[stage].counts[replica].bit_count()
+
+    def counts_for_a_vote(self, stage: int) -> int:
+        """How many of these it takes to vote, where any vote was earned."""
+        at = self._stages[stage]
+        return 2 if at.non_empty >= YOUNG and at.counted(2) else 1
 
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""

@@ -101,9 +101,6 @@ def create(
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
     password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -113,9 +110,8 @@ def create(
     """
     extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
-        daily_budget=daily_budget, password_file=password_file,
-    )  # fmt: skip
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
+    )
     from dlx.node.home.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create
@@ -254,7 +250,7 @@ def publish(
     from dlx.node.archive.sources import Places
     from dlx.node.cli.audit import Progress
     from dlx.node.home.identity import load_account
-    from dlx.node.home.ledgers import open_ledger
+    from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import publish
     from dlx.node.runs.pull import pull_run
@@ -264,10 +260,12 @@ def publish(
         options.existing_folder(checkpoint, "--checkpoint")
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     account = load_account(folder, settings)
-    with open_ledger(settings, folder, account.secret) as client, Progress() as progress:
-        with client.events() as index:
-            found = find.resolve(index, run)
-        view = find.RunReader(client, found).view()
+    with (
+        open_ledger(settings, folder, account.secret) as client,
+        open_index(client) as index,
+        Progress() as progress,
+    ):
+        view = find.view_of(index, find.resolve(index, run))
 
         def pull(version: int, out: Path) -> None:
             pull_run(client, view, version, out, places, progress.show, progress.say)

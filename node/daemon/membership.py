@@ -9,6 +9,8 @@ from dlx.ledger.typed import ANY_STAGE
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
+from dlx.node.round.actions import SendAccuse, SendEvict
+from dlx.node.round.liveness import claims
 from dlx.p2p.host import Host
 
 SEEN_SECONDS = 30.0  # until what was mined has to show in the chain's events
@@ -51,12 +53,13 @@ class Membership:
     async def join(self, stages: tuple[int, ...]) -> None:
         """Take a slot of the first of these stages that has a free one (none: of whichever stage needs us most), and
         wait until the chain shows it. Raises NoSlot, LedgerError."""
-        refused = "no stage was asked for"
+        refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
             try:
                 slot = await trio.to_thread.run_sync(self._client.join_run, self._run, stage, abandon_on_cancel=True)
             except Reverted as error:
                 refused = str(error)
+                full += [stage] if error.name == "NoFreeSeat" else []
                 continue
             log.info("joined", replica=slot[0], stage=slot[1])
             with trio.move_on_after(SEEN_SECONDS):
@@ -64,7 +67,26 @@ class Membership:
                     if self.slot_in(seen) is not None:
                         return
             raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
-        raise NoSlot(f"the ledger gives no slot: {refused}")
+        claimed = await self._claim(full)
+        raise NoSlot(f"the ledger gives no slot: {refused}{claimed}")
+
+    async def _claim(self, stages: list[int]) -> str:
+        """Where no seat of these stages is free: ask for one that is forfeit, or free one whose holder could not keep
+        it. What was done, in words. Raises LedgerError."""
+        seen = await self._follower.first()
+        for stage in stages:
+            for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
+                match action:
+                    case SendAccuse(account=account):
+                        log.info("asking for a seat that is forfeit", holder=account)
+                        await trio.to_thread.run_sync(self._client.accuse, self._run, account, abandon_on_cancel=True)
+                        seconds = seen.view.config.eviction_time
+                        return f"; {account} was asked for its seat, which it can keep only by work within {seconds} s"
+                    case SendEvict(account=account):
+                        log.info("freeing a seat that is forfeit", holder=account)
+                        await trio.to_thread.run_sync(self._client.evict, self._run, account, abandon_on_cancel=True)
+                        return f"; {account} has lost its seat now"
+        return ""
 
     async def leave(self) -> None:
         """Give the slot back, so that nobody waits for us. Raises LedgerError."""

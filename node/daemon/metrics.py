@@ -37,6 +37,7 @@ class StageMetrics:
     tokens: Counter
     counted: Counter
     seals: Counter
+    vote: Gauge
     outer_seconds: Histogram
     round_seconds: Histogram
 
@@ -66,6 +67,7 @@ class Metrics:
             "dlx_contributions_counted", "Own contributions that a seal counted", _SLOT, registry=registry
         )
         self._seals = Counter("dlx_seals", "Seals of this node's stage seen on the ledger", _SLOT, registry=registry)
+        self._vote = Gauge("dlx_vote", "Whether this node votes on its stage's next seal", _SLOT, registry=registry)
         self._outer_seconds = Histogram(
             "dlx_outer_seconds", "Time of one outer step", _SLOT, registry=registry, buckets=_SECONDS
         )
@@ -86,6 +88,7 @@ class Metrics:
         if self._held is None or self._held[0] != stage:
             self._round.clear()
             self._loss.clear()
+            self._vote.clear()
             labels = (self._run, str(stage))
             made = StageMetrics(
                 round=self._round.labels(*labels),
@@ -93,6 +96,7 @@ class Metrics:
                 tokens=self._tokens.labels(*labels),
                 counted=self._counted.labels(*labels),
                 seals=self._seals.labels(*labels),
+                vote=self._vote.labels(*labels),
                 outer_seconds=self._outer_seconds.labels(*labels),
                 round_seconds=self._round_seconds.labels(*labels),
             )

@@ -23,6 +23,7 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
 from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.standing import notices
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.daemon.tally import Tally
 from dlx.node.home import logs
@@ -110,6 +111,7 @@ class Node:
             nursery.start_soon(keep, "hearing peers", self._door.run)
             nursery.start_soon(keep, "meeting members", self._meet_members)
             nursery.start_soon(keep, "measuring", self._measure)
+            nursery.start_soon(keep, "minding the seat", self._mind)
             nursery.start_soon(keep, "training", self._seat.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
@@ -214,6 +216,17 @@ class Node:
         """Counts something refused, whoever sent it."""
         log.debug("refused", reason=reason, source=source)
         self._metrics.rejected(reason)
+
+    async def _mind(self, well: Well) -> None:
+        """Tell a person once what may cost this node its seat."""
+        account, known = self._startup.account.address, set[str]()
+        async for seen in self._follower.seen.values():
+            if seen is None or not seen.view.created:
+                continue
+            found = set(notices(seen.view, account, self._clock.now()))
+            for notice in sorted(found - known):
+                log.warning(notice)
+            known = found
 
     async def _measure(self, well: Well) -> None:
         while True:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from dlx.node import version
+from dlx.node.daemon import standing
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.membership import Membership
@@ -64,6 +65,8 @@ class Overview:
             ),
             last_counted_round=seen.view.last_round_counted(self.account) if seen else None,
             counted_in_last_round=self.tally.counted,
+            vote=standing.vote(seen.view, self.account) if seen and seen.view.created else None,
+            notices=standing.notices(seen.view, self.account, self.clock.now()) if seen and seen.view.created else (),
             loss=progress.loss if progress else None,
             tokens_per_second=progress.tokens_per_second if progress else None,
             traffic=Traffic.of(self.host.traffic()),

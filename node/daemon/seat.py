@@ -97,7 +97,11 @@ class Seat:
             finally:
                 self.session = None  # at once: whoever came with something would find its task group closed
             nursery.cancel_scope.cancel()
-        log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
+        now = self._membership.slot
+        if now is not None and now != slot and now[1] == slot[1]:
+            log.warning("moved or dealt to another replica", replica=now[0], before=slot[0], stage=slot[1])
+        else:
+            log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
 
     async def _tell(self, session: Session, well: Well) -> None:
         worked = session.last_trained

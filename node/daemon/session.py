@@ -160,6 +160,7 @@ class Session:
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
         self.pipes.check()
+        self._metrics.vote.set(self.context.account in view.voters(self.stage))
         for round in range(max(before, view.sealed.oldest(self.stage)), view.next_round(self.stage)):
             self._report_seal(view, round)
         if view.slot_of(self.context.account) != (self.replica, self.stage):

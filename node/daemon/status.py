@@ -62,6 +62,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerStatus
     last_counted_round: int | None
     counted_in_last_round: bool | None  # None: no round was sealed while this node held a slot
+    vote: str | None  # whether this node's signature is a vote on its stage's next seal, and why; None: no slot held
+    notices: tuple[str, ...]  # what may cost this node its slot, or has: an accusation, idleness, a deal, an eviction
     loss: float | None  # nats per token, of the newest inner step
     tokens_per_second: float | None
     traffic: Traffic

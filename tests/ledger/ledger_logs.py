@@ -6,7 +6,7 @@ import eth_abi
 
 from dlx.ledger.abi import checksum
 from dlx.ledger.events import _SPECS, Event, Joined, NodeDeregistered, RegistryEvent, event_topic
-from dlx.ledger.typed import RunConfig, Seal
+from dlx.ledger.typed import Outcome, Record, RunConfig, encode_records
 
 LEDGER, REGISTRY, STRANGER = (checksum(bytes([i]) * 20) for i in (1, 2, 3))
 ACCOUNT = checksum(b"\x0a" * 20)
@@ -32,7 +32,7 @@ def encoded(event: Event) -> dict:
     """The log that a contract emits for an event, without its place."""
     topic = event_topic(type(event))
     _, indexed, plain, _ = _SPECS[topic]
-    values = [_plain(getattr(event, field.name)) for field in fields(event) if field.name != "at"]
+    values = [_plain(getattr(event, field.name)) for field in fields(event) if field.name not in ("at", "accounts")]
     topics = [topic, *(eth_abi.encode([kind], [value]) for kind, value in zip(indexed, values, strict=False))]
     data = eth_abi.encode(plain, values[len(indexed) :])
     address = REGISTRY if isinstance(event, RegistryEvent) else LEDGER
@@ -41,8 +41,13 @@ def encoded(event: Event) -> dict:
 
 def _plain(value: object) -> object:
     """As eth_abi takes it."""
-    if isinstance(value, Seal):
-        return (*astuple(value)[:-1], value.packed_multipliers())
-    if isinstance(value, RunConfig):
-        return astuple(value)
-    return value.encode() if isinstance(value, str) and not value.startswith("0x") else value
+    match value:
+        case Outcome():
+            return (*value.hashes, value.plans)
+        case RunConfig():
+            return astuple(value)
+        case (Record(), *_) | ():
+            return encode_records(value)
+        case str() if not value.startswith("0x"):
+            return value.encode()
+    return value

@@ -1,21 +1,46 @@
 """A view from a snapshot and later events is the view from all events: whatever happened, and whatever was undone."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
-from ledger_logs import LEDGER, OTHER, REGISTRY, deregistered, encoded, joined
-from test_view import ACCOUNTS, RUN, Story
+from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, encoded, joined
 
 from dlx.ledger import replay, rows
-from dlx.ledger.abi import ZERO32
-from dlx.ledger.events import Accused, Answered, Evicted, Left, Moved, RoundOpened
+from dlx.ledger.abi import ascending
+from dlx.ledger.events import (
+    Accused,
+    Answered,
+    Dealt,
+    Event,
+    EventPosition,
+    Evicted,
+    Joined,
+    Left,
+    Moved,
+    RunCreated,
+    Sealed,
+)
 from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.keys import account_of, sign
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc import Rpc
+from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
 from dlx.ledger.view import RunView, ViewError
 
+KEYS = {account_of(bytes([i]) * 32): bytes([i]) * 32 for i in range(1, 9)}
+ACCOUNTS = ascending(list(KEYS))
+STAGES = 2
+GENESIS = (b"\x01" * 32, b"\x02" * 32)
+CONFIG = RunConfig(
+    manifest=b"\x03" * 32, rounds=1000, stages=STAGES, min_replicas=1, max_replicas=3, quorum_numerator=2,
+    quorum_denominator=3, min_round_time=0, round_timeout=2, eviction_time=2, max_inner_steps=10, start_time=0,
+    tokens_per_step=64,
+)  # fmt: skip
+DOMAIN = Domain(31337, LEDGER)
+DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict")
 CONTRACTS = Contracts(LEDGER, REGISTRY)
 
 
@@ -29,51 +54,88 @@ def open_index(tmp_path):
     return lambda path="index.db": EventIndex(path and tmp_path / path, 31337, CONTRACTS)
 
 
-class Chance(Story):
-    """Events at random, of which the view refuses those that no contract emits."""
+class Chance:
+    """Events of a run at random, of which the view refuses those that no contract emits."""
 
-    def __init__(self, dice: random.Random) -> None:
-        super().__init__(stages=2, min_replicas=1, max_replicas=3, rounds=1000)
-        self.dice = dice
+    def __init__(self, dice: random.Random, told: Sequence[Event] = ()) -> None:
+        self.dice, self.view, self.told = dice, RunView(RUN, DOMAIN), []
+        for event in told or (RunCreated(RUN, ACCOUNTS[0], CONFIG, "chance", GENESIS, at(0)),):
+            self.told.append(event)
+            self.view.apply(event)
 
-    def next(self):
-        """One more event."""
+    def next(self, block: int) -> Event:
+        """One more event, in this block."""
         while True:
-            told = len(self.told)
             before = self.view.copy()
             try:
-                self._try()
-                return self.told[-1]
-            except (ViewError, TypeError, KeyError, ValueError):
+                event = self.view._due[0] if self.view._due else self._try(at(block))
+                self.view.apply(event)
+                self.told.append(event)
+                return event
+            except (ViewError, KeyError, IndexError):
                 self.view = before
-                del self.told[told:]
 
-    def _try(self) -> None:
+    def _try(self, now: EventPosition) -> Event:
         dice, view = self.dice, self.view
-        who, stage, replica = dice.choice(ACCOUNTS[:8]), dice.randrange(2), dice.randrange(3)
-        at = view.slot_of(who) or (replica, stage)
+        who, stage, replica = dice.choice(ACCOUNTS), dice.randrange(STAGES), dice.randrange(CONFIG.max_replicas)
+        seat = view.slot_of(who) or (replica, stage)
         match dice.choice(
-            ["join", "seal", "seal", "seal", "open", "open", "open", "leave", "move", "ask", "answer", "evict"]
+            [
+                "join",
+                "join",
+                "seal",
+                "seal",
+                "seal",
+                "seal",
+                "seal",
+                "seal",
+                "seal",
+                "seal",
+                "leave",
+                "move",
+                "deal",
+                "ask",
+                "answer",
+                "evict",
+            ]
         ):
             case "join":
-                self.join(ACCOUNTS.index(who), replica, stage)
-            case "open":
-                self.tell(RoundOpened, view.next_round(0), self.time)
+                return Joined(RUN, who, view.free_seat(stage, who, now.time) or 0, stage, now)
             case "seal":
-                holders = [ACCOUNTS.index(one) for one in view.holders(stage)]
-                event = self.sealed(stage, dice.sample(holders, dice.randint(0, len(holders))), holders)
-                view.apply(event)
-                self.told.append(event)
+                return self._sealed(stage, now)
             case "leave":
-                self.tell(Left, who, *at)
+                return Left(RUN, who, *seat, now)
             case "move":
-                self.tell(Moved, who, at[0], replica, at[1])
+                return Moved(RUN, who, seat[0], view.free_seat(seat[1], who, now.time) or 0, seat[1], now)
+            case "deal":
+                stage, other = (view.deal_of(replica) if view.may_deal(replica) else ())[0]
+                return Dealt(RUN, stage, replica, other, now)
             case "ask":
-                self.tell(Accused, who, *at, view.open_round, ACCOUNTS[0])
+                return Accused(RUN, who, dice.choice(ACCOUNTS), view.is_forfeit(who, now.time), now)
             case "answer":
-                self.tell(Answered, who)
-            case "evict":
-                self.tell(Evicted, who, *at)
+                return Answered(RUN, who, now)
+            case _:
+                until = now.time + CONFIG.eviction_time if dice.random() < 0.5 else 0
+                return Evicted(RUN, who, *seat, until, now)
+
+    def _sealed(self, stage: int, now: EventPosition) -> Sealed:
+        view, dice, holders = self.view, self.dice, self.view.holders(stage)
+        makers = dice.sample(holders, dice.randint(0, len(holders)))
+        seats = {account: view._members[account].replica for account in makers}
+        records = [
+            Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
+            for replica in sorted(seats.values())
+        ]
+        plan = Plan(4, 0, dice.randint(1, 9))
+        hashes = [dice.randbytes(32) for _ in range(4)]
+        outcome = Outcome(*hashes, 9, plan) if records else Outcome.empty(9, plan)
+        digest = Seal(RUN, stage, view.next_round(stage), view.head(stage), outcome, tuple(records)).digest(DOMAIN)
+        signed = entries({a: (replica, sign(digest, KEYS[a])) for a, replica in seats.items()}, {})
+        return Sealed(RUN, stage, view.next_round(stage), digest, outcome, tuple(records), signed, now)
+
+
+def at(block: int) -> EventPosition:
+    return EventPosition(block, bytes(32), 0, bytes(32), 1000 + block)  # as the fake chain has it
 
 
 def all_of(view: RunView):
@@ -82,7 +144,7 @@ def all_of(view: RunView):
     return (
         {name: value for name, value in vars(view).items() if name != "sealed"},
         {key: sealed[key] for key in sealed},
-        [[sealed.next_hashes(s, r) for r in range(sealed.rounds(s))] for s in stages],
+        [[sealed.hashes_after(s, r) for r in range(sealed.rounds(s))] for s in stages],
         [[sealed.planned_steps(s, r) for r in range(sealed.rounds(s) + 1)] for s in stages],
     )
 
@@ -90,35 +152,38 @@ def all_of(view: RunView):
 def from_all_events(rpc, keep=None):
     index = EventIndex(None, 31337, CONTRACTS)
     index.sync(rpc)
-    view = RunView(RUN, keep)
+    view = RunView(RUN, DOMAIN, keep)
     for event in index.events(RUN):
         view.apply(event)
     return view
+
+
+def told(fake_chain, dice: random.Random, events: int) -> Chance:
+    """A history of so many events, one a block."""
+    story = Chance(dice)
+    fake_chain.mine(encoded(story.told[0]))
+    for _ in range(events - 1):
+        fake_chain.mine(encoded(story.next(fake_chain.length)), deregistered())
+    return story
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_view_from_a_snapshot_is_the_view_from_all_events(fake_chain, rpc, open_index, monkeypatch, seed):
     monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 5)
     dice = random.Random(seed)
-    stories = [Chance(dice)]
-    blocks = [len(stories[-1].told)]  # events told up to each block
-    fake_chain.mine(*map(encoded, stories[-1].told))
+    story = Chance(dice)
+    blocks = [1, 1]  # events told up to each block
+    fake_chain.mine(*map(encoded, story.told))
     followed = RunReplay(open_index(), RUN, keep=3)
     for _ in range(12):
-        story = stories[-1]
-        if dice.random() < 0.4 and len(blocks) > 1:
-            kept = dice.randint(1, len(blocks) - 1)
-            fake_chain.reorg(kept + 1, f"branch {dice.random()}")
+        if dice.random() < 0.4 and len(blocks) > 2:
+            kept = dice.randint(2, len(blocks) - 1)
+            fake_chain.reorg(kept, f"branch {dice.random()}")
             del blocks[kept:]
-            again = Chance(dice)
-            for event in story.told[1 : blocks[-1]]:
-                again.view.apply(event)
-                again.told.append(event)
-            again.block, again.told[0] = story.block, story.told[0]
-            stories.append(story := again)
-        for _ in range(dice.randint(1, 8)):
-            told = [story.next() for _ in range(dice.randint(0, 4))]
-            fake_chain.mine(*map(encoded, told), joined(OTHER))
+            story = Chance(dice, story.told[: blocks[-1]])
+        for _ in range(dice.randint(1, 12)):
+            events = [story.next(fake_chain.length) for _ in range(dice.randint(0, 4))]
+            fake_chain.mine(*map(encoded, events), joined(OTHER))
             blocks.append(len(story.told))
         followed._index.sync(rpc)
         followed.advance()
@@ -136,15 +201,14 @@ def test_a_view_from_a_snapshot_is_the_view_from_all_events(fake_chain, rpc, ope
         earlier.advance()
         assert all_of(earlier.view) == all_of(newest)
         found = {(row.stage, row.round): row.weights for row in rows.read(later, RUN)}
-        assert found == {key: one.seal.next_weights for key, one in whole.sealed.items()}
+        assert found == {(s, r): whole.weights(s, r + 1) for s, r in whole.sealed}
         later.close()
     assert open_index().rows("SELECT count(*) FROM snapshots WHERE subject = ?", RUN)[0][0] > 0
 
 
 def test_a_stranger_s_events_are_not_decoded(fake_chain, rpc, open_index, monkeypatch):
-    story = Story(stages=1)
-    fake_chain.mine(*map(encoded, story.told))
-    fake_chain.mine(*[joined(OTHER, address=LEDGER)] * 500)
+    story = told(fake_chain, random.Random(3), 10)
+    fake_chain.mine(*[joined(OTHER)] * 500)
     index = open_index()
     index.sync(rpc)
     seen = []
@@ -157,12 +221,7 @@ def test_a_stranger_s_events_are_not_decoded(fake_chain, rpc, open_index, monkey
 
 def test_a_later_start_decodes_what_came_after_the_snapshot(fake_chain, rpc, open_index, monkeypatch):
     monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 10)
-    dice = random.Random(1)
-    story = Chance(dice)
-    for _ in range(40):
-        story.next()
-    for event in story.told:
-        fake_chain.mine(encoded(event), deregistered())
+    told(fake_chain, random.Random(1), 40)
     first = open_index()
     first.sync(rpc)
     RunReplay(first, RUN).advance()
@@ -180,11 +239,7 @@ def test_a_later_start_decodes_what_came_after_the_snapshot(fake_chain, rpc, ope
 
 def test_a_snapshot_that_cannot_be_read_is_done_without(fake_chain, rpc, open_index, monkeypatch):
     monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 2)
-    story = Chance(random.Random(2))
-    for _ in range(20):
-        story.next()
-    for event in story.told:
-        fake_chain.mine(encoded(event))
+    told(fake_chain, random.Random(2), 60)
     for wrong in ("UPDATE snapshots SET state = x'c1'", "DELETE FROM seals"):
         index = open_index()
         index.sync(rpc)
@@ -200,10 +255,8 @@ def test_a_snapshot_that_cannot_be_read_is_done_without(fake_chain, rpc, open_in
 
 def test_a_history_with_a_hole_is_read_anew(fake_chain, rpc, open_index):
     """A chain node that once left out a block's logs."""
-    story = Story(stages=1)
-    story.join(0, 0, 0)
-    story.tell(Left, ACCOUNTS[0], 0, 0)
-    for event in story.told:
+    created = RunCreated(RUN, ACCOUNTS[0], CONFIG, "hole", GENESIS, at(0))
+    for event in (created, Joined(RUN, ACCOUNTS[0], 0, 0, at(2)), Left(RUN, ACCOUNTS[0], 0, 0, at(3))):
         fake_chain.mine(encoded(event))
     whole = fake_chain.logs[2]
     fake_chain.logs[2] = []
@@ -215,4 +268,4 @@ def test_a_history_with_a_hole_is_read_anew(fake_chain, rpc, open_index):
         run.advance()
     index.sync(rpc)
     run.advance()
-    assert run.view.joined_at(ACCOUNTS[0]) == 1002 and run.view.momentum(0, 0) == ZERO32
+    assert run.view.joined_at(ACCOUNTS[0]) == 1002

@@ -25,6 +25,7 @@ AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
 CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes(32),), AT)
 JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
+BACK = Joined(RUN, CREATOR, 0, 0, EventPosition(4, bytes(32), 0, bytes(32), 1_700_000_004))
 
 
 def update(block: int, *events: Event, reorg: bool = False, complete: bool = True) -> RunUpdate:
@@ -78,7 +79,7 @@ async def until(follower: Follower, wanted: Callable[[ChainSeen], bool]) -> Chai
 
 def test_an_event_that_does_not_fit_has_everything_read_anew_and_what_was_seen_stays_until_then() -> None:
     missed = ViewError("an account left that never joined")  # the endpoint left out the block in which it did
-    client = Client(update(1, CREATED), missed, history=update(4, CREATED, JOINED, LATER, JOINED))
+    client = Client(update(1, CREATED), missed, history=update(4, CREATED, JOINED, LATER, BACK))
 
     async def program(follower: Follower, supervisor: Supervisor) -> None:
         first = await until(follower, lambda seen: True)

@@ -41,7 +41,7 @@ class Ledger:
 
     def join_run(self, run: bytes, stage: int) -> tuple[int, int]:
         if stage in self.full:
-            raise Reverted("StageFull")
+            raise Reverted("NoFreeSeat")
         self.sent.append(("join", stage))
         return 0, 0
 
@@ -109,7 +109,7 @@ def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
 
 def test_no_slot_says_why() -> None:
     async def refused(membership: Membership, follower: Follower) -> None:
-        with pytest.raises(NoSlot, match="StageFull"):
+        with pytest.raises(NoSlot, match="NoFreeSeat"):
             await membership.join((1,))
 
     async def unseen(membership: Membership, follower: Follower) -> None:

@@ -1,0 +1,85 @@
+"""How an account stands, in words, through the life of a stage."""
+
+import pytest
+
+from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.keys import account_of
+from dlx.ledger.typed import Domain
+from dlx.ledger.view import RunView
+from dlx.node.daemon.standing import notices, vote
+from tests.ledger.ledger_run import config, seal_of, signatures_of, work
+
+KEYS = {account_of(key): key for key in (bytes([n]) * 32 for n in (1, 2, 3))}
+FIRST, SECOND, THIRD = KEYS
+RUN, START = b"\x01" * 32, 1_800_000_000
+
+
+class Chain:
+    """One stage, of which two replicas are enough."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.view = RunView(RUN, Domain(31337, f"0x{9:040x}"))
+        terms = config(stages=1, rounds=100, min_replicas=2, max_replicas=3, round_timeout=100, eviction_time=60)
+        self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes(32),), self.at()))
+        self.apply(Joined(RUN, FIRST, 0, 0, self.at()))
+        self.apply(Joined(RUN, SECOND, 1, 0, self.at()))
+        self.apply(RunOpened(RUN, self.now, self.at(0)))
+
+    def at(self, seconds: int = 5) -> EventPosition:
+        self.now += seconds
+        return EventPosition(self.now, bytes(32), 0, bytes(32), self.now)
+
+    def apply(self, event: Event) -> None:
+        self.view.apply(event)
+
+    def seal(self, *accounts: str) -> None:
+        view = self.view
+        makers = {replica: account for account in accounts for replica, _ in [view.slot_of(account)]}  # type: ignore[misc]
+        counted = work(view, 0, makers, KEYS)
+        seal = seal_of(view, 0, counted)
+        signed = signatures_of(view, seal, counted, (FIRST, SECOND), KEYS)
+        digest = seal.digest(view.domain)
+        self.apply(Sealed(RUN, 0, seal.round, digest, seal.outcome, seal.records, signed, self.at(200)))
+
+
+@pytest.fixture
+def chain() -> Chain:
+    return Chain()
+
+
+def test_a_newcomer_hears_how_many_counts_are_missing(chain: Chain) -> None:
+    assert vote(chain.view, FIRST) == "yes, like everybody in a complete replica as long as no work was counted"
+    assert vote(chain.view, THIRD) is None
+    for _ in range(8):
+        chain.seal(FIRST, SECOND)
+    chain.apply(Joined(RUN, THIRD, 2, 0, chain.at()))
+    assert vote(chain.view, THIRD) == "not yet: counted never, 2 more to vote"
+    chain.seal(FIRST, SECOND, THIRD)
+    assert vote(chain.view, THIRD) == "not yet: counted once, one more to vote"
+    chain.seal(FIRST, SECOND, THIRD)
+    assert vote(chain.view, THIRD) == "yes: counted twice in the last 8 seals of the stage that count anything"
+
+
+def test_accused_and_evicted_members_hear_what_keeps_their_seat(chain: Chain) -> None:
+    chain.seal(FIRST, SECOND)
+    assert notices(chain.view, SECOND, chain.now) == ()
+    chain.apply(Accused(RUN, SECOND, FIRST, False, chain.at(101)))
+    (notice,) = notices(chain.view, SECOND, chain.now)
+    assert notice.startswith("accused: an answer, or being counted, keeps the seat, until ")
+    chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
+    (notice,) = notices(chain.view, SECOND, chain.now)
+    assert notice.startswith("evicted: the seat of stage 0 in replica 1 waits for this node until ")
+    assert notices(chain.view, SECOND, chain.now + 1000) == ()
+
+
+def test_who_is_never_counted_hears_that_the_seat_is_anybodys(chain: Chain) -> None:
+    for _ in range(3):
+        chain.seal(FIRST)
+    (notice,) = notices(chain.view, SECOND, chain.now)
+    assert notice == "replica 1 was not counted for 3 rounds: anybody may deal its holders to other replicas"
+    for _ in range(24):
+        chain.seal(FIRST)
+    assert any(
+        one.startswith("forfeit: anybody may ask for this seat") for one in notices(chain.view, SECOND, chain.now)
+    )
