@@ -20,7 +20,7 @@ from eth_account import Account
 
 from dlx.ledger.budget import Budget
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.fees import Limits, Price, eth, price, raised
+from dlx.ledger.fees import FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
 from dlx.ledger.rpc import Header, Rpc
 
@@ -229,17 +229,6 @@ class Sender:
         except RpcError:
             return False
 
-    def _would_refuse(self, pending: Pending) -> RpcError | None:
-        """The contract's refusal, if it would refuse the call now."""
-        call = {"from": self.account, "to": pending.to, "data": pending.data, "gas": hex(pending.gas)}
-        try:
-            self._rpc.call("eth_call", call, "latest")
-        except RpcError as error:
-            if error.revert is not None:
-                return error
-            raise LedgerUnavailable(f"the chain node does not say whether it would take a call: {error}") from None
-        return None
-
     # What waits.
 
     def _chase(self, pending: Pending, stuck: bool) -> None:
@@ -266,25 +255,35 @@ class Sender:
         """Submits again what waits and still has a purpose, in case the chain lost it."""
         waiting = self._waiting()
         for one in waiting:
-            if self._is_over(one):
-                is_long = one.nonce not in self._refused or self._refused[one.nonce][0] + _STUCK < time.monotonic()
-                if one is not waiting[-1] and is_long and one.nonce not in self._awaited:
+            wanted = self._is_wanted(one)
+            if wanted:
+                self._submit(one)
+            elif wanted is False and one is not waiting[-1] and self._is_surely_over(one):
+                with contextlib.suppress(FeeTooHigh):
                     self._cancel(one)
-                continue
-            self._submit(one)
 
-    def _is_over(self, pending: Pending) -> bool:
-        """Whether its purpose is gone. Whatever a block once had is only sent again: it was wanted then."""
+    def _is_wanted(self, pending: Pending) -> bool | None:
+        """Whether it still has a purpose; None where the chain node does not say. Whatever a block once had was wanted
+        then, so it does not expire."""
         if pending.to is None or _is_transfer(pending):
-            return False
-        if time.time() > pending.expires and not pending.mined and pending.nonce not in self._awaited:
             return True
-        error = self._would_refuse(pending)
-        if error is None:
-            self._refused.pop(pending.nonce, None)
+        if time.time() > pending.expires and not pending.mined and pending.nonce not in self._awaited:
             return False
-        self._refused.setdefault(pending.nonce, (time.monotonic(), error))
+        call = {"from": self.account, "to": pending.to, "data": pending.data, "gas": hex(pending.gas)}
+        try:
+            self._rpc.call("eth_call", call, "latest")
+        except RpcError as error:
+            if error.revert is None:
+                return None
+            self._refused.setdefault(pending.nonce, (time.monotonic(), error))
+            return False
+        self._refused.pop(pending.nonce, None)
         return True
+
+    def _is_surely_over(self, pending: Pending) -> bool:
+        """Not only for a chain node that is late, and not while somebody here waits for it."""
+        since, _ = self._refused.get(pending.nonce, (-_STUCK, None))
+        return time.monotonic() > since + _STUCK and pending.nonce not in self._awaited
 
     def _cancel(self, pending: Pending) -> None:
         """A transfer of nothing takes its nonce, so that later ones are not stuck behind it."""

@@ -1,7 +1,8 @@
 """A chain node's JSON-RPC with the fault of the moment, to stand between a client and any chain node.
 
 In a test: `with FaultProxy(url) as proxy: proxy.fault("hang"); LedgerClient(proxy.url, ...)`. As a process, for nodes:
-`python -m tests.ledger.fault_proxy URL PORT`, and then `POST /fault` with `{"kind": "late", "share": 0.5}`.
+`python -m tests.ledger.fault_proxy URL PORT` (0: a free one) prints its URL, and takes `POST /fault` with what `fault`
+takes: `{"kind": "late", "share": 0.5}`.
 
 | kind | what a client meets |
 |---|---|
@@ -204,6 +205,6 @@ def _error(request: dict[str, Any], code: int, message: str) -> bytes:
 
 
 if __name__ == "__main__":
-    with FaultProxy(sys.argv[1], int(sys.argv[2])), contextlib.suppress(KeyboardInterrupt):
-        print("ready", flush=True)
+    with FaultProxy(sys.argv[1], int(sys.argv[2])) as served, contextlib.suppress(KeyboardInterrupt):
+        print(served.url, flush=True)
         threading.Event().wait()

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from eth_account.typed_transactions import TypedTransaction
+from hexbytes import HexBytes
 from ledger_run import NAME, PLAN, STEPS, Run, config, seal_of, signatures_of, work
 
 from dlx.ledger.bindings import Interface
@@ -307,6 +309,47 @@ def test_nothing_is_asked_of_the_pending_block(embedded, fake_chain):
     fake_chain.answer = answer
     run = LedgerClient(fake_chain.url, embedded.ledger, key_of(42)).create_run(config(), "old", [b"\1" * 32] * 2)
     assert embedded.client(42).read("nextRound", run, 0) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("estimate", "given"),
+    [
+        (hex(40_000), 40_000 * 5 // 4 + 20_000),
+        (hex(10**9), 500_000),
+        ({"error": {"code": -32601, "message": "the method does not exist"}}, 500_000),
+    ],
+)
+def test_gas_is_estimated_within_a_cap(embedded, fake_chain, estimate, given):
+    (client,) = embedded.members([44])
+    known, sent = client.rpc, []
+
+    def answer(method, params):
+        if method == "eth_sendRawTransaction":
+            sent.append(TypedTransaction.from_bytes(HexBytes(params[0])).as_dict()["gas"])
+        return estimate if method == "eth_estimateGas" else known.call(method, *params)
+
+    fake_chain.answer = answer
+    other = LedgerClient(fake_chain.url, embedded.ledger, key_of(44))
+    try:
+        other.set_addresses(["/dns4/a/tcp/1"])
+    except Reverted as error:
+        assert str(error) == "the contract refused: out of gas()"
+    assert set(sent) == {given}
+
+
+def test_a_chain_node_that_names_10000_gwei_gets_no_signature(embedded, fake_chain, tmp_path):
+    """It once got one over 0.457 ETH for a registration."""
+    client = embedded.client(45)
+    known, asked = client.rpc, []
+
+    def answer(method, params):
+        asked.append(method)
+        return hex(10_000 * 10**9) if method == "eth_maxPriorityFeePerGas" else known.call(method, *params)
+
+    fake_chain.answer = answer
+    with pytest.raises(LedgerError, match=r"names a tip of 10,000 gwei, above max_fee \(100\): nothing is signed"):
+        LedgerClient(fake_chain.url, embedded.ledger, key_of(45), tmp_path).register(key_of(10_045), [])
+    assert "eth_sendRawTransaction" not in asked and list(tmp_path.rglob("0*.json")) == []
 
 
 _SEND_MANY = """

@@ -432,6 +432,18 @@ def test_a_late_chain_node_does_not_make_us_pay_twice(fake_chain, sender, tmp_pa
     assert set(fake_chain.submitted) == {first.raw}
 
 
+def test_a_call_of_which_the_chain_node_says_nothing_keeps_no_other_from_going_out(fake_chain, sender, tmp_path):
+    odd, other = sender.send(TO, b"odd", 100_000), sender.send(TO, b"other", 100_000)
+    fake_chain.submitted.clear()
+    strange = {"error": {"code": -32000, "message": "out of gas"}}
+    fake_chain.eth_call = lambda call, tag: strange if call["data"] == "0x" + b"odd".hex() else "0x"
+    reopen(fake_chain, tmp_path)
+    assert fake_chain.submitted == [other.raw]
+    fake_chain.eth_call = lambda call, tag: "0x"
+    reopen(fake_chain, tmp_path)
+    assert fake_chain.submitted == [other.raw, odd.raw, other.raw]
+
+
 # Fees and the budget.
 
 

@@ -1,11 +1,14 @@
 """web3 as the client sets it up: it asks for what we ask and no more, and a hostile chain node gains nothing by it."""
 
 import logging
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import eth_abi
 import pytest
+import requests
 from fault_proxy import LAG, FaultProxy
 from ledger_logs import LEDGER
 
@@ -14,6 +17,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.logs import _by_ranges
 from dlx.ledger.rpc import Rpc
+from tests.ledger.conftest import ROOT
 from tests.patience import until
 
 RUN = bytes(32)
@@ -279,3 +283,17 @@ def test_the_range_of_logs_that_a_url_accepts_is_remembered(fake_chain):
         assert list(_by_ranges(rpc.with_patience(5), [{"address": LEDGER}], 1, end))[-1][0] == end
         asked.append(fake_chain.requests.count("eth_getLogs"))
     assert asked == [2 + 3, 3]
+
+
+def test_the_proxy_of_faults_is_a_process_too(embedded):
+    """As the nodes of a devnet need it."""
+    command = [sys.executable, "-m", "tests.ledger.fault_proxy", embedded.url, "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            url = process.stdout.readline().strip()
+            assert Rpc(url, chain_id=31337).head().number > 0
+            requests.post(url + "/fault", json={"kind": "wrong_chain"}, timeout=10)
+            with pytest.raises(WrongLedger):
+                Rpc(url, chain_id=31337).head()
+        finally:
+            process.terminate()
