@@ -89,6 +89,7 @@ class Simulation:
         genesis: tuple[bytes, ...] | None = None,
         min_replicas: int = 1,
         start_time: int = 0,
+        spare: int = 2,
     ) -> None:
         self.rules, self.random, self.loss, self.train_seconds = rules, random.Random(seed), loss, train_seconds
         self.now, self.block = START, 10
@@ -97,7 +98,7 @@ class Simulation:
         self.kept = RunView(RUN, DOMAIN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
-            bytes(32), rules.rounds, rules.stages, min_replicas, replicas + 2, 2, 3, MIN_ROUND_TIME,
+            bytes(32), rules.rounds, rules.stages, min_replicas, replicas + spare, 2, 3, MIN_ROUND_TIME,
             int(rules.round_timeout), int(rules.eviction_time), 1000, start_time, rules.tokens_per_step,
         )  # fmt: skip
         genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
