@@ -34,6 +34,7 @@ _SCHEMA = """
         next_level INTEGER NOT NULL, next_rank INTEGER NOT NULL, next_inner_steps INTEGER NOT NULL,
         PRIMARY KEY (run, round, stage)
     ) WITHOUT ROWID;
+    CREATE INDEX tokens_of_rounds ON seals (run, round, tokens) WHERE stage = 0;
     CREATE TABLE snapshots (
         subject BLOB, block INTEGER, log_index INTEGER, state BLOB NOT NULL, PRIMARY KEY (subject, block, log_index)
     );
