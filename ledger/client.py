@@ -48,11 +48,11 @@ _GAS = {
     "accuse": 150_000,
     "answer": 100_000,
     "evict": 150_000,
-    "deal": 3_000_000,
+    "deal": 5_000_000,
     "publishCheckpoint": 200_000,
 }
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
-_GAS_SEAL, _GAS_PER_ENTRY = 500_000, 30_000
+_GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_DEPLOY = 6_000_000
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
