@@ -77,7 +77,10 @@ class Life:
     def step(self, mood: str) -> None:
         view, chance, now = self.view, self.chance, self.chain.now
         me, other = chance.choice(ACCOUNTS), chance.choice(ACCOUNTS)
-        match chance.choice(MOODS[mood].split()):
+        choice = chance.choice(MOODS[mood].split())
+        if chance.random() < 0.3 and any(map(view.may_deal, range(self.config.max_replicas))):
+            choice = "deal"
+        match choice:
             case "join":
                 self.join(me)
             case "leave":
