@@ -14,6 +14,7 @@ interface Vm {
     function eip712HashStruct(string calldata definition, bytes calldata encoded) external pure returns (bytes32);
     function prank(address sender) external;
     function warp(uint256 timestamp) external;
+    function getBlockTimestamp() external view returns (uint256);
     function roll(uint256 number) external;
     function chainId(uint256 id) external;
     function expectRevert() external;

@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {NodeRegistry} from "../src/NodeRegistry.sol";
+import {Asked, Member, RunConfig, Runs} from "../src/Runs.sol";
+import {Seal} from "../src/Seals.sol";
+import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {Fixture, Work} from "./Fixture.sol";
+import {vm, Vm} from "./Vm.sol";
+
+/// @notice What strangers with gas money, and members with a vote, try on a run; each test shows how far they get.
+contract AttacksTest is Fixture {
+    // ----------------------------------------------------------------------------------------------------- votes
+
+    /// @dev Signing earns nothing: seven accounts that sign an honest seal have no vote afterwards.
+    function test_whoOnlySignsNeverVotes() public {
+        bytes32 run = newRun(10, configOf(1, 1, 16));
+        seat(run, 0, 10, 0, 3);
+        sealWith(run, 0, part(0, 3));
+        seat(run, 3, 10, 0, 7);
+        for (uint256 k = 0; k < 4; ++k) {
+            sealSignedBy(run, 0, part(0, 3), who);
+            requireQuorum(run, 3, 2);
+            // Without the honest the seven seal nothing, now or when the round is overdue.
+            Seal memory s = sealBy(run, 0, part(3, 10), part(3, 10));
+            pass(5 * ROUND_TIMEOUT);
+            refused(s, abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 0, 2));
+        }
+    }
+
+    /// @dev Two who once worked for their votes and then withhold them delay each round by four timeouts, no more.
+    function test_aMinorityThatWithholdsItsVotesDelaysButDoesNotStop() public {
+        bytes32 run = newRun(5, configOf(1, 1, 8));
+        seat(run, 0, 5, 0, 5);
+        for (uint256 k = 0; k < 3; ++k) sealWith(run, 0, who);
+        for (uint256 k = 0; k < 4; ++k) {
+            Seal memory s = sealBy(run, 0, part(0, 3), part(0, 3));
+            pass(4 * ROUND_TIMEOUT - 1);
+            refused(s, abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 3, 4));
+            pass(1);
+            ledger.seal(s); // three of five
+        }
+    }
+
+    /// @dev Joining and signing never gave two accounts the veto that they had over three.
+    function test_signersThatNeverWorkedHaveNoVeto() public {
+        bytes32 run = newRun(5, configOf(1, 1, 8));
+        seat(run, 0, 3, 0, 3);
+        sealWith(run, 0, part(0, 3));
+        seat(run, 3, 5, 0, 2);
+        sealSignedBy(run, 0, part(0, 3), who);
+        for (uint256 k = 0; k < 8; ++k) sealWith(run, 0, part(0, 3));
+    }
+
+    /// @dev A lone newcomer to a stage whose members were evicted waits, and they come back before it could seal.
+    function test_anAbandonedStageWaitsForItsMembers() public {
+        bytes32 run = newRun(5, configOf(2, 1, 4));
+        for (uint256 i = 0; i < 4; ++i) join(run, who[i], uint16(i % 2));
+        sealWith(run, 0, some(who[0], who[2]));
+        sealWith(run, 1, some(who[1], who[3]));
+        pass(ROUND_TIMEOUT + 1);
+        ask(run, who[1], who[0]);
+        ask(run, who[1], who[2]);
+        pass(EVICTION_TIME);
+        ledger.evict(run, who[0]);
+        ledger.evict(run, who[2]);
+        pass(1);
+        join(run, who[4], 0);
+        requireSlot(run, who[4], 2, 0); // their seats wait for them
+        Seal memory s = sealBy(run, 0, part(4, 5), part(4, 5));
+        (,, uint64 openedAt) = ledger.openRound(run);
+        refused(s, abi.encodeWithSelector(TrainingLedger.TooEarlyToSeal.selector, openedAt + 4 * ROUND_TIMEOUT));
+        join(run, who[0], 0);
+        join(run, who[2], 0);
+        requireSlot(run, who[0], 0, 0);
+        requireSlot(run, who[2], 1, 0);
+        pass(4 * ROUND_TIMEOUT);
+        refused(s, abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 0, 2)); // its replica is not complete
+    }
+
+    /// @dev Where the creator asked for more than one replica, one newcomer alone is no quorum however long it waits.
+    function test_theFloorOfTheQuorumOutlivesTheMembers() public {
+        bytes32 run = newRun(4, configOf(1, 3, 4));
+        seat(run, 0, 3, 0, 3);
+        sealWith(run, 0, part(0, 3));
+        for (uint256 i = 0; i < 3; ++i) quit(run, who[i]);
+        sealNothing(run, 0, part(0, 3)); // the last word of those who left
+        pass(1);
+        join(run, who[3], 0);
+        Seal memory s = sealBy(run, 0, part(3, 4), part(3, 4));
+        pass(100 * ROUND_TIMEOUT);
+        refused(s, abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 1, 2));
+    }
+
+    /// @dev A vote stays in its stage: whoever leaves one after signing there brings nothing to another.
+    function test_aVoteDoesNotCrossStages() public {
+        bytes32 run = newRun(5, configOf(2, 1, 4));
+        for (uint256 i = 0; i < 4; ++i) join(run, who[i], uint16(i % 2));
+        sealWith(run, 0, some(who[0], who[2]));
+        sealWith(run, 1, some(who[1], who[3]));
+        quit(run, who[0]);
+        vm.prank(who[0]);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.SealPending.selector, uint16(0), uint32(1)));
+        ledger.joinRun(run, 1);
+        Work[] memory works = worksOf(run, some(who[2]));
+        Seal memory s = signedBy(sealOf(run, 0, works), works, some(who[0], who[2]));
+        pass(ROUND_TIMEOUT);
+        ledger.seal(s);
+        join(run, who[0], 1);
+        works = worksOf(run, some(who[1]));
+        s = signedBy(sealOf(run, 1, works), works, some(who[0], who[1]));
+        refused(s, abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 1, 2));
+    }
+
+    /// @dev In its first rounds one count is a vote: a single member cannot become all that was counted twice.
+    function test_aYoungStageDoesNotBelongToTheFirstThatWasCountedTwice() public {
+        bytes32 run = newRun(4, configOf(1, 1, 4));
+        seat(run, 0, 4, 0, 4);
+        sealWith(run, 0, who);
+        Work[] memory works = worksOf(run, part(3, 4));
+        Seal memory s = signedBy(sealOf(run, 0, works), works, who);
+        pass(ROUND_TIMEOUT);
+        ledger.seal(s); // only the fourth could work
+        requireQuorum(run, 4, 3);
+    }
+
+    // ----------------------------------------------------------------------------------------------------- seals
+
+    /// @dev Whatever a member that is listed or signed does, the seal goes through and counts the others alike.
+    function test_leavingDoesNotSpoilASeal() public {
+        bytes32 run = newRun(5, configOf(1, 1, 8));
+        seat(run, 0, 4, 0, 4);
+        sealWith(run, 0, part(0, 4));
+        for (uint256 k = 0; k < 3; ++k) {
+            Seal memory s = sealBy(run, 0, part(0, 4), part(0, 3)); // the fourth is listed by its own signature
+            address leaver = who[2 + k % 2]; // it signed, or it did not
+            quit(run, leaver);
+            pass(1);
+            if (k < 2) join(run, leaver, 0);
+            else join(run, who[4], 0); // somebody else takes the seat
+            pass(MIN_ROUND_TIME);
+            ledger.seal(s);
+            vm.assertEq(ledger.nextRound(run, 0), 2 + k);
+        }
+    }
+
+    /// @dev Whoever comes to a seat that another held when the round began gets no count for the other's record, and
+    /// takes none from it.
+    function test_aRecordIsItsMakersWhoeverSitsThere() public {
+        bytes32 run = newRun(4, configOf(1, 1, 4));
+        seat(run, 0, 3, 0, 3);
+        sealWith(run, 0, part(0, 3));
+        Work[] memory works = worksOf(run, part(0, 3));
+        quit(run, who[1]);
+        pass(1);
+        join(run, who[3], 0);
+        requireSlot(run, who[3], 1, 0);
+        Seal memory s = sealOf(run, 0, works);
+        bytes32 digest = digestOf(s);
+        s.signatures = bytes.concat(
+            entry(0, who[0], digest), entry(1, who[3], digest), entry(2, who[2], digest), entry(129, who[3], digestOf(run, works[1]))
+        );
+        pass(MIN_ROUND_TIME);
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordUnsigned.selector, 1));
+        s.signatures = bytes.concat(s.signatures, entry(1, who[1], digest));
+        ledger.seal(s);
+        (, uint64 once,,,) = ledger.stageOf(run, 0);
+        vm.assertEq(once, 5);
+    }
+
+    /// @dev Nobody is counted, and nobody is slandered, without its own signature.
+    function test_aRecordNeedsItsMakersSignature() public {
+        bytes32 run = newRun(3, configOf(1, 1, 3));
+        seat(run, 0, 3, 0, 3);
+        Work[] memory works = worksOf(run, who);
+        uint256 victim = works[2].account == who[2] ? 2 : works[1].account == who[2] ? 1 : 0;
+        Seal memory s = signedBy(sealOf(run, 0, works), works, who);
+        works[victim].loss = 99_000_000;
+        Seal memory slander = sealOf(run, 0, works);
+        slander.signatures = "";
+        for (uint256 i = 0; i < 3; ++i) {
+            if (i != victim) {
+                slander.signatures = bytes.concat(
+                    slander.signatures, entry(works[i].replica, works[i].account, digestOf(slander))
+                );
+            }
+        }
+        pass(MIN_ROUND_TIME);
+        refused(slander, abi.encodeWithSelector(TrainingLedger.RecordUnsigned.selector, works[victim].replica));
+        ledger.seal(s);
+    }
+
+    /// @dev Who sends a seal, with which of the signatures, changes nobody's standing.
+    function test_theSenderShapesNothing() public {
+        bytes32 run = newRun(4, configOf(1, 1, 4));
+        seat(run, 0, 4, 0, 4);
+        sealWith(run, 0, who);
+        for (uint256 k = 0; k < 3; ++k) {
+            // The fourth signed as well; the sender leaves that out, and needs what proves its record instead.
+            sealSignedBy(run, 0, who, part(0, 3));
+        }
+        (,, uint64 twice,,) = ledger.stageOf(run, 0);
+        vm.assertEq(twice, 15);
+        requireQuorum(run, 4, 3);
+        (bool ok,) = tryAsk(run, who[0], who[3]);
+        vm.assertFalse(ok);
+    }
+
+    /// @dev Fewer contributions than a quorum of the voters wait for the timeout: nobody hurries others out.
+    function test_aSealOfFewWaitsForTheTimeout() public {
+        bytes32 run = newRun(3, configOf(1, 1, 4));
+        seat(run, 0, 3, 0, 3);
+        sealWith(run, 0, who);
+        Seal memory s = sealBy(run, 0, part(0, 1), who);
+        (,, uint64 openedAt) = ledger.openRound(run);
+        vm.warp(openedAt + ROUND_TIMEOUT - 1);
+        refused(s, abi.encodeWithSelector(TrainingLedger.TooEarlyToSeal.selector, openedAt + ROUND_TIMEOUT));
+        vm.warp(openedAt + ROUND_TIMEOUT);
+        ledger.seal(s);
+    }
+
+    /// @dev A quorum cannot burn the rounds of a run in one block.
+    function test_roundsTakeTheirTime() public {
+        RunConfig memory config = configOf(1, 1, 8);
+        config.rounds = 20;
+        bytes32 run = newRun(1, config);
+        join(run, who[0], 0);
+        (,, uint64 start) = ledger.openRound(run);
+        Seal memory s = sealBy(run, 0, who, who);
+        refused(s, abi.encodeWithSelector(TrainingLedger.TooEarlyToSeal.selector, start + MIN_ROUND_TIME));
+        for (uint256 k = 0; k < 20; ++k) sealWith(run, 0, who);
+        (,, uint64 end) = ledger.openRound(run);
+        vm.assertEq(end, start + 20 * MIN_ROUND_TIME);
+    }
+
+    /// @dev Steps of a contribution are within the round's plan, which is within the run's; no plan ends the run.
+    function test_innerStepsAreBounded() public {
+        bytes32 run = newRun(3, configOf(1, 1, 4));
+        seat(run, 0, 3, 0, 3);
+        Work[] memory works = worksOf(run, who);
+        works[1].innerSteps = INNER_STEPS + 1;
+        Seal memory s = signedBy(sealOf(run, 0, works), works, who);
+        pass(MIN_ROUND_TIME);
+        refused(s, abi.encodeWithSelector(TrainingLedger.WrongInnerSteps.selector, INNER_STEPS + 1, INNER_STEPS));
+        works[1].innerSteps = 0;
+        s = signedBy(sealOf(run, 0, works), works, who);
+        refused(s, abi.encodeWithSelector(TrainingLedger.WrongInnerSteps.selector, 0, INNER_STEPS));
+        works[1].innerSteps = 1;
+        uint32[2] memory wrong = [uint32(0), 2 * INNER_STEPS + 1];
+        for (uint256 i = 0; i < 2; ++i) {
+            s = sealOf(run, 0, works);
+            s.outcome.plans = plansOf(INNER_STEPS, wrong[i]);
+            refused(signedBy(s, works, who), abi.encodeWithSelector(TrainingLedger.WrongPlan.selector));
+            s = sealOf(run, 0, works);
+            s.outcome.plans = plansOf(wrong[i], INNER_STEPS);
+            refused(signedBy(s, works, who), abi.encodeWithSelector(TrainingLedger.WrongPlan.selector));
+        }
+        ledger.seal(signedBy(sealOf(run, 0, works), works, who));
+    }
+
+    /// @dev A signature has one form.
+    function test_malleableSignaturesAreNobodys() public {
+        bytes32 run = newRun(1, configOf(1, 1, 2));
+        join(run, who[0], 0);
+        Work[] memory works = worksOf(run, who);
+        Seal memory s = sealOf(run, 0, works);
+        (uint8 v, bytes32 r, bytes32 ss) = vm.sign(keyOf[who[0]], digestOf(s));
+        uint256 n = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
+        s.signatures = abi.encodePacked(uint8(0), r, bytes32(n - uint256(ss)), v == 27 ? uint8(28) : uint8(27));
+        pass(MIN_ROUND_TIME);
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordUnsigned.selector, 0));
+        s.signatures = abi.encodePacked(uint8(0), r, ss, v - 27);
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordUnsigned.selector, 0));
+        s.signatures = abi.encodePacked(uint8(0), r, ss, v);
+        ledger.seal(s);
+    }
+
+    /// @dev What was there once costs nothing later.
+    function test_aPassingCrowdMakesNoSealDearer() public {
+        bytes32 run = newRun(64, configOf(1, 1, 64));
+        seat(run, 0, 2, 0, 2);
+        sealWith(run, 0, part(0, 2));
+        sealWith(run, 0, part(0, 2));
+        uint256 before = sealGas(run, part(0, 2));
+        seat(run, 2, 64, 0, 62);
+        for (uint256 i = 2; i < 64; ++i) quit(run, who[i]);
+        sealWith(run, 0, part(0, 2));
+        vm.assertLt(sealGas(run, part(0, 2)), before + 500, "gas");
+    }
+
+    // ----------------------------------------------------------------------------------------------------- seats
+
+    /// @dev One that takes a seat, answers and never works loses it, however often it says that it is there.
+    function test_answersDoNotKeepASeat() public {
+        RunConfig memory config = configOf(1, 1, 4);
+        config.rounds = 100;
+        bytes32 run = newRun(5, config);
+        seat(run, 0, 4, 0, 4);
+        uint256 rounds = squatted(run, who[3], 0);
+        vm.assertEq(rounds, 24); // non-empty seals from its joining
+        join(run, who[4], 0);
+        requireSlot(run, who[4], 3, 0);
+    }
+
+    /// @dev Nor however often it leaves and joins again.
+    function test_churnDoesNotKeepASeat() public {
+        RunConfig memory config = configOf(1, 1, 4);
+        config.rounds = 100;
+        bytes32 run = newRun(5, config);
+        seat(run, 0, 4, 0, 4);
+        uint256 rounds = squatted(run, who[3], 3);
+        vm.assertEq(rounds, 24);
+    }
+
+    /// @dev In one transaction nobody hands a seat on: others have their chance.
+    function test_aSeatIsFreeForAllBeforeItIsTaken() public {
+        bytes32 run = newRun(3, configOf(1, 1, 2));
+        seat(run, 0, 2, 0, 2);
+        quit(run, who[1]);
+        vm.prank(who[2]);
+        vm.expectRevert(abi.encodeWithSelector(Runs.NoFreeSeat.selector, uint16(0)));
+        ledger.joinRun(run, 0);
+        pass(1);
+        join(run, who[2], 0);
+    }
+
+    /// @dev All members of a full run are dead: outsiders take its seats after 32 timeouts, and seal.
+    function test_outsidersReviveADeadRun() public {
+        bytes32 run = newRun(4, configOf(1, 1, 2));
+        seat(run, 0, 2, 0, 2);
+        sealWith(run, 0, part(0, 2));
+        (bool ok,) = tryAsk(run, who[2], who[0]);
+        vm.assertFalse(ok);
+        takeOver(run, 0, 0, 2, 2);
+        sealNothing(run, 0, part(2, 4));
+        pass(4 * ROUND_TIMEOUT);
+        sealWith(run, 0, part(2, 4));
+    }
+
+    /// @dev One stage is full of members that answer and never seal; those of the other, who wait, keep their seats and
+    /// votes for ever, and outsiders take the stage's seats after 32 timeouts.
+    function test_aStageOfSquattersIsTakenAndThoseWhoWaitForItAreSafe() public {
+        bytes32 run = newRun(9, configOf(2, 1, 3));
+        seat(run, 0, 3, 1, 3);
+        seat(run, 3, 6, 0, 3);
+        sealWith(run, 0, part(3, 6));
+        for (uint256 k = 0; k < 31; ++k) {
+            pass(ROUND_TIMEOUT + 1);
+            for (uint256 i = 0; i < 3; ++i) {
+                ask(run, who[3], who[i]);
+                reply(run, who[i]);
+            }
+        }
+        pass(ROUND_TIMEOUT + 1);
+        for (uint256 i = 3; i < 6; ++i) {
+            vm.assertFalse(ledger.isForfeit(run, who[i]));
+            (bool ok,) = tryAsk(run, who[8], who[i]);
+            vm.assertFalse(ok);
+        }
+        for (uint256 i = 0; i < 3; ++i) {
+            ask(run, who[8], who[i]);
+            reply(run, who[i]);
+        }
+        pass(EVICTION_TIME);
+        for (uint256 i = 0; i < 3; ++i) ledger.evict(run, who[i]);
+        pass(1);
+        for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
+        sealNothing(run, 1, part(6, 9));
+        requireQuorum(run, 3, 2);
+        sealWith(run, 0, part(3, 6));
+        sealWith(run, 1, part(6, 9));
+    }
+
+    /// @dev Its member was offline for long: the seat waits for it, though not its vote.
+    function test_anEvictedWorkersSeatWaitsForIt() public {
+        bytes32 run = newRun(3, configOf(1, 1, 2));
+        seat(run, 0, 2, 0, 2);
+        sealWith(run, 0, part(0, 2));
+        pass(ROUND_TIMEOUT + 1);
+        ask(run, who[1], who[0]);
+        pass(EVICTION_TIME);
+        ledger.evict(run, who[0]);
+        pass(1);
+        vm.prank(who[2]);
+        vm.expectRevert(abi.encodeWithSelector(Runs.NoFreeSeat.selector, uint16(0)));
+        ledger.joinRun(run, 0);
+        join(run, who[0], ANY);
+        requireSlot(run, who[0], 0, 0);
+        requireQuorum(run, 1, 1);
+    }
+
+    /// @dev One node key, one account: a node that deregisters is still the account's.
+    function test_aNodeKeyServesOneAccount() public {
+        bytes32 run = newRun(1, configOf(1, 1, 8));
+        join(run, who[0], 0);
+        vm.prank(who[0]);
+        registry.deregister();
+        for (uint256 i = 1; i < 6; ++i) {
+            address account = vm.addr(0xacc0 + i);
+            (bool ok,) = address(this).call(abi.encodeCall(this.tryRegister, (account, 0x90de0)));
+            vm.assertFalse(ok);
+            vm.prank(account);
+            vm.expectRevert(abi.encodeWithSelector(TrainingLedger.NotRegistered.selector, account));
+            ledger.joinRun(run, 0);
+        }
+    }
+
+    /// @dev Seats that contracts took in one go fall to whoever asks for them, once the stage has worked without them
+    /// or has stalled.
+    function test_aFlashCrowdLosesItsSeats() public {
+        bytes32 run = create(configOf(1, 1, 3));
+        for (uint256 i = 0; i < 3; ++i) {
+            address account = address(uint160(0x100000 + i)); // cannot sign
+            keyOf[account] = 1;
+            register(account, 0x5000 + i);
+            who.push(account);
+            join(run, account, 0);
+        }
+        for (uint256 i = 0; i < 3; ++i) enrolAt(i);
+        takeOver(run, 0, 0, 3, 3);
+        sealNothing(run, 0, part(3, 6));
+        sealWith(run, 0, part(3, 6));
+    }
+
+    /// @dev Dead early joiners count as holders: the run opens with the others, and then they can be asked.
+    function test_earlyJoinersCannotHoldBackTheStart() public {
+        bytes32 run = newRun(3, configOf(1, 2, 2));
+        join(run, who[0], 0);
+        pass(3650 days);
+        join(run, who[1], 0);
+        (bool open,, uint64 openedAt) = ledger.openRound(run);
+        vm.assertTrue(open);
+        vm.assertEq(openedAt, block.timestamp);
+        pass(ROUND_TIMEOUT + 1);
+        ask(run, who[1], who[0]);
+        pass(EVICTION_TIME);
+        ledger.evict(run, who[0]);
+        pass(1);
+        join(run, who[2], 0);
+        sealNothing(run, 0, part(1, 3));
+    }
+
+    /// @dev A checkpoint is what its publisher says; versions that nobody sealed have none.
+    function test_checkpointsAreOfSealedVersionsByMembers() public {
+        bytes32 run = newRun(2, configOf(1, 1, 2));
+        join(run, who[0], 0);
+        vm.prank(who[0]);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownVersion.selector, uint32(1)));
+        ledger.publishCheckpoint(run, 1, keccak256("folder"), "https://example.org/a");
+        vm.prank(who[1]);
+        vm.expectRevert(abi.encodeWithSelector(Runs.NotHolding.selector, who[1]));
+        ledger.publishCheckpoint(run, 0, keccak256("folder"), "https://example.org/a");
+        vm.expectEmit(address(ledger));
+        emit TrainingLedger.CheckpointPublished(run, 0, who[0], keccak256("folder"), "https://example.org/a");
+        vm.prank(who[0]);
+        ledger.publishCheckpoint(run, 0, keccak256("folder"), "https://example.org/a");
+        vm.prank(CREATOR);
+        ledger.publishCheckpoint(run, 0, keccak256("folder"), "");
+    }
+
+    // --------------------------------------------------------------------------------------------------- helpers
+
+    function tryRegister(address account, uint256 nodeKey) external {
+        register(account, nodeKey);
+    }
+
+    function newRun(uint256 accounts, RunConfig memory config) internal returns (bytes32) {
+        enrol(accounts);
+        return create(config);
+    }
+
+    /// @dev Registers one more account, whatever its address, and puts it last.
+    function enrolAt(uint256 i) internal {
+        address account = vm.addr(0xacc0 + i);
+        keyOf[account] = 0xacc0 + i;
+        register(account, 0x90de0 + i);
+        who.push(account);
+    }
+
+    function seat(bytes32 run, uint256 from, uint256 to, uint16 stage, uint256 most) internal {
+        for (uint256 i = from; i < to && i - from < most; ++i) join(run, who[i], stage);
+    }
+
+    /// @dev The member is idle while the others work; asked as soon as it may be, answering, and leaving and joining
+    /// again every `churn` rounds. Returns after how many seals it could be evicted.
+    function squatted(bytes32 run, address squatter, uint256 churn) internal returns (uint256 rounds) {
+        for (;; ++rounds) {
+            if (ledger.memberOf(run, squatter).holds) {
+                (bool asked,) = tryAsk(run, address(0xbad), squatter);
+                if (asked) reply(run, squatter);
+                pass(EVICTION_TIME);
+                (bool out,) = address(ledger).call(abi.encodeCall(ledger.evict, (run, squatter)));
+                if (out) break;
+                if (churn != 0 && rounds % churn == 0) {
+                    quit(run, squatter);
+                    pass(1);
+                    join(run, squatter, 0);
+                }
+            }
+            pass(ROUND_TIMEOUT);
+            sealWith(run, 0, part(0, 3));
+        }
+        pass(1);
+    }
+
+    /// @dev Whoever holds the stage's seats answers all it is asked; `count` outsiders, from `first` on, take its seats.
+    function takeOver(bytes32 run, uint16 stage, uint256 from, uint256 to, uint256 first) internal {
+        pass(uint256(32) * ROUND_TIMEOUT + 1);
+        for (uint256 i = from; i < to; ++i) {
+            ask(run, who[first], who[i]);
+            reply(run, who[i]);
+        }
+        pass(EVICTION_TIME);
+        for (uint256 i = from; i < to; ++i) ledger.evict(run, who[i]);
+        pass(EVICTION_TIME + 1); // that of who was counted lately waits for it as long again
+        for (uint256 i = from; i < to; ++i) join(run, who[first + i - from], stage);
+    }
+
+    /// @dev An empty seal, once all that it could have to wait for is over.
+    function sealNothing(bytes32 run, uint16 stage, address[] memory signers) internal {
+        Work[] memory works = new Work[](0);
+        Seal memory s = signedBy(sealOf(run, stage, works), works, signers);
+        pass(4 * ROUND_TIMEOUT);
+        ledger.seal(s);
+    }
+
+    function sealBy(bytes32 run, uint16 stage, address[] memory makers, address[] memory signers)
+        internal
+        view
+        returns (Seal memory)
+    {
+        Work[] memory works = worksOf(run, makers);
+        return signedBy(sealOf(run, stage, works), works, signers);
+    }
+
+    function sealGas(bytes32 run, address[] memory makers) internal returns (uint256 gas) {
+        Seal memory s = sealBy(run, 0, makers, makers);
+        pass(MIN_ROUND_TIME);
+        vm.cool(address(ledger));
+        gas = gasleft();
+        ledger.seal(s);
+        gas -= gasleft();
+    }
+
+    function refused(Seal memory s, bytes memory why) internal {
+        vm.expectRevert(why);
+        ledger.seal(s);
+    }
+
+    function entry(uint256 replica, address account, bytes32 digest) internal view returns (bytes memory) {
+        return bytes.concat(bytes1(uint8(replica)), sign(account, digest));
+    }
+
+    function requireQuorum(bytes32 run, uint256 votes, uint256 needed) internal view {
+        (uint64 voters, uint256 needs) = ledger.quorumOf(run, 0);
+        uint256 count;
+        for (uint256 seats = voters; seats != 0; seats &= seats - 1) ++count;
+        vm.assertEq(count, votes, "voters");
+        vm.assertEq(needs, needed, "needed");
+    }
+
+    function quit(bytes32 run, address account) internal {
+        vm.prank(account);
+        ledger.leaveRun(run);
+    }
+
+    function ask(bytes32 run, address by, address account) internal {
+        vm.prank(by);
+        ledger.accuse(run, account);
+    }
+
+    function tryAsk(bytes32 run, address by, address account) internal returns (bool, bytes memory) {
+        vm.prank(by);
+        return address(ledger).call(abi.encodeCall(ledger.accuse, (run, account)));
+    }
+
+    function reply(bytes32 run, address account) internal {
+        vm.prank(account);
+        ledger.answer(run);
+    }
+
+    function part(uint256 from, uint256 to) internal view returns (address[] memory list) {
+        list = new address[](to - from);
+        for (uint256 i = from; i < to; ++i) list[i - from] = who[i];
+    }
+}
