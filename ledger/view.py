@@ -32,7 +32,7 @@ from dlx.ledger.events import (
     Sealed,
 )
 from dlx.ledger.seal_log import ReadSeal, SealLog
-from dlx.ledger.typed import Domain, RunConfig
+from dlx.ledger.typed import MAX_REPLICAS, Domain, RunConfig
 from dlx.ledger.votes import YOUNG, Stage, quorum, replicas
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit
@@ -42,6 +42,7 @@ LATE_TIMEOUTS = 8  # if its round has been open for so many,
 BARREN_SEALS = 8  # or so many of its seals in a row were empty
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
 NO_REPLICA = 255
+MAX_STAGES = 64
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
 
 
@@ -455,6 +456,8 @@ class RunView:
     def _create(self, event: RunCreated) -> None:
         if self._created is not None or len(event.genesis) != event.config.stages:
             raise ViewError("the run was created twice, or with another number of stages than genesis hashes")
+        if not _is_config(event.config):
+            raise ViewError(f"the run was created with {event.config}")
         self._created = event
         self._stages = [Stage(weights) for weights in event.genesis]
 
@@ -711,3 +714,16 @@ class RunView:
             elif member.former_vote and made is not None:
                 former.add(made)
         return voted, former
+
+
+def _is_config(config: RunConfig) -> bool:
+    """Whether the contract creates runs with it."""
+    return (
+        1 <= config.rounds < 2**32 - 1
+        and 1 <= config.stages <= MAX_STAGES
+        and 1 <= config.min_replicas <= config.max_replicas <= MAX_REPLICAS
+        and 1 <= config.quorum_numerator <= config.quorum_denominator
+        and 1 <= config.min_round_time <= config.round_timeout
+        and min(config.eviction_time, config.max_inner_steps, config.tokens_per_step) >= 1
+        and config.start_time < 2**40
+    )

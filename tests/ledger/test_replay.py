@@ -36,7 +36,7 @@ STAGES = 2
 GENESIS = (b"\x01" * 32, b"\x02" * 32)
 CONFIG = RunConfig(
     manifest=b"\x03" * 32, rounds=1000, stages=STAGES, min_replicas=1, max_replicas=3, quorum_numerator=2,
-    quorum_denominator=3, min_round_time=0, round_timeout=2, eviction_time=2, max_inner_steps=10, start_time=0,
+    quorum_denominator=3, min_round_time=1, round_timeout=2, eviction_time=2, max_inner_steps=10, start_time=0,
     tokens_per_step=64,
 )  # fmt: skip
 DOMAIN = Domain(31337, LEDGER)

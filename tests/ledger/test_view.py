@@ -544,6 +544,28 @@ IMPOSSIBLE = {
 }
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": 0},
+        {"stages": 0},
+        {"max_replicas": 65},
+        {"min_replicas": 4},
+        {"quorum_numerator": 0},
+        {"quorum_denominator": 1},
+        {"min_round_time": 0},
+        {"round_timeout": 9},
+        {"eviction_time": 0},
+        {"max_inner_steps": 0},
+        {"start_time": 2**40},
+        {"tokens_per_step": 0},
+    ],
+)
+def test_a_run_that_the_contract_does_not_create_is_refused(change):
+    with pytest.raises(ViewError, match="was created with"):
+        Story(**change)
+
+
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_what_the_contract_cannot_have_emitted_is_refused(story, case):
     with pytest.raises(ViewError):
