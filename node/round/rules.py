@@ -27,7 +27,6 @@ class Rules(Terms):
     straggler_grace: float
     proposal_timeout: float
     round_timeout: float
-    eviction_time: float
     confirmations: int  # blocks that must follow an event before the view of the ledger has it
 
     @classmethod
@@ -43,7 +42,6 @@ class Rules(Terms):
             straggler_grace=timing.straggler_grace,
             proposal_timeout=timing.proposal_timeout,
             round_timeout=timing.round_timeout,
-            eviction_time=timing.eviction_time,
             confirmations=manifest.confirmations,
         )
 

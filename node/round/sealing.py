@@ -216,7 +216,7 @@ class Sealing:
         their contributions by the other makers."""
         view = self._known.view
         of_seal, of_records = {}, {}
-        for signed in listed:  # before the voters: of two with one replica the maker of its record has to come first
+        for signed in listed:
             maker, replica = signed.contribution.account, signed.contribution.replica
             if maker in signatures:
                 of_seal[maker] = (replica, signatures[maker])

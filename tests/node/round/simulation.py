@@ -39,7 +39,7 @@ RUN = hashlib.sha256(b"run").digest()
 START = 1_800_000_000.0
 PAYLOAD_SIZE = 500
 FACTS = PayloadFacts(PAYLOAD_SIZE, hashlib.sha256(b"root").digest())  # of every payload
-MIN_ROUND_TIME = 1  # s
+MIN_ROUND_TIME, EVICTION_TIME = 1, 8  # s
 STALL_SECONDS = 4.0  # that a holder waits for those of its neighbours before it gives the round up
 
 
@@ -51,7 +51,7 @@ def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1, **changes: Any)
     values = dict(
         domain=DOMAIN, run=RUN, stages=stages, rounds=rounds, delay=delay, tokens_per_step=64, plan=Plan(4, 0, 5),
         codec="int4", adaptive=None, policy="mean", max_payload_sizes=({0: 1000},) * stages, straggler_grace=8,
-        proposal_timeout=3, round_timeout=12, eviction_time=10, confirmations=0,
+        proposal_timeout=3, round_timeout=12, confirmations=0,
     )  # fmt: skip
     return Rules(**{**values, **changes})
 
@@ -99,7 +99,7 @@ class Simulation:
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
             bytes(32), rules.rounds, rules.stages, min_replicas, replicas + spare, 2, 3, MIN_ROUND_TIME,
-            int(rules.round_timeout), int(rules.eviction_time), 1000, start_time, rules.tokens_per_step,
+            int(rules.round_timeout), EVICTION_TIME, 1000, start_time, rules.tokens_per_step,
         )  # fmt: skip
         genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
         keys = [digest("key", i) for i in range(replicas * rules.stages)]
@@ -431,7 +431,7 @@ class Simulation:
         slot = self.view.slot_of(account)
         assert slot is not None
         counted = self.view._stages[slot[1]].counts[slot[0]] != 0
-        until = int(self.now) + int(self.rules.eviction_time) if counted else 0
+        until = int(self.now) + EVICTION_TIME if counted else 0
         self.apply(chain.Evicted(RUN, account, *slot, until, self.at()))
 
     def deal(self, replica: int) -> None:

@@ -10,8 +10,8 @@ from dlx.node.round.liveness import claims
 from dlx.node.round.rules import Rules
 from tests.node.round.simulation import DOMAIN, RUN, START, Member, Simulation, digest, make_rules
 
-FAST = {"round_timeout": 6, "straggler_grace": 3, "proposal_timeout": 1, "eviction_time": 5}
-AGAIN = 16  # rounds within which a run with one breaker in each replica counts work again
+FAST = {"round_timeout": 6, "straggler_grace": 3, "proposal_timeout": 1}
+AGAIN = 12  # rounds within which a run with one breaker in each replica counts work again
 
 
 def fast_rules(**changes: Any) -> Rules:

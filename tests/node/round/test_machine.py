@@ -1,5 +1,7 @@
 """The round machine among real machines, with the faults that networks, chains and people bring."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules import OuterResult
 from tests.node.round import kills
-from tests.node.round.simulation import Simulation, digest, make_rules
+from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
 
 
 @pytest.mark.parametrize(("stages", "delay"), [(1, 0), (1, 1), (2, 0), (2, 1), (3, 1)])
@@ -155,3 +157,32 @@ def test_a_wrong_seal_is_never_signed() -> None:
     sim.run(lambda: False, 60)
     assert (0, 0) not in sim.seals, "a quorum of two cannot be had for two different seals"
     assert "wrong_seal" in sim.members[sim.view.holder(0, 0)].rejected + liar.rejected
+
+
+def test_nobody_trains_before_the_start_time_and_no_round_is_shorter_than_the_least() -> None:
+    opens = int(START) + 30
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=4, train_seconds=0.1, start_time=opens)
+    sim.run(lambda: False, 29)
+    assert all(not member.trained and member.training is None for member in sim.members.values())
+    assert "until the run starts" in str(next(iter(sim.members.values())).machine.waiting_for(sim.now))
+    early, transact = [], sim.transact
+
+    def noted(member: Member, action: a.Action) -> bool:
+        if isinstance(action, a.SendSeal) and action.seal.round == sim.view.open_round:
+            early.append(sim.now < (sim.view.opened_at or 0) + MIN_ROUND_TIME)
+        return transact(member, action)
+
+    sim.transact = noted  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.finished, 60)
+    times = [opens, *(sim.view.sealed[0, round].at.time for round in range(3))]
+    assert all(later - earlier >= MIN_ROUND_TIME for earlier, later in pairwise(times))
+    assert early and not any(early), "nobody sends what the ledger would not take"
+
+
+def test_a_partial_seal_waits_for_the_round_timeout_when_it_lists_fewer_than_a_quorum() -> None:
+    sim = Simulation(make_rules(rounds=2, stages=1, delay=0), replicas=3, seed=5)
+    for account in list(sim.members)[1:]:
+        sim.members[account].breaks = True
+    assert sim.run(lambda: (0, 0) in sim.seals, 60)
+    sealed = sim.view.sealed[0, 0]
+    assert sealed.count == 1 and sealed.at.time - START >= sim.rules.round_timeout

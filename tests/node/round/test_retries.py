@@ -97,7 +97,7 @@ def failing_replica(sim: Simulation, reason: str = "the loss is nan", local: boo
 
 
 def test_a_round_that_always_fails_is_started_less_and_less_often() -> None:
-    rules = make_rules(rounds=40, delay=0, round_timeout=10, straggler_grace=4, proposal_timeout=2, eviction_time=8)
+    rules = make_rules(rounds=40, delay=0, round_timeout=10, straggler_grace=4, proposal_timeout=2)
     sim = Simulation(rules, replicas=2, seed=1)
     starts = failing_replica(sim)
     sim.run(lambda: False, 17)
