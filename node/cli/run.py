@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -267,8 +267,8 @@ def publish(
     ):
         view = find.view_of(index, find.resolve(index, run))
 
-        def pull(version: int, out: Path) -> None:
-            pull_run(client, view, version, out, places, progress.show, progress.say)
+        def pull(version: int, out: Path) -> dict[str, Any]:
+            return pull_run(client, view, version, out, places, progress.show, progress.say)
 
         made = publish(client, view, round, uri, checkpoint, pull)
     options.print_json(made) if json else options.print_fields(list(made.items()))

@@ -60,7 +60,7 @@ def publish(
     version: int | None,
     uri: str,
     folder: Path | None,
-    pull: Callable[[int, Path], Any],
+    pull: Callable[[int, Path], dict[str, Any]],
 ) -> dict[str, Any]:
     """Say on the ledger that a version (None: the newest) is to be had at `uri`: what was published, and the
     transaction. The list is that of `folder`, or of one that `pull(version, out)` makes for it.
@@ -77,7 +77,8 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="dlx-publish-") as temporary:
         if folder is None:
             folder = Path(temporary) / "checkpoint"
-            pull(chosen, folder)
+            if pull(chosen, folder)["checkpoint"] is None:
+                raise Failure("nobody has the run's tokenizer, without which this is no whole checkpoint")
         sums = read_sums(folder, view, chosen)
     receipt = client.publish_checkpoint(view.run, chosen, sums, uri)
     return {

@@ -55,7 +55,8 @@ def pull(
 ) -> dict[str, Any]:
     """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
     `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
-    be had, and whether with the same list (see runs.checkpoint).
+    be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer cannot be had, so
+    that a file is missing.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
@@ -85,16 +86,17 @@ def pull(
         for stage in range(view.config.stages):
             progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
             files.append(replay.rebuild(stage, chosen, progress).weights)
-        model = export(replay.manifest, files, work / "model", _vocabulary(replay.manifest, blobs, progress))
+        vocabulary, whole = _vocabulary(replay.manifest, blobs, progress)
+        model = export(replay.manifest, files, work / "model", vocabulary)
         found = provenance(domain, view, chosen) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
-        sums = write_sums(work / "model").hex()
+        sums = write_sums(work / "model").hex() if whole else None
         durable.move(work / "model", out)
     except (ReplayError, ExportError) as error:
         raise Failure(str(error)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    others = [one | {"same": one["checkpoint"] == sums} for one in published(view, chosen)]
+    others = [one | {"same": one["checkpoint"] == sums if whole else None} for one in published(view, chosen)]
     return found | {"checkpoint": sums, "published": others}
 
 
@@ -125,21 +127,22 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
     }
 
 
-def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Vocabulary | None:
-    """Of the run's data; None where its tokens are bytes, and where nobody has it: the weights are of use without."""
+def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> tuple[Vocabulary | None, bool]:
+    """Of the run's data, None where its tokens are bytes; and whether that is it: where nobody has it, the weights are
+    of use without."""
     named = manifest.data.manifest
     try:
         content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()
         data = parse_data_manifest(content)
         if data.tokenizer == "bytes":
-            return None
+            return None, True
         path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
-        return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer")
+        return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer"), True
     except (BlobMissing, BlobWrong) as error:
         progress(f"no copy of the run's tokenizer: {error}")
     except DataError as error:
         progress(f"no tokenizer is written: {error}")
-    return None
+    return None, False
 
 
 def _manifest(view: RunView, blobs: Blobs) -> Manifest:

@@ -90,3 +90,24 @@ def test_who_may_not_publish_is_told_before_anything_is_pulled(
     for uri in ("", "two words", "line\nbreak", "x" * 2049):
         with pytest.raises(UsageFailure, match="--uri: expected 1 to 2,048 printable"):
             publish(member, history.view(), None, uri, None, pulled)
+
+
+def test_without_the_runs_tokenizer_nothing_is_compared_or_published(
+    history: History, pulled: Callable[[int | None, Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    client, view = writer(history, next(iter(history.keys.values()))), history.view()
+    client.publish_checkpoint(history.run, 2, b"F" * 32, "ipfs://x")
+    blobs = Path(shutil.copytree(history.blobs, tmp_path / "blobs"))
+    (blobs / history.manifest.data.manifest.sha256).unlink()
+    sources = [Folder(blobs, own=False)]
+
+    def without(version: int | None, out: Path) -> dict[str, Any]:
+        return pull(client.domain, history.view(), version, out, sources, lambda *_: None, lambda line: None)
+
+    found = without(2, tmp_path / "model")
+    assert found["checkpoint"] is None and [one["same"] for one in found["published"]] == [None]
+    assert not (tmp_path / "model" / "SHA256SUMS").exists()
+    with pytest.raises(Failure, match="nobody has the run's tokenizer"):
+        publish(client, view, 2, "ipfs://x", None, without)
+    with pytest.raises(Failure, match="no folder that `dlx-node pull` wrote"):
+        publish(client, view, 2, "ipfs://x", tmp_path / "model", without)
