@@ -67,6 +67,8 @@ contract TrainingLedger is EIP712 {
     error TooEarlyToEvict(uint256 fromTime);
     error CountedSinceAccused(address account);
     error TooEarlyToDeal(uint16 replica, uint32 fromRound);
+    /// @notice Every stage drew the replica itself; the next seal makes another draw.
+    error NothingDealt(uint16 replica);
     error UnknownVersion(uint32 round);
 
     error WrongRound(uint32 given, uint32 open);
@@ -249,6 +251,7 @@ contract TrainingLedger is EIP712 {
             (, uint256 rounds) = r.uncounted(stage, replica);
             if (rounds < Runs.UNCOUNTED_ROUNDS) revert TooEarlyToDeal(replica, r.progress.openRound + 1);
         }
+        bool dealt = false;
         for (uint256 stage = 0; stage < stages; ++stage) {
             uint256 seated = r.stages[stage].activity.seated;
             uint256 drawn = uint256(keccak256(abi.encode(r.progress.draw, r.progress.openRound, replica, stage)));
@@ -257,9 +260,11 @@ contract TrainingLedger is EIP712 {
             }
             uint256 other = seated.lowest();
             if (other == replica) continue;
+            dealt = true;
             r.swap(stage, replica, other);
             emit Dealt(run, uint16(stage), replica, uint16(other));
         }
+        if (!dealt) revert NothingDealt(replica);
         r.replicas[replica].since = r.progress.openRound;
     }
 

@@ -1,0 +1,130 @@
+"""What calls of the ledger cost: real transactions under Prague's rules, calldata included, beside the committed snapshot
+(contracts/gas.json; `DLX_WRITE_GAS=1 pytest tests/ledger/test_gas.py` writes it anew)."""
+
+import json
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from direct_chain import DirectChain
+from eth_hash.auto import keccak
+from ledger_run import NAME, config, seal_of, signatures_of, work
+
+from dlx.ledger.client import seal_argument
+from dlx.ledger.keys import account_of
+from dlx.ledger.typed import ANY_STAGE, run_id
+from dlx.ledger.view import RunView
+
+SNAPSHOT = Path(__file__).parents[2] / "contracts" / "gas.json"
+TOLERANCE = 0.005  # signatures have zero bytes by chance, which are cheaper
+MOST_PER_CONTRIBUTION = {8: 16_000, 32: 15_000, 64: 15_000}
+TIMEOUT, EVICTION = 100, 60
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, int]:
+    random.seed(1)
+    found: dict[str, int] = {}
+    chain = DirectChain([keccak(b"gas %d" % i) for i in range(128)])
+    for members in MOST_PER_CONTRIBUTION:
+        found |= seals(chain, members)
+    found |= seats(chain)
+    found["deal 3x3"] = deal(chain, 3, 3)
+    found["deal 64x2"] = deal(chain, 64, 2)
+    return found
+
+
+@pytest.mark.parametrize("members", MOST_PER_CONTRIBUTION)
+def test_a_contribution_costs_at_most_so_much(measured, members):
+    assert measured[f"seal {members}"] / members <= MOST_PER_CONTRIBUTION[members]
+
+
+def test_nothing_is_dearer_than_the_snapshot(measured):
+    if os.environ.get("DLX_WRITE_GAS"):
+        SNAPSHOT.write_text(json.dumps(measured, indent=2) + "\n")
+    snapshot = json.loads(SNAPSHOT.read_text())
+    dearer = {name: (gas, snapshot.get(name, 0)) for name, gas in measured.items()}
+    assert not {name: both for name, both in dearer.items() if both[0] > both[1] * (1 + TOLERANCE)}
+    assert snapshot.keys() == measured.keys()
+
+
+class _Run:
+    """A run whose members all work, unless told otherwise."""
+
+    def __init__(self, chain: DirectChain, stages: int, replicas: int) -> None:
+        self.chain, self.stages, self.replicas = chain, stages, replicas
+        self.keys = {account_of(key): key for key in chain._nonces}
+        self.accounts = list(self.keys)
+        times = {"min_round_time": 1, "round_timeout": TIMEOUT, "eviction_time": EVICTION}
+        seats = {"stages": stages, "min_replicas": 1, "max_replicas": replicas}
+        settings = config(**times, **seats, rounds=100)
+        self.run = run_id(chain.domain.chain_id, chain.ledger, self.accounts[0], settings.manifest)
+        self.view = RunView(self.run, chain.domain)
+        genesis = [keccak(b"%d" % stage) for stage in range(stages)]
+        self.creation = self.write(self.accounts[0], "createRun", tuple(vars(settings).values()), NAME, genesis)
+
+    def write(self, account: str, function: str, *args: Any) -> int:
+        for event in self.chain.write(self.keys[account], function, *args):
+            self.view.apply(event)
+        self.chain.now += 2
+        return self.chain.gas_used
+
+    def fill(self) -> None:
+        for index in range(self.stages * self.replicas):
+            self.write(self.accounts[index], "joinRun", self.run, index % self.stages)
+
+    def seal(self, stage: int = 0, working: bool = True, unsigned: int = 0, momentum: bool = False) -> int:
+        """All work and sign but for the first `unsigned`, whose records say who made them."""
+        view = self.view
+        holders = [view.holder(replica, stage) or "" for replica in range(self.replicas)]
+        counted = work(view, stage, dict(enumerate(holders)) if working else {}, self.keys)
+        seal = seal_of(view, stage, counted)
+        if not momentum:
+            seal = replace(seal, outcome=replace(seal.outcome, momentum=bytes(32), momentum_root=bytes(32)))
+        signers = holders[unsigned:]
+        self.chain.now = max(self.chain.now, view.opens_at(stage, len(counted), signers))
+        entries = signatures_of(view, seal, counted, signers, self.keys)
+        return self.write(self.accounts[0], "seal", seal_argument(seal, entries))
+
+
+def seals(chain: DirectChain, members: int) -> dict[str, int]:
+    """Once the stage has as many non-empty seals as are remembered."""
+    run = _Run(chain, 1, members)
+    run.fill()
+    for _ in range(9):
+        run.seal()
+    found = {f"seal {members}": run.seal(), f"seal {members}, momentum": run.seal(momentum=True)}
+    found[f"seal {members}, a quarter signs its record only"] = run.seal(unsigned=members // 4)
+    return found | {f"seal {members}, empty": run.seal(working=False)}
+
+
+def seats(chain: DirectChain) -> dict[str, int]:
+    run = _Run(chain, 4, 2)
+    found = {"createRun 1 stage": _Run(chain, 1, 8).creation, "createRun 4 stages": run.creation}
+    large = _Run(chain, 64, 64)
+    found["createRun 64 stages"] = large.creation
+    found["joinRun, any of 64 stages"] = large.write(large.accounts[0], "joinRun", large.run, ANY_STAGE)
+    first, second = run.accounts[:2]
+    found["joinRun"] = run.write(first, "joinRun", run.run, 0)
+    found["leaveRun"] = run.write(first, "leaveRun", run.run)
+    run.fill()
+    chain.now += TIMEOUT
+    found["accuse"] = run.write(first, "accuse", run.run, second)
+    found["answer"] = run.write(second, "answer", run.run)
+    chain.now += TIMEOUT
+    run.write(first, "accuse", run.run, second)
+    chain.now += EVICTION
+    return found | {"evict": run.write(first, "evict", run.run, second)}
+
+
+def deal(chain: DirectChain, stages: int, replicas: int) -> int:
+    """After three rounds in which nothing was counted."""
+    run = _Run(chain, stages, replicas)
+    run.fill()
+    while not run.view.may_deal(0):
+        for stage in range(stages):
+            run.seal(stage, working=False)
+    return run.write(run.accounts[0], "deal", run.run, 0)
