@@ -86,6 +86,8 @@ contract Handler is Fixture {
         bytes32 digest = ledger.head(run, stage);
         vm.revertToState(snapshot);
         address account = who[villain % ACCOUNTS];
+        Member memory m = ledger.memberOf(run, account);
+        if (m.holds && m.stage == stage && votersOf(stage) == 1 << m.replica) return; // nobody's seal but its own
         for (uint256 k = 0; k < 6; ++k) {
             bool sat = ledger.memberOf(run, account).holds;
             send(account, act(account, stage, uint8(deed >> (8 * k)) % 6));
@@ -93,8 +95,8 @@ contract Handler is Fixture {
             pass(1);
         }
         (valid,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
-        if (!valid || ledger.head(run, stage) != digest) fail("a valid seal was spoiled");
-        note(stage, works);
+        if (valid && ledger.head(run, stage) == digest) note(stage, works);
+        else fail("a valid seal was spoiled");
     }
 
     // --------------------------------------------------------------------------------------------- what must hold

@@ -1,4 +1,4 @@
-"""What calls of the ledger cost: real transactions under Prague's rules, calldata included, beside the committed snapshot
+"""What calls of the ledger cost: real transactions under Prague rules, calldata included, beside the committed snapshot
 (contracts/gas.json; `DLX_WRITE_GAS=1 pytest tests/ledger/test_gas.py` writes it anew)."""
 
 import json
