@@ -98,7 +98,7 @@ class Watched:
         settings = self.devnet.settings
         self._client = LedgerClient(settings.rpc_url, checksum(bytes.fromhex(settings.ledger[2:])))
         self._feed = self._client.feed(run)
-        self.view = RunView(run)
+        self.view = RunView(run, self._client.domain)
 
     def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
         """See `patience.until`: progress is whatever the ledger or a node says that is new.
@@ -135,8 +135,7 @@ class Watched:
             view = self.read()
             done = min(map(view.next_round, range(STAGES)))
             counts = {
-                round: min(view.sealed[stage, round].seal.count for stage in range(STAGES))
-                for round in range(after, done)
+                round: min(view.sealed[stage, round].count for stage in range(STAGES)) for round in range(after, done)
             }
             return next((round + 1 for round, count in counts.items() if count == self.devnet.record.replicas), None)
 
@@ -196,8 +195,11 @@ class Watched:
         for stage in range(STAGES):
             chain = sorted((seal for seal in seals if seal.stage == stage), key=lambda seal: seal.round)
             assert [seal.round for seal in chain] == list(range(len(chain)))
-            versions = [self.view.genesis[stage], *(seal.seal.next_weights for seal in chain)]
-            assert [seal.seal.previous_weights for seal in chain] == versions[:-1]
+            head = self.view.genesis[stage]
+            for seal in chain:
+                assert seal.seal(head).digest(self._client.domain) == seal.digest, "it names the one before"
+                head = seal.digest
+            versions = [self.view.genesis[stage], *(seal.outcome.weights for seal in chain if seal.records)]
             assert len(set(versions)) == len(versions), "an honest round that counts somebody changes the weights"
 
     def _logs(self) -> str:

@@ -41,14 +41,12 @@ def train_to_the_end(devnet: Devnet, kill: bool) -> dict[tuple[int, int], tuple[
         watched.assert_sealed_once()
     finally:
         devnet.stop()
-    assert all(sealed.seal.count == 1 for sealed in watched.seals())
+    assert all(sealed.count == 1 for sealed in watched.seals())
     return {
         (sealed.stage, sealed.round): (
-            sealed.seal.next_weights,
-            sealed.seal.mean_loss,
-            {signed.contribution.payload for signed in sealed.contributions},
-            {signed.contribution.optimiser_after for signed in sealed.contributions},
-            {signed.contribution.residual_after for signed in sealed.contributions},
+            sealed.outcome.weights,
+            sealed.mean_loss,
+            {record.payload for record in sealed.records},  # later ones show optimiser and residual
         )
         for sealed in watched.seals()
     }

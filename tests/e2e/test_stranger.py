@@ -137,7 +137,7 @@ def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Term
         assert "no node runs in" in refused("status", "--datadir", terminal.place / name, code=3)
     at = watched.until_all_count(after=watched.sealed_rounds())
     watched.until("more rounds without the strangers", lambda: watched.sealed_rounds() > at + 2)
-    assert all(seal.seal.count > 0 for seal in watched.seals()) and not watched.of(Evicted)
+    assert all(seal.count > 0 for seal in watched.seals()) and not watched.of(Evicted)
     watched.assert_sealed_once()
 
 
