@@ -23,7 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
-from dlx.ledger.view import RunView
 from dlx.node.home import identity
 from dlx.node.home.identity import Account
 from dlx.p2p import wire
@@ -47,7 +46,6 @@ class Fault(Enum):
     FORGED_SIGNATURE = "bad_signature"
     STRANGER = "not_a_member"
     FOREIGN_SLOT = "wrong_slot"
-    INFLATED_TOKENS = "wrong_tokens"
     MORE_STEPS = "wrong_plan"
     OTHER_BASE = "wrong_base"
     HUGE_PAYLOAD = "payload_size"
@@ -62,7 +60,6 @@ class Overheard:
     message: wire.ProposalMessage
     proposer: str
     seal: Seal
-    records: tuple[SignedContribution, ...]
     votes: dict[str, bytes]  # account -> signature
 
 
@@ -94,7 +91,6 @@ class Attacker:
         self.pipes = PipeService(self.host, lambda peer, hello: "never")
         self._store = Unchecked(directory)
         BlobExchange(self.host, self._store)
-        self._records: dict[bytes, SignedContribution] = {}
         self._proposals: dict[bytes, wire.ProposalMessage] = {}  # by the seal's digest
         self._votes: dict[bytes, dict[str, bytes]] = defaultdict(dict)  # digest -> account -> signature
 
@@ -142,12 +138,10 @@ class Attacker:
         with trio.fail_after(PATIENCE):
             while True:
                 for digest, message in self._proposals.items():
-                    here = all(name in self._records for name in message.contributions)
-                    if digest not in known and message.stage == stage and here and len(self._votes[digest]) >= votes:
-                        records = tuple(self._records[name] for name in message.contributions)
+                    if digest not in known and message.stage == stage and len(self._votes[digest]) >= votes:
                         proposer = recover(digest, message.signature)
                         votes_so_far = dict(self._votes[digest])
-                        return Overheard(message, proposer, Seal.decode(message.seal), records, votes_so_far)
+                        return Overheard(message, proposer, Seal.decode(message.seal), votes_so_far)
                 await trio.sleep(0.01)
 
     async def until_refused(
@@ -178,9 +172,6 @@ class Attacker:
 
     def _take(self, message: wire.GossipMessage) -> None:
         match message:
-            case wire.ContributionMessage(record=record):
-                signed = SignedContribution.decode(record)
-                self._records[signed.contribution.hash()] = signed
             case wire.ProposalMessage(seal=seal, signature=signature):
                 digest = Seal.decode(seal).digest(self.domain)
                 self._proposals[digest] = message
@@ -202,29 +193,29 @@ class Attacker:
         return message
 
 
-def lie(fault: Fault, view: RunView, member: Account, domain: Domain) -> SignedContribution:
+def lie(fault: Fault, watched: Watched, member: Account, domain: Domain) -> SignedContribution:
     """What the member could soon state truly, but for one thing."""
-    true, stranger = claim(view, member.address), PrivateKey().secret
+    true, stranger = claim(watched, member.address), PrivateKey().secret
     lies: dict[str, Any] = {
         Fault.STRANGER: {"account": account_of(stranger)},
         Fault.FOREIGN_SLOT: {"replica": 1 - true.replica},
-        Fault.INFLATED_TOKENS: {"tokens": 2 * true.tokens},
-        Fault.MORE_STEPS: {"inner_steps": 2 * true.inner_steps, "tokens": 2 * true.tokens},
+        Fault.MORE_STEPS: {"inner_steps": 2 * true.inner_steps},
         Fault.OTHER_BASE: {"base_weights": os.urandom(32)},
         Fault.HUGE_PAYLOAD: {"payload_size": 1 << 40},
         Fault.OTHER_RUN: {"run": os.urandom(32)},
-        Fault.AFTER_THE_END: {"round": view.config.rounds},
+        Fault.AFTER_THE_END: {"round": watched.view.config.rounds},
     }.get(fault, {})
     by_stranger = fault in (Fault.FORGED_SIGNATURE, Fault.STRANGER)
     return replace(true, **lies).sign(domain, stranger if by_stranger else member.secret)
 
 
-def claim(view: RunView, account: str, **other: Any) -> Contribution:
+def claim(watched: Watched, account: str, **other: Any) -> Contribution:
     """A statement about the round after the open one that nothing on the ledger contradicts."""
+    view = watched.view
     round, slot = view.last_round_counted(account), view.slot_of(account)
     assert round is not None and slot is not None
-    counted = (signed.contribution for signed in view.sealed[slot[1], round].contributions)
-    newest = next(statement for statement in counted if statement.account == account)
+    sealed = view.sealed[slot[1], round]
+    newest = watched.stated(sealed.records[sealed.accounts.index(account)])
     ahead = view.next_round(slot[1]) + DELAY
     fields = {"round": ahead, "base_weights": view.weights(slot[1], ahead - DELAY), "payload": os.urandom(32), **other}
     return replace(newest, **fields)

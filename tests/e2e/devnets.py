@@ -17,6 +17,7 @@ from dlx.ledger.abi import checksum
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
+from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
@@ -147,7 +148,13 @@ class Watched:
         return min(map(view.next_round, range(STAGES)))
 
     def seals(self) -> list[Sealed]:
-        return [event for event in self.events if isinstance(event, Sealed)]
+        """As the view has them: with the makers of their records."""
+        return [self.view.sealed[event.stage, event.round] for event in self.events if isinstance(event, Sealed)]
+
+    def stated(self, record: Record) -> Contribution:
+        """All that a counted contribution says, from whichever node's disk has it."""
+        places = [self.devnet.folder(name).blobs / record.statement.hex() for name in self.devnet.names]
+        return Contribution.decode(next(path for path in places if path.exists()).read_bytes())
 
     def of(self, kind: type[T], account: str | None = None) -> list[T]:
         """The events of a kind, and about an account if one is given."""
@@ -189,7 +196,7 @@ class Watched:
         return int(started[-1])
 
     def assert_sealed_once(self) -> None:
-        """Every (stage, round) has one seal, and each version follows from the one before."""
+        """Every (stage, round) has one seal, each names the one before, and each version is another."""
         seals = self.seals()
         assert len({(seal.stage, seal.round) for seal in seals}) == len(seals)
         for stage in range(STAGES):

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +14,13 @@ import trio
 from coincurve import PrivateKey
 
 from dlx.ledger.bindings import Interface
-from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.client import LedgerClient, fund, seal_argument
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign
 from dlx.ledger.rpc import Rpc
 from dlx.ledger.sender import Sender
-from dlx.ledger.typed import RECORD_SIZE, Seal, SignedContribution, encode_records, join_signatures, summarise
+from dlx.ledger.typed import SIGNED_SIZE, Seal, SignedContribution, entries
 from dlx.p2p import wire
 from dlx.p2p.pipe import PipeRefused
 from dlx.p2p.streams import StreamBroken
@@ -52,9 +52,9 @@ def unharmed(watched: Watched) -> Iterator[None]:
     watched.until_all_count(after=watched.sealed_rounds() + 1)
     assert {name: devnet.pid(name) for name in devnet.names} == pids
     for seal in watched.seals():
-        assert seal.round < before or seal.seal.count > 0
-        for signed in seal.contributions:
-            signed.verify(domain_of(watched))
+        assert seal.round < before or seal.count > 0
+        for record, account in zip(seal.records, seal.accounts, strict=True):
+            assert seal.round < before or watched.stated(record).account == account
     assert not watched.of(Evicted) and len(watched.view.members()) == REPLICAS * STAGES
     watched.assert_sealed_once()
 
@@ -73,9 +73,9 @@ def test_false_contributions(watched: Watched, tmp_path: Path) -> None:
 
     async def attack(attacker: Attacker) -> None:
         async def once() -> None:
-            view = await trio.to_thread.run_sync(watched.read)
+            await trio.to_thread.run_sync(watched.read)
             for fault in Fault:
-                await attacker.contribute(lie(fault, view, member, attacker.domain))
+                await attacker.contribute(lie(fault, watched, member, attacker.domain))
 
         await attacker.until_refused(attacker.victims, [fault.value for fault in Fault], once)
 
@@ -89,8 +89,8 @@ def test_a_second_contribution_is_kept_as_evidence(watched: Watched, tmp_path: P
 
     async def attack(attacker: Attacker) -> None:
         async def once() -> None:
-            view = await trio.to_thread.run_sync(watched.read)
-            await attacker.contribute(claim(view, member.address).sign(attacker.domain, member.secret))
+            await trio.to_thread.run_sync(watched.read)
+            await attacker.contribute(claim(watched, member.address).sign(attacker.domain, member.secret))
 
         await attacker.until_refused([peer], ["equivocation"], once)
 
@@ -109,7 +109,7 @@ def test_a_second_contribution_is_kept_as_evidence(watched: Watched, tmp_path: P
 def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None:
     member = stolen(watched, "node-0")
     stage = watched.view.slot_of(member.address)[1]
-    good = os.urandom(claim(watched.view, member.address).payload_size)
+    good = os.urandom(claim(watched, member.address).payload_size)
     name, flipped = hashlib.sha256(good).digest(), bytes([good[0] ^ 1]) + good[1:]
     fooled = of_stage(watched, stage)
 
@@ -117,8 +117,8 @@ def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None
         attacker.serve_as(name, flipped)
 
         async def once() -> None:
-            view = await trio.to_thread.run_sync(watched.read)
-            statement = claim(view, member.address, payload=name)
+            await trio.to_thread.run_sync(watched.read)
+            statement = claim(watched, member.address, payload=name)
             await attacker.contribute(statement.sign(attacker.domain, member.secret))
 
         await attacker.until_refused(fooled, ["bad_blob"], once)
@@ -129,7 +129,7 @@ def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None
     attacking(watched, tmp_path, attack)
     for victim in watched.devnet.names:
         assert not (watched.devnet.folder(victim).blobs / name.hex()).exists()
-    assert all(name != s.contribution.payload for seal in watched.seals() for s in seal.contributions)
+    assert all(name != record.payload for seal in watched.seals() for record in seal.records)
 
 
 def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> 
 def test_gossip_that_is_no_statement(watched: Watched, tmp_path: Path) -> None:
     reply = wire.encode(wire.BlobReply(1, 1))
     attacks = {
-        "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(os.urandom(8), b"\xff" * RECORD_SIZE))],
+        "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(os.urandom(8), b"\xff" * SIGNED_SIZE))],
         "schema": [reply, b"\x81\xa4type\xa8proposal"],
         "oversize": [bytes(wire.GOSSIP_LIMIT + 1)],
     }
@@ -185,8 +185,8 @@ def test_a_lying_proposer(watched: Watched, tmp_path: Path) -> None:
             heard = await attacker.overhear(stage=0, votes=1)
             while heard.proposer != proposer.address:
                 heard = await attacker.overhear(stage=0, votes=1)
-            seal = replace(heard.seal, next_weights=os.urandom(32))
-            lies.add(seal.next_weights)
+            seal = replace(heard.seal, outcome=replace(heard.seal.outcome, weights=os.urandom(32)))
+            lies.add(seal.outcome.weights)
             digest = seal.digest(attacker.domain)
             proposal = msgspec.structs.replace(
                 heard.message, nonce=os.urandom(8), seal=seal.encode(), signature=sign(digest, proposer.secret)
@@ -199,7 +199,7 @@ def test_a_lying_proposer(watched: Watched, tmp_path: Path) -> None:
         await attacker.until_refused([peer], ["wrong_seal", "not_a_member"], once)
 
     attacking(watched, tmp_path, attack)
-    assert lies and not lies & {seal.seal.next_weights for seal in watched.seals()}
+    assert lies and not lies & {seal.outcome.weights for seal in watched.seals()}
 
 
 def test_a_pipe_in_a_members_name(watched: Watched, tmp_path: Path) -> None:
@@ -217,32 +217,31 @@ def test_a_pipe_in_a_members_name(watched: Watched, tmp_path: Path) -> None:
 
 
 def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> None:
-    """Anybody may send a seal. One with another byte in a contribution reverts, however it is dressed."""
+    """Anybody may send a seal. One with another byte in a record or in its outcome reverts, and so does one that lacks a
+    vote."""
     settings, key = watched.devnet.settings, PrivateKey().secret
     outsider = LedgerClient(settings.rpc_url, domain_of(watched).ledger, key)
     fund(settings.rpc_url, outsider.account)
 
     def send(heard: Overheard) -> None:
-        first = heard.records[0]
-        altered = replace(first.contribution, compute_ms=first.contribution.compute_ms ^ 1)
-        records = (replace(first, contribution=altered), *heard.records[1:])
-        found = summarise(records)
-        rehashed = replace(heard.seal, contributions_hash=found.hash)
-        rooted = replace(rehashed, contributions_root=found.root)
-        errors = {
-            heard.seal: "WrongContributionsHash",
-            rehashed: "WrongContributionsRoot",
-            rooted: "SignerWithoutSlot",  # signed for another digest, so by nobody we know
+        first, *others = heard.seal.records
+        seats = {account: (watched.view.slot_of(account)[0], signature) for account, signature in heard.votes.items()}
+        alone = dict([next(iter(seats.items()))])
+        calls = {
+            "other record": (replace(heard.seal, records=(replace(first, loss=first.loss ^ 1), *others)), seats),
+            "other outcome": (replace(heard.seal, outcome=replace(heard.seal.outcome, weights=os.urandom(32))), seats),
+            "one vote": (heard.seal, alone),
         }
-        for seal, error in errors.items():
+        for seal, signed in calls.values():
             with pytest.raises(Reverted) as refused:
-                outsider.seal(seal, records, heard.votes)
+                outsider.seal(seal, entries(signed, {}))
             if refused.value.name == "WrongRound":
                 raise TooLate
-            assert refused.value.name == error
+            # Whoever signed another seal signed neither this one nor its record.
+            assert refused.value.name in ("RecordUnsigned", "QuorumMissing")
         # An attacker does not ask first: the same as transactions, which cost it gas and change nothing.
         sender = Sender(Rpc(settings.rpc_url), settings.chain_id, key, None)
-        sent = [sender.send(outsider.ledger, call_data(seal, records, heard.votes), 2_000_000) for seal in errors]
+        sent = [sender.send(outsider.ledger, call_data(*call), 2_000_000) for call in calls.values()]
         assert [sender.wait(one, 30)["status"] for one in sent] == ["0x0"] * len(sent)
 
     async def attack(attacker: Attacker) -> None:
@@ -257,7 +256,7 @@ def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> N
 
     def check(heard: Overheard) -> None:
         watched.until("the honest seal", lambda: watched.read().next_round(0) > heard.seal.round)
-        assert watched.view.sealed[0, heard.seal.round].contributions == heard.records
+        assert watched.view.sealed[0, heard.seal.round].records == heard.seal.records
 
     attacking(watched, tmp_path, attack)
 
@@ -266,9 +265,8 @@ class TooLate(Exception):
     """The round was sealed before the outsider's transactions."""
 
 
-def call_data(seal: Seal, records: tuple[SignedContribution, ...], votes: dict[str, bytes]) -> bytes:
-    fields = (*astuple(seal)[:-1], seal.packed_multipliers())
-    return Interface("TrainingLedger").call_data("seal", fields, encode_records(records), join_signatures(votes))
+def call_data(seal: Seal, votes: dict[str, tuple[int, bytes]]) -> bytes:
+    return Interface("TrainingLedger").call_data("seal", seal_argument(seal, entries(votes, {})))
 
 
 def of_stage(watched: Watched, stage: int) -> list[str]:

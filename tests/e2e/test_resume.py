@@ -44,9 +44,10 @@ def train_to_the_end(devnet: Devnet, kill: bool) -> dict[tuple[int, int], tuple[
     assert all(sealed.count == 1 for sealed in watched.seals())
     return {
         (sealed.stage, sealed.round): (
-            sealed.outcome.weights,
+            sealed.outcome.hashes,
             sealed.mean_loss,
-            {record.payload for record in sealed.records},  # later ones show optimiser and residual
+            {record.payload for record in sealed.records},
+            {(one.optimiser_after, one.residual_after) for one in map(watched.stated, sealed.records)},
         )
         for sealed in watched.seals()
     }
