@@ -217,8 +217,8 @@ def test_a_pipe_in_a_members_name(watched: Watched, tmp_path: Path) -> None:
 
 
 def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> None:
-    """Anybody may send a seal. One with another byte in a record or in its outcome reverts, and so does one that lacks a
-    vote."""
+    """Anybody may send a seal. One with another byte in a record or in its outcome reverts, and so does one that lacks
+    a vote."""
     settings, key = watched.devnet.settings, PrivateKey().secret
     outsider = LedgerClient(settings.rpc_url, domain_of(watched).ledger, key)
     fund(settings.rpc_url, outsider.account)
