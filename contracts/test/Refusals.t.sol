@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {RunConfig, Runs} from "../src/Runs.sol";
+import {Seal} from "../src/Seals.sol";
+import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {Fixture, Work} from "./Fixture.sol";
+import {vm} from "./Vm.sol";
+
+/// @notice Each rule that a call can break, and what the ledger answers.
+contract RefusalsTest is Fixture {
+    function test_configs() public {
+        refusedConfig("rounds", 0, 0);
+        refusedConfig("rounds", 0, type(uint32).max);
+        refusedConfig("stages", 1, 0);
+        refusedConfig("stages", 1, 65);
+        refusedConfig("minReplicas", 2, 0);
+        refusedConfig("minReplicas", 2, 5);
+        refusedConfig("maxReplicas", 3, 0);
+        refusedConfig("maxReplicas", 3, 65);
+        refusedConfig("quorum", 4, 0);
+        refusedConfig("quorum", 4, 4);
+        refusedConfig("minRoundTime", 5, 0);
+        refusedConfig("minRoundTime", 5, ROUND_TIMEOUT + 1);
+        refusedConfig("evictionTime", 6, 0);
+        refusedConfig("maxInnerSteps", 7, 0);
+        refusedConfig("startTime", 8, uint256(type(uint40).max) + 1);
+        refusedConfig("tokensPerStep", 9, 0);
+        RunConfig memory config = configOf(1, 1, 4);
+        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "genesis"));
+        ledger.createRun(config, NAME, genesisOf(2));
+        string[5] memory names =
+            ["", ".a", "a b", "a/b", "12345678901234567890123456789012345678901234567890123456789012345"];
+        for (uint256 i = 0; i < names.length; ++i) {
+            vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "name"));
+            ledger.createRun(config, names[i], genesisOf(1));
+        }
+        bytes32 run = create(config);
+        vm.prank(CREATOR);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.RunExists.selector, run));
+        ledger.createRun(config, NAME, genesisOf(1));
+        vm.assertEq(abi.encode(ledger.runConfig(run)), abi.encode(config));
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownRun.selector, bytes32(0)));
+        ledger.head(0, 0);
+    }
+
+    function test_seats() public {
+        enrol(6);
+        bytes32 run = create(configOf(2, 1, 3));
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownStage.selector, uint16(2)));
+        vm.prank(who[0]);
+        ledger.joinRun(run, 2);
+        join(run, who[0], 0);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.AlreadyHolding.selector, who[0], uint16(0), uint16(0)));
+        vm.prank(who[0]);
+        ledger.joinRun(run, 1);
+        join(run, who[1], 0);
+        join(run, who[2], ANY);
+        requireSlot(run, who[2], 0, 1);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.ReplicaComplete.selector, uint16(0)));
+        vm.prank(who[0]);
+        ledger.moveDown(run);
+        vm.expectRevert(abi.encodeWithSelector(Runs.NoLowerSeat.selector, uint16(1), uint16(0)));
+        vm.prank(who[1]);
+        ledger.moveDown(run);
+        vm.prank(who[0]);
+        ledger.leaveRun(run);
+        pass(1);
+        vm.prank(who[1]);
+        ledger.moveDown(run);
+        requireSlot(run, who[1], 0, 0);
+        vm.expectRevert(abi.encodeWithSelector(Runs.NotHolding.selector, who[0]));
+        vm.prank(who[0]);
+        ledger.leaveRun(run);
+    }
+
+    function test_questions() public {
+        enrol(4);
+        RunConfig memory config = configOf(1, 1, 4);
+        bytes32 run = create(config);
+        bytes32 other = create2(config);
+        vm.expectRevert(abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        ledger.accuse(other, who[0]);
+        for (uint256 i = 0; i < 4; ++i) join(run, who[i], 0);
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.TooEarlyToAccuse.selector, who[1]));
+        refusedEvict(run, who[1], abi.encodeWithSelector(TrainingLedger.NotAccused.selector, who[1]));
+        refusedAnswer(run, who[1]);
+        pass(ROUND_TIMEOUT + 1);
+        vm.prank(who[0]);
+        ledger.accuse(run, who[1]);
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.AccusationPending.selector, who[1]));
+        refusedEvict(
+            run,
+            who[1],
+            abi.encodeWithSelector(TrainingLedger.TooEarlyToEvict.selector, vm.getBlockTimestamp() + EVICTION_TIME)
+        );
+        sealWith(run, 0, who);
+        refusedEvict(run, who[1], abi.encodeWithSelector(TrainingLedger.CountedSinceAccused.selector, who[1]));
+        vm.prank(who[1]);
+        ledger.answer(run); // also once it was counted
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.TooEarlyToAccuse.selector, who[1]));
+        for (uint256 k = 0; k < 3; ++k) sealWith(run, 0, some(who[0], who[2], who[3]));
+        pass(ROUND_TIMEOUT);
+        vm.prank(who[0]);
+        ledger.accuse(run, who[1]); // not counted for three rounds
+        vm.prank(who[1]);
+        ledger.answer(run);
+        refusedAnswer(run, who[1]);
+    }
+
+    function test_deals() public {
+        enrol(4);
+        bytes32 run = create(configOf(2, 1, 2));
+        vm.expectRevert(abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        ledger.deal(run, 0);
+        for (uint256 i = 0; i < 4; ++i) join(run, who[i], uint16(i % 2));
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.ReplicaIncomplete.selector, uint16(300)));
+        ledger.deal(run, 300);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.TooEarlyToDeal.selector, uint16(0), uint32(3)));
+        ledger.deal(run, 0);
+        for (uint256 k = 0; k < 3; ++k) {
+            sealWith(run, 0, some(who[0], who[2]));
+            sealWith(run, 1, some(who[1], who[3]));
+        }
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.TooEarlyToDeal.selector, uint16(0), uint32(4)));
+        ledger.deal(run, 0);
+    }
+
+    function test_seals() public {
+        enrol(34);
+        RunConfig memory config = configOf(1, 1, 40);
+        config.rounds = 2;
+        bytes32 run = create(config);
+        Work[] memory none_ = new Work[](0);
+        refused(sealOf(run, 0, none_), abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        for (uint256 i = 0; i < 34; ++i) join(run, who[i], 0);
+        Work[] memory works = worksOf(run, who);
+        Seal memory s = signedBy(sealOf(run, 0, works), works, who);
+        pass(MIN_ROUND_TIME);
+        bytes memory signatures = s.signatures;
+        s.signatures = bytes.concat(signatures, hex"00");
+        refused(s, abi.encodeWithSelector(TrainingLedger.SignaturesLength.selector, 34 * 66 + 1));
+        s.signatures = bytes.concat(signatures, new bytes(66), hex"ff", new bytes(65)); // of nobody
+        s.stage = 1;
+        refused(s, abi.encodeWithSelector(TrainingLedger.UnknownStage.selector, uint16(1)));
+        s.stage = 0;
+        s.round = 1;
+        refused(s, abi.encodeWithSelector(TrainingLedger.WrongRound.selector, uint32(1), uint32(0)));
+        s.round = 0;
+        bytes memory records = s.records;
+        s.records = bytes.concat(records, hex"00");
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsLength.selector, 34 * 76 + 1));
+        s.records = bytes.concat(records, recordOf(works[33]));
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsNotAscending.selector, 33));
+        works[33].replica = 64;
+        s.records = bytes.concat(records, recordOf(works[33]));
+        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsNotAscending.selector, 64));
+        s.records = "";
+        refused(s, abi.encodeWithSelector(TrainingLedger.EmptySealChangesState.selector));
+        s.records = records;
+        ledger.seal(s);
+        vm.assertEq(ledger.nextRound(run, 0), 1);
+        works = worksOf(run, who);
+        s = signedBy(sealOf(run, 0, works), works, who);
+        pass(MIN_ROUND_TIME);
+        ledger.seal(s);
+        (bool open, uint32 round,) = ledger.openRound(run);
+        vm.assertFalse(open);
+        vm.assertEq(round, 2);
+        refused(sealOf(run, 0, none_), abi.encodeWithSelector(Runs.RunFinished.selector));
+        vm.expectRevert(abi.encodeWithSelector(Runs.RunFinished.selector));
+        ledger.deal(run, 0);
+        vm.prank(who[0]);
+        ledger.leaveRun(run);
+        vm.prank(who[0]);
+        vm.expectRevert(abi.encodeWithSelector(Runs.RunFinished.selector));
+        ledger.joinRun(run, 0);
+    }
+
+    function test_aStageSealsARoundOnce() public {
+        enrol(2);
+        bytes32 run = create(configOf(2, 1, 1));
+        join(run, who[0], 0);
+        join(run, who[1], 1);
+        Work[] memory works = worksOf(run, some(who[0]));
+        Seal memory s = signedBy(sealOf(run, 0, works), works, some(who[0]));
+        pass(MIN_ROUND_TIME);
+        ledger.seal(s);
+        refused(s, abi.encodeWithSelector(TrainingLedger.AlreadySealed.selector, uint16(0), uint32(0)));
+    }
+
+    // --------------------------------------------------------------------------------------------------- helpers
+
+    function refusedConfig(string memory what, uint256 field, uint256 value) internal {
+        RunConfig memory config = configOf(1, 1, 4);
+        if (field == 0) config.rounds = uint32(value);
+        if (field == 1) config.stages = uint16(value);
+        if (field == 2) config.minReplicas = uint16(value);
+        if (field == 3) config.maxReplicas = uint16(value);
+        if (field == 4) config.quorumNumerator = uint16(value);
+        if (field == 5) config.minRoundTime = uint32(value);
+        if (field == 6) config.evictionTime = uint32(value);
+        if (field == 7) config.maxInnerSteps = uint32(value);
+        if (field == 8) config.startTime = uint64(value);
+        if (field == 9) config.tokensPerStep = uint64(value);
+        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, what));
+        ledger.createRun(config, NAME, genesisOf(1));
+    }
+
+    function create2(RunConfig memory config) internal returns (bytes32) {
+        config.manifest = keccak256("another manifest");
+        vm.prank(CREATOR);
+        return ledger.createRun(config, NAME, genesisOf(config.stages));
+    }
+
+    function refused(Seal memory s, bytes memory why) internal {
+        vm.expectRevert(why);
+        ledger.seal(s);
+    }
+
+    function refusedAsk(bytes32 run, address by, address account, bytes memory why) internal {
+        vm.expectRevert(why);
+        vm.prank(by);
+        ledger.accuse(run, account);
+    }
+
+    function refusedEvict(bytes32 run, address account, bytes memory why) internal {
+        vm.expectRevert(why);
+        ledger.evict(run, account);
+    }
+
+    function refusedAnswer(bytes32 run, address account) internal {
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.NotAccused.selector, account));
+        vm.prank(account);
+        ledger.answer(run);
+    }
+}
