@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 
-.PHONY: demo test check format contracts contracts-check contracts-test bench crash endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test contracts-coverage slither bench crash endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -35,6 +35,16 @@ contracts-check: contracts/node_modules/.installed
 
 contracts-test: contracts/node_modules/.installed
 	$(NPM) run --silent test
+
+contracts-coverage: contracts/node_modules/.installed
+	cd contracts && node_modules/.bin/forge coverage --offline --ir-minimum --report summary | grep -E "File|src/"
+
+# Fails on a finding of high or medium severity. Slither has an environment of its own, because it wants another web3.
+SLITHER := $(VENV)/slither
+slither: contracts/node_modules/.installed $(VENV)/bin/python
+	test -x $(SLITHER)/bin/slither || ($(PYTHON) -m venv $(SLITHER) && $(SLITHER)/bin/pip install --quiet slither-analyzer==0.11.6)
+	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" ../$(SLITHER)/bin/slither . --filter-paths "node_modules|test" \
+		--exclude-low --exclude-informational --exclude-optimization --fail-medium
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
