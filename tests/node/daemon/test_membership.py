@@ -1,6 +1,7 @@
 """Registering the node, taking a slot and giving it back, with a ledger that refuses and a chain that lags."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import EventPosition, Joined, RunCreated
+from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord, NodeTable
@@ -21,7 +22,8 @@ from dlx.node.daemon.membership import Membership, NoSlot
 from dlx.node.home.errors import Failure
 from tests.ledger.ledger_run import config
 
-RUN, ACCOUNT, OTHER = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}"
+RUN, ACCOUNT, OTHER, THIRD = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}", f"0x{3:040x}"
+STALLED = 1000  # seconds, far beyond the config's round timeouts of 2 s
 PEER = "16Uiu2HAmPMpMdrLnNrrLdXAQdwWzdhvwDqCQCFtEHmBnfZmMSTeP"
 ADDRESSES = ("/ip4/127.0.0.1/tcp/4001",)
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
@@ -45,13 +47,19 @@ class Ledger:
         self.sent.append(("join", stage))
         return 0, 0
 
+    def accuse(self, run: bytes, account: str) -> None:
+        self.sent.append(("accuse", account))
+
+    def evict(self, run: bytes, account: str) -> None:
+        self.sent.append(("evict", account))
+
     def leave_run(self, run: bytes) -> None:
         self.sent.append(("leave",))
 
 
 def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
     view, table = RunView(RUN, Domain(31337, OTHER)), NodeTable()
-    view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2), "a", (bytes(32),), AT))
+    view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2, max_replicas=2), "a", (bytes(32),), AT))
     if member:
         view.apply(Joined(RUN, ACCOUNT, 0, 0, AT))
     table.nodes = nodes or {}
@@ -118,6 +126,32 @@ def test_no_slot_says_why() -> None:
 
     act(Ledger(full=(1,)), seen(), refused)
     act(Ledger(), seen(), unseen)
+
+
+def test_where_nothing_is_free_a_seat_that_is_forfeit_is_asked_for_and_then_freed() -> None:
+    ledger, chain = Ledger(full=(0, ANY_STAGE)), seen()
+    chain.view.apply(Joined(RUN, OTHER, 0, 0, AT))
+    chain.view.apply(Joined(RUN, THIRD, 1, 0, AT))
+    chain.view.apply(RunOpened(RUN, AT.time, AT))
+
+    def at(seconds: int) -> ChainSeen:
+        return replace(chain, head=Head(2, bytes(32), AT.time + seconds))
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        with pytest.raises(NoSlot, match="NoFreeSeat"):
+            await membership.join((0,))
+        assert not ledger.sent, "who works keeps the seat"
+        follower.seen.set(at(STALLED))
+        with pytest.raises(NoSlot, match=f"{OTHER} was asked for its seat, which it can keep only by work within 2 s"):
+            await membership.join((0, ANY_STAGE))
+        position = replace(AT, time=AT.time + STALLED)
+        chain.view.apply(Accused(RUN, OTHER, ACCOUNT, True, position))
+        follower.seen.set(at(STALLED + 2))
+        with pytest.raises(NoSlot, match=f"{OTHER} has lost its seat now"):
+            await membership.join((0,))
+
+    act(ledger, chain, program)
+    assert ledger.sent == [("accuse", OTHER), ("evict", OTHER)]
 
 
 def test_only_who_holds_a_slot_gives_one_back() -> None:
