@@ -37,7 +37,7 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         watched = Watched(Devnet.open(root))
         watched.until("the first seals", lambda: works() and watched.sealed_rounds())
         children = psutil.Process(demo.pid).children(recursive=True)
-        assert len(children) == 6, "a chain, the fork server, and two processes of each node"
+        assert len(children) == 8, "a chain with two processes for calls, the fork server, two processes of each node"
         demo.send_signal(signal.SIGINT)
         demo.communicate()
     assert demo.returncode == 130
