@@ -318,7 +318,8 @@ class LedgerClient:
                 f"as the {name}, or this is not its address"
             )
         if not contract.same_code(code):
-            raise WrongLedger(f"{address} on chain {chain_id} is not this version's {name}")
+            hint = "check --ledger, or use the dlx-node that deployed it"
+            raise WrongLedger(f"{address} on chain {chain_id} is not this version's {name}: {hint}")
 
     @property
     def _state(self) -> tuple[Domain, str, Sender | None]:

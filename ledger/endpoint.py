@@ -80,7 +80,7 @@ class Endpoint:
         self.closed_until = 0.0  # before which it wants no requests
         self.checked = False  # whether it is on the chain that it should be on
         self.wrong: str | None = None  # why it is never asked again
-        self._url, self._direct = url, self.name in ("127.0.0.1", "::1", "localhost")
+        self._url, self._direct = url, urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
         self._own = threading.local()
 
     def ask(self, method: str, request: bytes, timeout: float) -> Any:
@@ -170,4 +170,4 @@ def _host(url: str) -> str:
         fine = False
     if not fine or not parts.hostname:
         raise LedgerError("the RPC URL must look like http://127.0.0.1:8545 or https://host/path")
-    return parts.hostname
+    return parts.netloc.rpartition("@")[2]

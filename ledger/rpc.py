@@ -72,7 +72,7 @@ class Rpc:
 
     @property
     def name(self) -> str:
-        """The host that is asked next."""
+        """The host that is asked next, and its port."""
         return self._endpoints.next().name
 
     @property

@@ -56,7 +56,8 @@ class Node:
         try:
             stored = self.store.chain_id()
             if stored not in (None, chain_id):
-                raise ChainError(f"{directory} holds chain id {stored}, not {chain_id}: use another directory")
+                found = f"{directory} holds chain id {stored}, not {chain_id}"
+                raise ChainError(f"{found}: check --chain-id, or use another folder")
             self._key = _load_key(directory / "faucet.key", create=stored is None)
             if stored is None:
                 self.store.commit_block(self.evm.genesis(key_address(self._key), int(time.time())), chain_id)

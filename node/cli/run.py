@@ -12,9 +12,8 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.audit import BlobsOption
-from dlx.node.home import extras
+from dlx.node.home import extras, shown
 from dlx.node.home.errors import UsageFailure
-from dlx.node.home.shown import size
 
 app = options.Verbs(help="Plan, create, list and show training runs; publish checkpoints.")
 
@@ -76,16 +75,16 @@ def plan(
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
         ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
         *(
-            [f"memory of {part.replace('_', ' ')}", *(size(getattr(cost.memory, part)) for cost in costs)]
+            [f"memory of {part.replace('_', ' ')}", *(shown.size(getattr(cost.memory, part)) for cost in costs)]
             for part in costs[0].memory.__struct_fields__
         ),
-        ["payload per round", *(size(cost.payload) for cost in costs)],
-        ["pipe per inner step", *(size(cost.pipes) for cost in costs)],
+        ["payload per round", *(shown.size(cost.payload) for cost in costs)],
+        ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
     ]
     options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
-    shown = ", ".join(f"[{low}, {high}]" for low, high in suggested)
+    split = ", ".join(f"[{low}, {high}]" for low, high in suggested)
     same = suggested == [tuple(layers) for layers in draft.stages]
-    sys.stdout.write(f"\n{'as balanced as can be' if same else 'more balanced'}: stages = [{shown}]\n")
+    sys.stdout.write(f"\n{'as balanced as can be' if same else 'more balanced'}: stages = [{split}]\n")
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
     times = _times(timing.min_round_time, timing.round_timeout, timing.eviction_time)
     sys.stdout.write(f"{times}; at most {max_inner_steps(draft)} inner steps a round{opens}\n")
@@ -101,6 +100,9 @@ def create(
     rpc_url: options.RpcUrlOption = None,
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    daily_budget: options.DailyBudgetOption = None,
     password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -110,8 +112,9 @@ def create(
     """
     extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, password_file=password_file
-    )
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
+        daily_budget=daily_budget, password_file=password_file,
+    )  # fmt: skip
     from dlx.node.home.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create
@@ -174,7 +177,7 @@ def show(
     ledger: options.LedgerOption = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Show a run's terms, its members and how far it is."""
+    """Show a run's terms, its members, how far it is, and the ten newest checkpoints that were published."""
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
@@ -203,12 +206,19 @@ def show(
     ]
     options.print_fields(fields)
     rows = [
-        [member.replica, member.stage, member.account, member.last_round_counted, "yes" if member.accused else ""]
+        [
+            *(member.replica, member.stage, member.account, member.last_round_counted),
+            *("yes" if holds else "" for holds in (member.votes, member.accused, member.forfeit)),
+        ]
         for member in found.members
     ]
     if rows:
         sys.stdout.write("\n")
-        options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "ACCUSED"], rows)
+        options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "VOTES", "ACCUSED", "FORFEIT"], rows)
+    if found.checkpoints:
+        sys.stdout.write("\n")
+        offers = [[one.version, shown.text(one.uri), one.account, one.checkpoint] for one in found.checkpoints[-10:]]
+        options.print_table(["VERSION", "PUBLISHED AT", "BY", "CHECKPOINT"], offers)
 
 
 def _times(min_round: int, round: int, eviction: int) -> str:
@@ -236,6 +246,9 @@ def publish(
     chain_id: options.ChainIdOption = None,
     ledger: options.LedgerOption = None,
     bootstrap: options.BootstrapOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    daily_budget: options.DailyBudgetOption = None,
     password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -245,7 +258,7 @@ def publish(
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap,
-        password_file=password_file,
+        max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
     from dlx.node.archive.sources import Places
     from dlx.node.cli.audit import Progress

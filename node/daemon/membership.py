@@ -6,6 +6,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, Reverted
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE
+from dlx.node.daemon import standing
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
@@ -59,7 +60,10 @@ class Membership:
                 slot = await trio.to_thread.run_sync(self._client.join_run, self._run, stage, abandon_on_cancel=True)
             except Reverted as error:
                 refused = str(error)
-                full += [stage] if error.name == "NoFreeSeat" else []
+                if error.name == "NoFreeSeat":
+                    at = await self._follower.first()
+                    refused = standing.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
+                    full.append(stage)
                 continue
             log.info("joined", replica=slot[0], stage=slot[1])
             with trio.move_on_after(SEEN_SECONDS):

@@ -15,15 +15,17 @@ def vote(view: RunView, account: str) -> str | None:
     if account in view.voters(stage):
         if not view.has_earned(stage):
             return "yes, like everybody in a complete replica as long as no work was counted"
-        return f"yes: counted {_times(counted)} in the last 8 seals of the stage that count anything"
+        return f"yes: {_times(counted)} in the last 8 seals of the stage that count anything"
     if not view.has_earned(stage):
         return f"not yet: replica {replica} has free seats"
     missing = view.counts_for_a_vote(stage) - counted
-    return f"not yet: counted {_times(counted)}, {'one more' if missing == 1 else f'{missing} more'} to vote"
+    return f"not yet: {_times(counted)}, {'one more' if missing == 1 else f'{missing} more'} to vote"
 
 
 def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
     """What may cost, or has cost, the account its seat."""
+    if view.finished:
+        return ()
     slot, at = view.slot_of(account), int(now)
     if slot is None:
         return tuple(
@@ -45,8 +47,21 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
     return tuple(found)
 
 
+def full(view: RunView, stage: int | None, now: float) -> str:
+    """Why an account that asks for a seat of this stage (None: of any) gets none."""
+    stages = range(view.config.stages) if stage is None else (stage,)
+    seats = [(replica, one) for replica in range(view.config.max_replicas) for one in stages]
+    kept = [view.returns[seat].until for seat in seats if seat in view.returns and view.holder(*seat) is None]
+    waiting = [until for until in kept if until >= now]
+    where = "the run" if stage is None else f"stage {stage}"
+    said = f"{where} is full: {'its only seat is' if len(seats) == 1 else f'all its {len(seats)} seats are'} taken"
+    if not waiting:
+        return said
+    return f"{said} ({len(waiting)} until {_time(min(waiting))} by who was evicted and may come back)"
+
+
 def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+    return {0: "never counted", 1: "counted once", 2: "counted twice"}.get(count, f"counted {count} times")
 
 
 def _time(seconds: int) -> str:

@@ -8,6 +8,7 @@ is not the version shows, whoever publishes it.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
 MAX_URI = 2048  # bytes
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")  # a scheme, and what it is of
 
 
 def write_sums(folder: Path) -> bytes:
@@ -68,9 +70,8 @@ def publish(
     Raises UsageFailure for a URI that nobody could follow, Failure where the account may not or the folder is not the
     version, LedgerError.
     """
-    size = len(uri.encode())
-    if not uri.isprintable() or " " in uri or not 0 < size <= MAX_URI:
-        raise UsageFailure(f"--uri: expected 1 to {MAX_URI:,} printable characters without spaces")
+    if not _URI.fullmatch(uri) or not uri.isprintable() or len(uri.encode()) > MAX_URI:
+        raise UsageFailure(f"--uri: expected at most {MAX_URI:,} bytes like https://host/path or ipfs://..., no spaces")
     if client.account != view.creator and view.slot_of(client.account) is None:
         raise Failure(f"account {client.account} may not publish: only the run's creator and its members may")
     chosen = min(map(view.next_round, range(view.config.stages))) if version is None else version

@@ -43,7 +43,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     stage: int
     last_round_counted: int | None
+    votes: bool  # whether its signature counts for its stage's next seal
     accused: bool
+    forfeit: bool  # whether anybody may ask for its seat
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member or the creator says of a version; see `node.runs.checkpoint`."""
+
+    version: int
+    checkpoint: str  # sha256 of the list of its files
+    account: str
+    uri: str  # anybody's text
 
 
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +71,7 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: int
     genesis: tuple[str, ...]
     members: tuple[Member, ...]
+    checkpoints: tuple[Checkpoint, ...]  # oldest first
 
 
 def resolve(index: EventIndex, given: str | None) -> bytes:
@@ -150,6 +162,8 @@ def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetai
     """A run's terms and members."""
     view = view_of(index, run)
     config = view.config
+    voters = {account for stage in range(config.stages) for account in view.voters(stage)}
+    now = int(time.time())
     members = sorted((slot, account) for account, slot in view.members().items())
     return RunDetails(
         summary=summary(view, folders),
@@ -170,9 +184,15 @@ def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetai
                 replica=replica,
                 stage=stage,
                 last_round_counted=view.last_round_counted(account),
+                votes=account in voters,
                 accused=account in view.accusations,
+                forfeit=not view.finished and view.is_forfeit(account, now),
             )
             for (replica, stage), account in members
+        ),
+        checkpoints=tuple(
+            Checkpoint(version=one.round, checkpoint=one.folder.hex(), account=one.account, uri=one.uri)
+            for one in view.checkpoints
         ),
     )
 

@@ -236,7 +236,7 @@ def test_a_url_on_another_chain_is_never_used_and_named_once(embedded, caplog):
             assert rpc.head().number > 0
         assert wrong.seen == ["eth_chainId"]
         assert [record.getMessage() for record in caplog.records] == [
-            "the chain node at 127.0.0.1 is on chain 1, not 31337: it is never asked again"
+            f"the chain node at {wrong.url.removeprefix('http://')} is on chain 1, not 31337: it is never asked again"
         ]
         with pytest.raises(WrongLedger, match="is on chain 1, not 31337"):
             Rpc([wrong.url], chain_id=31337).head()

@@ -117,7 +117,7 @@ def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
 
 def test_no_slot_says_why() -> None:
     async def refused(membership: Membership, follower: Follower) -> None:
-        with pytest.raises(NoSlot, match="NoFreeSeat"):
+        with pytest.raises(NoSlot, match="gives no slot: stage 1 is full: all its 2 seats are taken"):
             await membership.join((1,))
 
     async def unseen(membership: Membership, follower: Follower) -> None:
@@ -138,7 +138,7 @@ def test_where_nothing_is_free_a_seat_that_is_forfeit_is_asked_for_and_then_free
         return replace(chain, head=Head(2, bytes(32), AT.time + seconds))
 
     async def program(membership: Membership, follower: Follower) -> None:
-        with pytest.raises(NoSlot, match="NoFreeSeat"):
+        with pytest.raises(NoSlot, match="stage 0 is full: all its 2 seats are taken"):
             await membership.join((0,))
         assert not ledger.sent, "who works keeps the seat"
         follower.seen.set(at(STALLED))

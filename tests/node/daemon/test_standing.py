@@ -6,7 +6,7 @@ from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, Ru
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
-from dlx.node.daemon.standing import notices, vote
+from dlx.node.daemon.standing import full, notices, vote
 from tests.ledger.ledger_run import config, seal_of, signatures_of, work
 
 KEYS = {account_of(key): key for key in (bytes([n]) * 32 for n in (1, 2, 3))}
@@ -17,10 +17,10 @@ RUN, START = b"\x01" * 32, 1_800_000_000
 class Chain:
     """One stage, of which two replicas are enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = 100) -> None:
         self.now = START
         self.view = RunView(RUN, Domain(31337, f"0x{9:040x}"))
-        terms = config(stages=1, rounds=100, min_replicas=2, max_replicas=3, round_timeout=100, eviction_time=60)
+        terms = config(stages=1, rounds=rounds, min_replicas=2, max_replicas=3, round_timeout=100, eviction_time=60)
         self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes(32),), self.at()))
         self.apply(Joined(RUN, FIRST, 0, 0, self.at()))
         self.apply(Joined(RUN, SECOND, 1, 0, self.at()))
@@ -54,7 +54,7 @@ def test_a_newcomer_hears_how_many_counts_are_missing(chain: Chain) -> None:
     for _ in range(8):
         chain.seal(FIRST, SECOND)
     chain.apply(Joined(RUN, THIRD, 2, 0, chain.at()))
-    assert vote(chain.view, THIRD) == "not yet: counted never, 2 more to vote"
+    assert vote(chain.view, THIRD) == "not yet: never counted, 2 more to vote"
     chain.seal(FIRST, SECOND, THIRD)
     assert vote(chain.view, THIRD) == "not yet: counted once, one more to vote"
     chain.seal(FIRST, SECOND, THIRD)
@@ -85,3 +85,23 @@ def test_who_is_never_counted_hears_that_the_seat_is_anybodys(chain: Chain) -> N
     assert any(
         one.startswith("forfeit: anybody may ask for this seat") for one in notices(chain.view, SECOND, chain.now)
     )
+
+
+def test_who_finds_no_seat_hears_whether_one_may_come_free(chain: Chain) -> None:
+    chain.apply(Joined(RUN, THIRD, 2, 0, chain.at()))
+    assert full(chain.view, None, chain.now) == "the run is full: all its 3 seats are taken"
+    chain.seal(FIRST, SECOND)
+    chain.apply(Accused(RUN, SECOND, FIRST, False, chain.at(101)))
+    chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
+    kept = full(chain.view, 0, chain.now)
+    assert kept.startswith("stage 0 is full: all its 3 seats are taken (1 until ")
+    assert kept.endswith("by who was evicted and may come back)")
+    assert full(chain.view, 0, chain.now + 121) == "stage 0 is full: all its 3 seats are taken"
+
+
+def test_a_finished_run_can_cost_nobody_a_seat() -> None:
+    chain = Chain(rounds=1)
+    chain.seal(FIRST)
+    chain.now += 32 * 100 + 1
+    assert chain.view.is_forfeit(SECOND, chain.now)
+    assert notices(chain.view, SECOND, chain.now) == ()
