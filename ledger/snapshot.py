@@ -24,6 +24,7 @@ class _View(msgspec.Struct, array_like=True):
     round: int
     opened_at: int
     draw: int
+    staffed: int
     stages: list[Stage]
     checkpoints: tuple[CheckpointPublished, ...]
     members: dict[str, Member]
@@ -45,8 +46,8 @@ def dump_view(view: RunView) -> bytes:
         raise ValueError("the last transaction has more events")
     return msgspec.msgpack.encode(
         _View(
-            view._created, view.started_at, view._round, view._opened_at, view._draw, view._stages, view.checkpoints,
-            view._members, [(*seat, kept) for seat, kept in view._returns.items()],
+            view._created, view.started_at, view._round, view._opened_at, view._draw, view._staffed, view._stages,
+            view.checkpoints, view._members, [(*seat, kept) for seat, kept in view._returns.items()],
             [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._counted,
             [view.next_round(stage) for stage in range(len(view._stages))],
         )
@@ -58,7 +59,8 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     seals that it keeps, which `newest` gives by stage and round. Raises msgspec.DecodeError, KeyError, Unusable."""
     found = _VIEWS.decode(state)
     empty._created, empty.started_at = found.created, found.started_at
-    empty._round, empty._opened_at, empty._draw = found.round, found.opened_at, found.draw
+    empty._round, empty._opened_at = found.round, found.opened_at
+    empty._draw, empty._staffed = found.draw, found.staffed
     empty._stages, empty.checkpoints = found.stages, found.checkpoints
     empty._members, empty._counted = found.members, found.counted
     empty._broke, empty._dealt = found.broke, found.dealt

@@ -110,6 +110,7 @@ class RunView:
         self._created: RunCreated | None = None
         self._round = self._opened_at = 0  # also after the last round
         self._draw = 0
+        self._staffed = 0  # bitmap of the replicas that were ever complete
         self._stages: list[Stage] = []
         self._holders: dict[tuple[int, int], str] = {}
         self._members: dict[str, Member] = {}
@@ -246,7 +247,7 @@ class RunView:
 
     def voters(self, stage: int) -> tuple[str, ...]:
         """The holders who vote on the stage's next seal, ascending; see also `may_vote`."""
-        seats = replicas(self._stage(stage).voters(self._complete))
+        seats = replicas(self._stage(stage).voters(self._staffed))
         return ascending([self._holders[replica, stage] for replica in seats])
 
     def has_earned(self, stage: int) -> bool:
@@ -255,7 +256,7 @@ class RunView:
 
     def quorum(self, stage: int) -> int:
         """The votes that the stage's next seal needs of its voters while the round is not overdue."""
-        return quorum(self.config, self._stages[stage].voters(self._complete).bit_count())
+        return quorum(self.config, self._stages[stage].voters(self._staffed).bit_count())
 
     def votes(self, stage: int, signers: Collection[str]) -> int:
         """How many votes these signatures would be: each is its holder's, or of who had one and left this round."""
@@ -503,7 +504,7 @@ class RunView:
         """Takes the account's seat; whether one of the last eight non-empty seals counted it."""
         member, at = self._held_by(account, replica, stage), self._stages[stage]
         counted = at.counts[replica] != 0
-        member, voted = self._noted(member), bool(at.voters(self._complete) >> replica & 1)
+        member, voted = self._noted(member), bool(at.voters(self._staffed) >> replica & 1)
         unasked = member.asked in (Asked.NO, Asked.PRESENCE)
         self._members[account] = replace(
             member,
@@ -554,7 +555,7 @@ class RunView:
         if not self._is_open or not self._complete >> replica & 1:
             return False
         settled = self._round >= self._dealt.get(replica, 0) + UNCOUNTED_ROUNDS
-        return settled and all(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in self._stages)
+        return settled and any(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in self._stages)
 
     def _drawn(self, replica: int, stage: int) -> int:
         """The replica with whose holder of the stage that of `replica` changes places."""
@@ -565,6 +566,7 @@ class RunView:
     def _sit(self, account: str, replica: int, stage: int) -> None:
         self._holders[replica, stage] = account
         self._stages[stage] = self._stages[stage].held_at(replica, True)
+        self._staffed |= self._complete & 1 << replica
         if self._complete >> replica & 1 and self._round > self._broke.get(replica, 0) + 1:
             self._dealt[replica] = self._round  # who leaves and comes back does not put off that the replica is dealt
 
@@ -699,12 +701,12 @@ class RunView:
 
     def _electorate(self, stage: int, signers: Collection[str]) -> int:
         """How many votes there are when these sign."""
-        return self._stages[stage].voters(self._complete).bit_count() + len(self._voted(stage, signers)[1])
+        return self._stages[stage].voters(self._staffed).bit_count() + len(self._voted(stage, signers)[1])
 
     def _voted(self, stage: int, signers: Collection[str]) -> tuple[set[int], set[int]]:
         """Replicas: the seats by which these accounts vote on the stage's next seal, and those of records that accounts
         make which have lost such a seat since the last one."""
-        voters, voted, former = self._stages[stage].voters(self._complete), set[int](), set[int]()
+        voters, voted, former = self._stages[stage].voters(self._staffed), set[int](), set[int]()
         for member in map(self._member, signers):
             made = self._former(member)
             if member.stage != stage:

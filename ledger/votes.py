@@ -39,9 +39,9 @@ class Stage:
         """Bitmap of the votes earned by work: counted twice; where nobody was, or the stage is young, once."""
         return (self.counted(2) if self.non_empty >= YOUNG else 0) or self.counted(1)
 
-    def voters(self, complete: int) -> int:
-        """Bitmap of the seats that vote. `complete`: bitmap of the replicas with a holder for every stage."""
-        return self.earned() or self.seated & complete or self.seated
+    def voters(self, staffed: int) -> int:
+        """Bitmap of the seats that vote. `staffed`: bitmap of the replicas that ever had a holder for every stage."""
+        return self.earned() or self.seated & staffed or self.seated
 
     def idle_seals(self, replica: int) -> int:
         """How many non-empty seals in a row have not counted the seat; 8 stands for more."""

@@ -103,6 +103,7 @@ struct Run {
     Progress progress;
     address creator;
     uint40 startedAt; // when round 0 opened
+    uint64 staffed; // a bit for each replica that was ever complete: leaving one stage takes no vote in another
     RunConfig config;
     mapping(uint256 stage => Stage) stages;
     mapping(uint256 replica => Replica) replicas;
@@ -303,17 +304,18 @@ library Runs {
         if (seats == 0) seats = countedSeats(s, maxReplicas, 1);
     }
 
-    /// @notice The seats that vote: the ones with an earned vote; where there are none, those in complete replicas, or
-    /// else all.
-    function electorate(uint256 earned, uint256 seated, uint256 complete) internal pure returns (uint256) {
+    /// @notice The seats that vote: the ones with an earned vote; where there are none, those in replicas that were ever
+    /// complete, or else all.
+    function electorate(Run storage r, uint256 earned, uint256 seated) internal view returns (uint256) {
         if (earned != 0) return earned;
-        return seated & complete != 0 ? seated & complete : seated;
+        uint256 staffed = seated & r.staffed;
+        return staffed != 0 ? staffed : seated;
     }
 
     function voters(Run storage r, uint256 stage) internal view returns (uint256) {
         Stage storage s = r.stages[stage];
         Activity memory a = s.activity;
-        return electorate(earnedVotes(s, r.terms.maxReplicas, a.nonEmpty), a.seated, r.progress.complete);
+        return electorate(r, earnedVotes(s, r.terms.maxReplicas, a.nonEmpty), a.seated);
     }
 
     /// @notice The run's fraction of so many votes, but of no fewer than minReplicas; rounded up.
@@ -402,6 +404,7 @@ library Runs {
         Replica storage seats = r.replicas[replica];
         if (++seats.held < r.terms.stages) return;
         r.progress.complete |= uint64(1 << replica);
+        r.staffed |= uint64(1 << replica);
         // Whoever leaves and comes back does not put off that the replica is dealt.
         if (r.progress.openRound > seats.brokenRound + 1) seats.since = r.progress.openRound;
     }

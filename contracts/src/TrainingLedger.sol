@@ -237,8 +237,8 @@ contract TrainingLedger is EIP712 {
         emit Evicted(run, account, member.replica, member.stage, until);
     }
 
-    /// @notice Deals the holders of a complete replica that was not counted for three rounds among the seats of their
-    /// stages, because nobody can prove which of them broke it: each changes places with a holder of its stage (possibly
+    /// @notice Deals the holders of a complete replica that some stage did not count for three rounds among the seats of
+    /// their stages (some, for who breaks a replica may hand in made-up work of its own), because nobody can prove which of them broke it: each changes places with a holder of its stage (possibly
     /// itself) that the seals so far draw. Anyone may call this.
     function deal(bytes32 run, uint16 replica) external {
         Run storage r = _run(run);
@@ -247,10 +247,12 @@ contract TrainingLedger is EIP712 {
         uint32 fromRound = r.replicas[replica].since + uint32(Runs.UNCOUNTED_ROUNDS);
         if (r.progress.openRound < fromRound) revert TooEarlyToDeal(replica, fromRound);
         uint256 stages = r.terms.stages;
+        uint256 most = 0;
         for (uint256 stage = 0; stage < stages; ++stage) {
             (, uint256 rounds) = r.uncounted(stage, replica);
-            if (rounds < Runs.UNCOUNTED_ROUNDS) revert TooEarlyToDeal(replica, r.progress.openRound + 1);
+            if (rounds > most) most = rounds;
         }
+        if (most < Runs.UNCOUNTED_ROUNDS) revert TooEarlyToDeal(replica, r.progress.openRound + 1);
         bool dealt = false;
         for (uint256 stage = 0; stage < stages; ++stage) {
             uint256 seated = r.stages[stage].activity.seated;
@@ -285,7 +287,7 @@ contract TrainingLedger is EIP712 {
         Signed memory signed;
         (signed.stage, signed.round) = (s.stage, s.round);
         signed.settled = activity.seated & ~activity.changed;
-        signed.voters = Runs.electorate(earned, activity.seated, progress.complete);
+        signed.voters = r.electorate(earned, activity.seated);
         signed.listed = _readRecords(s);
         _readSignatures(r, stage, s, digest, signed);
         if (signed.made != signed.listed) revert RecordUnsigned((signed.listed & ~signed.made).lowest());

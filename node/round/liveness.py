@@ -138,10 +138,17 @@ class Liveness:
         return found - {self._account}
 
     def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
-        """Whether dealing is all that can be done: nobody in the replica is to be evicted first."""
+        """Whether dealing is all that can be done: nobody in the replica is to be asked for work, or evicted, first (a
+        deal brings it among others, who would begin anew with it)."""
         if not view.may_deal(replica):
             return False
         team = self._team(view, replica)
+        if not view.is_forfeit(self._account, int(now)) and any(
+            view.is_forfeit(account, int(now)) and view.may_accuse(self._account, account, int(now))
+            for account in team
+            if account != self._account
+        ):
+            return False
         if any(account in view.accusations for account in team):
             return False
         return not any(account != self._account and self._silent(view, account, now) for account in team)
