@@ -41,7 +41,7 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
         ("now", _now(status)),
         ("waiting for", status.waiting_for or "nothing"),
     ]
-    rows += [("fails", failing) for failing in status.failing]
+    rows += [("fails", failing) for failing in status.failing if failing != status.waiting_for]
     if status.last_seal:
         seal = status.last_seal
         count = counted([seal.counted], seal.replicas)

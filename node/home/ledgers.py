@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from dlx.ground import durable
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
-from dlx.node.home.config import Settings, shown_urls
+from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
@@ -180,9 +180,9 @@ def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
     try:
         Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).number("eth_chainId")
     except LedgerUnavailable as error:
-        raise NotReady(f"{shown_urls(rpc_url)}: {error}; start `dlx-node chain` there, or check --rpc-url") from None
+        raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
     except WrongLedger as error:
-        raise Failure(f"{shown_urls(rpc_url)}: {error}: check --rpc-url or --chain-id") from None
+        raise Failure(f"{error}: check --rpc-url or --chain-id") from None
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
