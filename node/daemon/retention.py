@@ -30,7 +30,8 @@ class Retention:
         rounds = {f"{prefix}payloads/{one}": one for one in kept_rounds(terms, adopted, sealed)}
         pinned = self.store.owners(prefix) - {f"{prefix}own"}
         for owner in pinned - versions.keys() - rounds.keys():
-            self.store.release(owner)
+            if int(owner.rpartition("/")[2]) < sealed:  # else a reorg took its seal back: it may come again as it was
+                self.store.release(owner)
         for owner, version in versions.items():
             if owner not in pinned or version >= adopted:  # a reorg may have put another in its place
                 self._pin(owner, version_hashes(view, self.stage, version), Kind.VERSION if version else Kind.PUBLIC)

@@ -115,6 +115,28 @@ def test_refused_superseded_and_abandoned_payloads_go_when_no_round_can_need_the
     assert store.has(sealed) and store.has(mine) and store.has(manifest)
 
 
+def test_what_a_reorg_takes_back_stays_until_its_round_is_sealed_in_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOKED_AT_SECONDS", 0.0)
+    store = BlobStore(tmp_path)
+    for round in range(8):
+        put(store, round + 1)
+        store.put(payload_bytes(round), Kind.PAYLOAD)
+        store.put(statement_bytes(round), Kind.PAYLOAD)
+        keep(retention(store), View(round + 1), round + 1)
+    keep(retention(store), View(4), 4)
+    assert payloads_in(store, 8) == list(range(8)), "seals that come again as they were need them"
+    assert versions_in(store, 8)[-1] == 8
+
+    class Other(View):
+        def _seal(self, round: int) -> Any:
+            return super()._seal(round if round < 4 else 100 + round)
+
+    keep(retention(store), Other(5), 5)
+    assert payloads_in(store, 8) == [0, 1, 2, 3, 5, 6, 7]
+
+
 @given(st.integers(0, 300), st.integers(0, 3), st.integers(1, 20), st.integers(1, 12), st.integers(1, 50))
 def test_whoever_has_the_kept_payloads_has_a_version_to_begin_with(
     adopted: int, ahead: int, versions: int, every: int, payloads: int
