@@ -396,9 +396,10 @@ def deploy(
     outbox: Path | None = None,
     timeout: float = 60.0,
     limits: Limits | None = None,
+    chain_id: int | None = None,
 ) -> Contracts:
-    """Creates both contracts with the account's funds."""
-    rpc = Rpc(rpc_url)
+    """Creates both contracts with the account's funds; `chain_id` as in Rpc."""
+    rpc = Rpc(rpc_url, chain_id=chain_id)
     sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
@@ -413,12 +414,12 @@ def deploy(
     return Contracts(create("TrainingLedger", registry)[0], registry, block)
 
 
-def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0) -> None:
-    """Asks the embedded chain's faucet for the account's first funds and waits for them.
+def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chain_id: int | None = None) -> None:
+    """Asks the embedded chain's faucet for the account's first funds and waits for them; `chain_id` as in Rpc.
 
     Raises LedgerError where the chain has no faucet.
     """
-    rpc = Rpc(rpc_url)
+    rpc = Rpc(rpc_url, chain_id=chain_id)
     try:
         granted = rpc.call("dlx_faucet", account)
     except RpcError as error:

@@ -152,7 +152,7 @@ class Node:
         if stage is not None and stage >= stages:
             raise UsageFailure(f"--stage {stage}: the run has stages 0 to {stages - 1}")
         settings, account = self._startup.settings, self._startup.account.address
-        await trio.to_thread.run_sync(ask_first_funds, settings.rpc_url, account, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(ask_first_funds, settings, account, abandon_on_cancel=True)
         await self._membership.register()
 
     async def _prepare(self, well: Well) -> None:

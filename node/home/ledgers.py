@@ -53,7 +53,7 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
         except LedgerUnavailable as error:
             raise NotReady(f"{error}; check --ledger, or try again later") from None
         if key is not None:
-            ask_first_funds(here.rpc_url, client.account)
+            ask_first_funds(here, client.account)
         yield client
 
 
@@ -111,15 +111,15 @@ def index_folder(datadir: DataDir | None) -> Path | None:
     return None
 
 
-def ask_first_funds(rpc_url: Sequence[str], account: str) -> None:
+def ask_first_funds(settings: Settings, account: str) -> None:
     """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
     from dlx.ledger.client import fund
     from dlx.ledger.rpc import Rpc
 
-    rpc = Rpc(rpc_url)
+    rpc = Rpc(settings.rpc_url, chain_id=settings.chain_id)
     is_embedded = str(rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     if is_embedded and rpc.number("eth_getBalance", account, "latest") == 0:
-        fund(rpc_url, account)
+        fund(settings.rpc_url, account, chain_id=settings.chain_id)
 
 
 @contextmanager
@@ -138,8 +138,8 @@ def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: P
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
-    ask_first_funds(settings.rpc_url, account_of(key))
-    found = deploy(settings.rpc_url, key, outbox, limits=limits_of(settings))
+    ask_first_funds(settings, account_of(key))
+    found = deploy(settings.rpc_url, key, outbox, limits=limits_of(settings), chain_id=settings.chain_id)
     client = LedgerClient(settings.rpc_url, found.ledger, chain_id=settings.chain_id, folder=index_folder(datadir))
     client.remember(found.since)
     urls, registry, ledger = " ".join(settings.rpc_url), found.registry, found.ledger

@@ -12,7 +12,7 @@ import requests
 from fault_proxy import FaultProxy
 from ledger_run import NAME, config
 
-from dlx.ledger.client import LedgerClient
+from dlx.ledger.client import LedgerClient, deploy
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.keys import account_of
 from dlx.ledger.sender import Unconfirmed
@@ -130,4 +130,12 @@ def test_of_several_urls_one_is_enough(any_chain, tmp_path):
         insist(lambda: account.client.register(key(10_350), []))
         account.client.set_addresses(["/dns4/a/tcp/1"])
         account.check_sent(2)
+        assert set(wrong.seen) == {"eth_chainId"}
+
+
+def test_nothing_is_deployed_on_another_chain(any_chain):
+    with FaultProxy(any_chain.url) as wrong:
+        wrong.fault("wrong_chain")
+        contracts = deploy([wrong.url, any_chain.url], any_chain.fund(key(360)), chain_id=31337)
+        assert LedgerClient(any_chain.url, contracts.ledger).code(contracts.ledger)
         assert set(wrong.seen) == {"eth_chainId"}
