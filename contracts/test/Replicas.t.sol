@@ -56,6 +56,21 @@ contract ReplicasTest is Fixture {
         ledger.seal(s);
     }
 
+    /// @dev Not prevented: where the honest sign a first seal that counts nobody but a breaker, the vote is its alone, and
+    /// it seals without them. The ledger cannot tell made-up work; who signs has to.
+    function test_whoASignedSealCountsVotes() public {
+        bytes32 run = newRun(configOf(2, 1, 2));
+        address breaker = who[0];
+        pass(ROUND_TIMEOUT);
+        ledger.seal(sealBy(run, 0, some(breaker), some(breaker, who[2])));
+        ledger.seal(sealBy(run, 1, some(who[1]), some(who[1], who[3])));
+        (uint64 voters, uint256 needed) = ledger.quorumOf(run, 0);
+        vm.assertEq(voters, 1);
+        vm.assertEq(needed, 1);
+        pass(MIN_ROUND_TIME);
+        ledger.seal(sealBy(run, 0, some(breaker), some(breaker)));
+    }
+
     // --------------------------------------------------------------------------------------------------- helpers
 
     /// @dev Two replicas: (0, 0), (0, 1), (1, 0), (1, 1) in this order.
