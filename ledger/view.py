@@ -715,6 +715,9 @@ class RunView:
                 voted.add(member.replica)
             elif member.former_vote and made is not None:
                 former.add(made)
+        if not self.has_earned(stage):  # who took a seat that somebody left since shares its vote
+            voted |= former & set(replicas(voters))
+            former -= set(replicas(voters))
         return voted, former
 
 

@@ -291,6 +291,11 @@ contract TrainingLedger is EIP712 {
         signed.listed = _readRecords(s);
         _readSignatures(r, stage, s, digest, signed);
         if (signed.made != signed.listed) revert RecordUnsigned((signed.listed & ~signed.made).lowest());
+        if (earned == 0) {
+            // Whoever took a seat that somebody left this round shares its vote: else one seat is two for a pair of accounts.
+            signed.voted |= signed.formerVoted & signed.voters;
+            signed.formerVoted &= ~signed.voters;
+        }
         _checkQuorum(terms, progress.openedAt, signed, earned != 0, activity.nonEmpty != 0);
 
         stage.head = digest;

@@ -56,6 +56,23 @@ contract ReplicasTest is Fixture {
         ledger.seal(s);
     }
 
+    /// @dev While no vote is earned, one of two members leaves its seat to another account of its own: still one vote.
+    function test_aPairOfAccountsHasOneVoteForASeat() public {
+        enrol(3);
+        bytes32 run = create(configOf(1, 2, 2));
+        join(run, who[0], 0);
+        join(run, who[1], 0);
+        vm.prank(who[1]);
+        ledger.leaveRun(run);
+        pass(1);
+        join(run, who[2], 0);
+        Seal memory s = sealBy(run, 0, new address[](0), some(who[1], who[2]));
+        pass(ROUND_TIMEOUT);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.QuorumMissing.selector, 1, 2));
+        ledger.seal(s);
+        ledger.seal(sealBy(run, 0, new address[](0), some(who[0], who[1])));
+    }
+
     /// @dev Not prevented: where the honest sign a first seal that counts nobody but a breaker, the vote is its alone, and
     /// it seals without them. The ledger cannot tell made-up work; who signs has to.
     function test_whoASignedSealCountsVotes() public {
