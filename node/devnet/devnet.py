@@ -138,24 +138,28 @@ class Devnet:
         DataDir(root).create()
         if text is None:
             _copy_documents(root / "text")
-        (root / "run.toml").write_text(toml)
         devnet = cls(root, DevnetRecord("", rounds, replicas, stages, block_time))
+        devnet.make(toml, progress)
+        return devnet
+
+    def make(self, toml: str, progress: Callable[[str], None]) -> None:
+        """The chain, the nodes' keys and the run of this draft, in the folder, which is new. Raises Failure."""
+        (self.root / "run.toml").write_text(toml)
         try:
-            devnet.start_chain()
+            self.start_chain()
             progress("keys for the nodes")
-            for name in devnet.names:
-                folder = devnet.folder(name)
+            for name in self.names:
+                folder = self.folder(name)
                 folder.create()
                 identity.create(folder, lambda: "", insecure_devnet=True)
                 config.write(folder.config, {"network": "devnet"})
-            devnet.record = replace(devnet.record, run=devnet._create_run(progress))
-            durable.write_bytes(root / _RECORD, json.dumps(devnet.record.__dict__, indent=2).encode() + b"\n")
+            self.record = replace(self.record, run=self._create_run(progress))
+            durable.write_bytes(self.root / _RECORD, json.dumps(self.record.__dict__, indent=2).encode() + b"\n")
         except BaseException as error:
-            devnet.stop()
+            self.stop()
             if isinstance(error, KeyboardInterrupt):
-                shutil.rmtree(root)  # half made, and all of it ours: there is nothing to resume
+                shutil.rmtree(self.root)  # half made, and all of it ours: there is nothing to resume
             raise
-        return devnet
 
     @classmethod
     def open(cls, root: Path) -> Devnet:
@@ -203,7 +207,7 @@ class Devnet:
     def start_node(self, name: str) -> None:
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
-        arguments += ["--rpc-url", *settings.rpc_url, "--ledger", settings.ledger]
+        arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
         arguments += ["--listen", "/ip4/127.0.0.1/tcp/0"]  # many on one machine
         self._spawn(name, arguments, {SHARED: self._fork_server()})
 

@@ -30,10 +30,10 @@ MANY = 200  # rounds: what has not happened by then, while rounds were sealed, d
 _DRAFT = """\
 name = "e2e"
 rounds = {rounds}
-stages = [[0, 1], [1, 2]]
+stages = {ranges}
 min_replicas = {replicas}
 max_replicas = 4
-confirmations = 0
+confirmations = {confirmations}
 
 [model.config]
 model_type = "llama"
@@ -81,23 +81,35 @@ class Timing:
 
 def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS) -> Devnet:
     """A devnet of two stages with its chain running and its nodes not yet started."""
-    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
-    text = _DRAFT.format(rounds=rounds, replicas=replicas, steps=steps, source=source, **timing.__dict__)
+    text = draft(rounds, steps, timing, replicas)
     return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
+
+
+def draft(rounds: int, steps: int, timing: Timing, replicas: int, stages: int = STAGES, confirmations: int = 0) -> str:
+    """Of a manifest: a model of two layers in one stage or two."""
+    source, ranges = (
+        Path(sysconfig.get_paths()["stdlib"]) / "argparse.py",
+        [[0, 1], [1, 2]] if stages == 2 else [[0, 2]],
+    )
+    return _DRAFT.format(
+        rounds=rounds, steps=steps, replicas=replicas, ranges=ranges, confirmations=confirmations, source=source,
+        **timing.__dict__,
+    )  # fmt: skip
 
 
 @dataclass
 class Watched:
-    """A running devnet and the events of its run so far."""
+    """A running devnet and the events of its run so far, read at `rpc_url` (none: where the nodes do)."""
 
     devnet: Devnet
+    rpc_url: str = ""
     view: RunView = field(init=False)
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         run = bytes.fromhex(self.devnet.record.run[2:])
         settings = self.devnet.settings
-        self._client = LedgerClient(settings.rpc_url, checksum(bytes.fromhex(settings.ledger[2:])))
+        self._client = LedgerClient(self.rpc_url or settings.rpc_url, checksum(bytes.fromhex(settings.ledger[2:])))
         self._feed = self._client.feed(run)
         self.view = RunView(run, self._client.domain)
 
@@ -124,7 +136,11 @@ class Watched:
     def read(self) -> RunView:
         """The run as its ledger has it now, or as it was last seen while the chain does not answer."""
         with contextlib.suppress(LedgerUnavailable):
-            for event in self._client.poll(self._feed).events:
+            update = self._client.poll(self._feed)
+            if update.reorg:
+                self.view = RunView(self.view.run, self.view.domain)
+                self.events.clear()
+            for event in update.events:
                 self.view.apply(event)
                 self.events.append(event)
         return self.view
@@ -134,9 +150,10 @@ class Watched:
 
         def full() -> int | None:
             view = self.read()
-            done = min(map(view.next_round, range(STAGES)))
+            done = min(map(view.next_round, range(self.devnet.record.stages)))
             counts = {
-                round: min(view.sealed[stage, round].count for stage in range(STAGES)) for round in range(after, done)
+                round: min(view.sealed[stage, round].count for stage in range(self.devnet.record.stages))
+                for round in range(after, done)
             }
             return next((round + 1 for round, count in counts.items() if count == self.devnet.record.replicas), None)
 
@@ -145,7 +162,7 @@ class Watched:
     def sealed_rounds(self) -> int:
         """Rounds that every stage has sealed."""
         view = self.read()
-        return min(map(view.next_round, range(STAGES)))
+        return min(map(view.next_round, range(self.devnet.record.stages)))
 
     def seals(self) -> list[Sealed]:
         """As the view has them: with the makers of their records."""
@@ -199,7 +216,7 @@ class Watched:
         """Every (stage, round) has one seal, each names the one before, and each version is another."""
         seals = self.seals()
         assert len({(seal.stage, seal.round) for seal in seals}) == len(seals)
-        for stage in range(STAGES):
+        for stage in range(self.devnet.record.stages):
             chain = sorted((seal for seal in seals if seal.stage == stage), key=lambda seal: seal.round)
             assert [seal.round for seal in chain] == list(range(len(chain)))
             head = self.view.genesis[stage]

@@ -241,11 +241,14 @@ class World:
         self.process.wait(20)
 
     def fund(self, secret: bytes) -> bytes:
-        if self.kind in ("anvil", "hardhat"):
-            Rpc(self.url).call(f"{self.kind}_setBalance", account_of(secret), hex(10**20))
-        else:
-            fund(self.url, account_of(secret))
+        self.endow(account_of(secret))
         return secret
+
+    def endow(self, account: str) -> None:
+        if self.kind in ("anvil", "hardhat"):
+            Rpc(self.url).call(f"{self.kind}_setBalance", account, hex(10**20))
+        else:
+            fund(self.url, account)
 
     def client(self, index: int) -> LedgerClient:
         """A funded account's client."""
