@@ -42,6 +42,7 @@ LATE_TIMEOUTS = 8  # if its round has been open for so many,
 BARREN_SEALS = 8  # or so many of its seals in a row were empty
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
 NO_REPLICA = 255
+MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for
 MAX_STAGES = 64
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
 
@@ -106,7 +107,7 @@ class RunView:
         self.run, self.domain = run, domain
         self.started_at = 0  # when round 0 opens; 0: not yet
         self.sealed = SealLog(keep, older)
-        self.checkpoints: tuple[CheckpointPublished, ...] = ()
+        self.checkpoints: tuple[CheckpointPublished, ...] = ()  # an account's newest of each round, oldest first
         self._created: RunCreated | None = None
         self._round = self._opened_at = 0  # also after the last round
         self._draw = 0
@@ -428,7 +429,9 @@ class RunView:
             case Sealed():
                 self._seal(event)
             case CheckpointPublished():
-                self.checkpoints += (event,)
+                mine = (event.account, event.round)
+                others = (one for one in self.checkpoints if (one.account, one.round) != mine)
+                self.checkpoints = (*others, event)[-MAX_CHECKPOINTS:]
 
     @property
     def _creation(self) -> RunCreated:

@@ -13,6 +13,7 @@ from dlx.ground.blobs import write_blob
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure
 from dlx.node.runs.fit import check_pipes, config_of, genesis_of
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
@@ -46,6 +47,8 @@ def create_run(
     check_pipes(draft)
     for warning in advice.warnings(draft):
         progress(f"warning: {warning}")
+    if not client.balance(client.account):  # said before hours go into a corpus
+        raise Failure(f"account {client.account} has no funds to register the run with: send it some and try again")
     manifest = _frozen(draft, datadir, client, progress)
     digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)

@@ -11,6 +11,7 @@ from dlx.ledger.abi import ZERO32, ascending
 from dlx.ledger.events import (
     Accused,
     Answered,
+    CheckpointPublished,
     Dealt,
     Event,
     EventPosition,
@@ -25,7 +26,7 @@ from dlx.ledger.events import (
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import RECORD_SIZE, Domain, Outcome, Plan, entries
 from dlx.ledger.verify import verify_seal
-from dlx.ledger.view import Accusation, Return, RunView, ViewError
+from dlx.ledger.view import MAX_CHECKPOINTS, Accusation, Return, RunView, ViewError
 
 RUN = b"\x10" * 32
 DOMAIN = Domain(31337, account_of(b"\x99" * 32))
@@ -634,3 +635,14 @@ def test_a_signature_counts_once_and_for_its_own_account(story):
     assert verify_seal(story.view, swapped) == [], "entries have no order"
     outsider = story.sealed(0, [0, 1, 2], [0, 1, 9])
     assert [p.check for p in verify_seal(story.view, outsider)] == ["quorum"], "passed over"
+
+
+def test_who_publishes_again_and_again_fills_nobodys_memory() -> None:
+    story = Story(stages=1)
+    story.tell(CheckpointPublished, 0, ACCOUNTS[0], b"\x01" * 32, "https://a.example")
+    for folder in range(50):
+        story.tell(CheckpointPublished, 0, ACCOUNTS[1], bytes([folder]) * 32, "https://b.example")
+    assert [one.folder[0] for one in story.view.checkpoints] == [1, 49], "each account's newest"
+    for round in range(2 * MAX_CHECKPOINTS):
+        story.tell(CheckpointPublished, round, ACCOUNTS[1], b"\x02" * 32, "https://b.example")
+    assert len(story.view.checkpoints) == MAX_CHECKPOINTS
