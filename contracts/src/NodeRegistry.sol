@@ -16,8 +16,11 @@ contract NodeRegistry is EIP712 {
         uint64 nonce;
     }
 
+    /// @notice The EIP-712 type that a node key signs.
     bytes32 public constant REGISTRATION_TYPEHASH = keccak256("Registration(address account,uint256 nonce)");
+    /// @notice Addresses that a node may publish.
     uint256 public constant MAX_ADDRESSES = 16;
+    /// @notice Bytes that each of them may have.
     uint256 public constant MAX_ADDRESS_BYTES = 256;
 
     /// @dev Identity multihash of 37 bytes: protobuf {type: secp256k1, data: 33 bytes}.
@@ -28,12 +31,15 @@ contract NodeRegistry is EIP712 {
     /// @notice The account that registered the peer id with this keccak256, be it long ago; zero where there is none.
     mapping(bytes32 peerIdHash => address account) public accountOf;
 
+    /// @notice `nonce` is the one that the node key signed; the account's next registration signs one more.
     event NodeRegistered(address indexed account, bytes peerId, uint256 nonce);
+    /// @notice All addresses of the account's node; earlier ones hold no more.
     event AddressesChanged(address indexed account, string[] multiaddrs);
     event NodeDeregistered(address indexed account, bytes peerId);
 
     /// @notice The registration was not signed by the given node key over this account and its current nonce.
     error NotSignedByNodeKey(address account, uint256 nonce);
+    /// @notice The peer id is, or was once, that of another account.
     error PeerIdTaken(address holder);
     error NotRegistered(address account);
     error TooManyAddresses(uint256 given, uint256 limit);
@@ -80,6 +86,7 @@ contract NodeRegistry is EIP712 {
         emit NodeDeregistered(msg.sender, peerId);
     }
 
+    /// @notice Whether the account has a node now.
     function isRegistered(address account) public view returns (bool) {
         return _nodes[account].prefix != 0;
     }

@@ -24,21 +24,28 @@ contract TrainingLedger is EIP712 {
     /// @notice For joinRun: take any stage.
     uint16 public constant ANY_STAGE = type(uint16).max;
 
+    /// @notice Who may join: accounts that have a node there.
     NodeRegistry public immutable registry;
 
     mapping(bytes32 run => Run) private _runs;
 
+    /// @notice `genesis` has the weights hash of V[s, 0] for each stage s.
     event RunCreated(bytes32 indexed run, address indexed creator, RunConfig config, string name, bytes32[] genesis);
+    /// @notice Enough replicas are complete: round 0 is open from this time on, in Unix seconds.
     event RunOpened(bytes32 indexed run, uint64 openedAt);
     event Joined(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
+    /// @notice The holder gave its seat back; its stage's next seal may still count it.
     event Left(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
+    /// @notice The holder took a lower free seat of its stage.
     event Moved(bytes32 indexed run, address indexed account, uint16 fromReplica, uint16 toReplica, uint16 stage);
     /// @notice The holders of two seats of a stage changed places.
     event Dealt(bytes32 indexed run, uint16 stage, uint16 replica, uint16 with);
+    /// @notice `forfeit`: only being counted keeps the seat, an answer wins time.
     event Accused(bytes32 indexed run, address indexed account, address by, bool forfeit);
     event Answered(bytes32 indexed run, address indexed account);
     /// @notice `returnUntil` is the time until which nobody else can take the seat; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
+    /// @notice `digest` is the stage's new head, and what the signatures are over.
     event Sealed(
         bytes32 indexed run,
         uint16 indexed stage,
@@ -48,6 +55,7 @@ contract TrainingLedger is EIP712 {
         bytes records,
         bytes signatures
     );
+    /// @notice The run's creator or a holder says where a version can be fetched (publishCheckpoint); nobody checked it.
     event CheckpointPublished(
         bytes32 indexed run, uint32 indexed round, address indexed account, bytes32 folder, string uri
     );
@@ -175,6 +183,7 @@ contract TrainingLedger is EIP712 {
     function leaveRun(bytes32 run) external {
         Run storage r = _run(run);
         Member storage member = r.holder(msg.sender);
+        // slither-disable-next-line unused-return: whoever leaves by itself has no term to come back
         r.release(member);
         emit Left(run, msg.sender, member.replica, member.stage);
     }
@@ -193,6 +202,7 @@ contract TrainingLedger is EIP712 {
         }
         bool forfeit = r.isForfeit(member);
         if (!forfeit) {
+            // slither-disable-next-line unused-return: only that it holds a seat matters
             r.holder(msg.sender);
             if (!_isTimedOut(r) && !_isUncounted(r, member)) revert TooEarlyToAccuse(account);
         }
@@ -249,6 +259,7 @@ contract TrainingLedger is EIP712 {
         uint256 stages = r.terms.stages;
         uint256 most = 0;
         for (uint256 stage = 0; stage < stages; ++stage) {
+            // slither-disable-next-line unused-return: seals do not matter here
             (, uint256 rounds) = r.uncounted(stage, replica);
             if (rounds > most) most = rounds;
         }
@@ -284,6 +295,7 @@ contract TrainingLedger is EIP712 {
         Activity memory activity = stage.activity;
         bytes32 digest = _hashTypedDataV4(s.hash(stage.head));
         uint256 earned = stage.earnedVotes(terms.maxReplicas, activity.nonEmpty);
+        // slither-disable-next-line uninitialized-local: memory begins as zeros
         Signed memory signed;
         (signed.stage, signed.round) = (s.stage, s.round);
         signed.settled = activity.seated & ~activity.changed;
@@ -408,6 +420,7 @@ contract TrainingLedger is EIP712 {
     /// @dev The replicas that have a record, which must ascend.
     function _readRecords(Seal calldata s) private pure returns (uint256 listed) {
         bytes calldata records = s.records;
+        // slither-disable-next-line unused-return: the next plan was checked with the outcome
         (uint256 most,) = s.outcome.innerSteps();
         unchecked {
             for (uint256 start = 0; start < records.length; start += Seals.RECORD_BYTES) {
@@ -467,6 +480,7 @@ contract TrainingLedger is EIP712 {
 
     // --------------------------------------------------------------------------------------------------- views
 
+    /// @notice What the run was created with.
     function runConfig(bytes32 run) external view returns (RunConfig memory) {
         return _run(run).config;
     }
@@ -563,6 +577,7 @@ contract TrainingLedger is EIP712 {
     }
 
     function _isUncounted(Run storage r, Member storage member) private view returns (bool) {
+        // slither-disable-next-line unused-return: seals do not matter here
         (, uint256 rounds) = r.uncounted(member.stage, member.replica);
         return rounds >= Runs.UNCOUNTED_ROUNDS
             && r.nextRound(member.stage) >= member.joinedRound + Runs.UNCOUNTED_ROUNDS;

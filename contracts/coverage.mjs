@@ -1,0 +1,36 @@
+// Runs the contracts' tests, prints what they cover of src/, and fails where that is below the floor.
+import { spawnSync } from "node:child_process";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const HERE = dirname(fileURLToPath(import.meta.url));
+const FLOOR = { lines: 95, branches: 90 }; // percent
+
+function fail(line) {
+  console.error(`contracts: ${line}`);
+  process.exit(1);
+}
+
+// Without --ir-minimum the instrumented code runs out of stack.
+const options = ["--offline", "--ir-minimum", "--report", "summary", "--no-match-coverage", "^test/|node_modules/"];
+const forge = spawnSync(join(HERE, "node_modules/.bin/forge"), ["coverage", ...options], {
+  cwd: HERE,
+  encoding: "utf8",
+  maxBuffer: 2 ** 26,
+});
+if (forge.error) fail(`${forge.error.message}; run \`npm ci\` in contracts/`);
+if (forge.status !== 0) {
+  process.stdout.write(forge.stdout);
+  process.stderr.write(forge.stderr);
+  fail("forge coverage failed");
+}
+const rows = forge.stdout.split("\n").filter((line) => /^\| (File |src\/|Total )/.test(line));
+console.log(rows.join("\n"));
+
+const total = rows.find((row) => row.startsWith("| Total "));
+if (!total) fail("forge coverage printed no total");
+const [lines, , branches] = [...total.matchAll(/([\d.]+)%/g)].map((match) => Number(match[1]));
+if (!(lines >= FLOOR.lines && branches >= FLOOR.branches)) {
+  const wanted = `${FLOOR.lines}% and ${FLOOR.branches}%`;
+  fail(`the tests cover ${lines}% of lines and ${branches}% of branches; at least ${wanted} are wanted`);
+}
