@@ -87,9 +87,10 @@ class Book:
     def listing(self, names: tuple[bytes, ...]) -> tuple[SignedContribution, ...]:
         return tuple(self.contributions[name] for name in names)
 
-    def holding(self) -> tuple[bytes, ...]:
+    def holding(self, is_whole: Callable[[Contribution], bool]) -> tuple[bytes, ...]:
         """What a report names."""
-        return tuple(sorted(name for name in self.contributions if self.is_ready(name)))[:MAX_REPORTED]
+        ready = (name for name, signed in self.contributions.items() if is_whole(signed.contribution))
+        return tuple(sorted(name for name in ready if self.is_ready(name)))[:MAX_REPORTED]
 
     def propose(self, digest: bytes, proposal: Proposal) -> bool:
         """Keeps a proposal; False when the signer has made too many of this round. Others' take no room from it."""

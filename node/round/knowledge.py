@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from dlx.ledger.typed import SignedContribution
+from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
@@ -28,6 +28,7 @@ class Knowledge:
         self._pending, self._liveness = pending, liveness
         self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
         self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
+        self._made: dict[int, dict[int, set[int]]] = {}  # round -> replica -> the stages that contributed
 
     @property
     def unsealed(self) -> int:
@@ -39,7 +40,20 @@ class Knowledge:
 
     def usable(self, book: Book) -> dict[int, bytes]:
         """replica -> the contribution for it that we would list, ascending replicas."""
-        return book.usable(lambda statement: may_count(self.view, statement))
+        return book.usable(lambda statement: may_count(self.view, statement) and self.is_whole(statement))
+
+    def holding(self, book: Book) -> tuple[bytes, ...]:
+        """What a report names."""
+        return book.holding(self.is_whole)
+
+    def is_whole(self, statement: Contribution) -> bool:
+        """Whether every other stage of the replica was seen to contribute to the round too, or was counted: a replica
+        finishes a round together, so whoever contributes alone has made it up."""
+        made = self._made.get(statement.round, {}).get(statement.replica, set())
+        return all(
+            stage == statement.stage or stage in made or self._was_counted(stage, statement)
+            for stage in range(self._rules.stages)
+        )
 
     # ---- what is heard ----------------------------------------------------------------------------------------------
 
@@ -47,6 +61,7 @@ class Knowledge:
         self.view = view
         for round in [round for round in self.books if round < self.unsealed - 1]:
             del self.books[round]
+        self._made = {round: made for round, made in self._made.items() if round >= self.unsealed}
         early = list(self._early)
         self._early.clear()
         for contribution in early:
@@ -65,6 +80,7 @@ class Knowledge:
             out.append(a.Reject(reason, event.peer))
             return
         self._liveness.heard(event.signer, now)
+        self._made.setdefault(statement.round, {}).setdefault(statement.replica, set()).add(statement.stage)
         if statement.stage != self._stage:
             return
         book = self.book(statement.round)
@@ -140,6 +156,10 @@ class Knowledge:
                 book.ready[signed.contribution.payload] = facts
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _was_counted(self, stage: int, statement: Contribution) -> bool:
+        sealed = self.view.sealed.get((stage, statement.round))
+        return sealed is not None and any(record.replica == statement.replica for record in sealed.records)
 
     def _is_early(self, event: e.ContributionSeen) -> bool:
         """Whether a holder's contribution is to a round that our view of the ledger cannot judge yet."""

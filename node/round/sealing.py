@@ -63,7 +63,7 @@ class Sealing:
             book.ready_since is not None and now > book.ready_since + self._rules.proposal_timeout
         )
         if stuck and self._pending.due("report", now, self._rules.proposal_timeout / 2):  # also says: I am alive
-            out.append(a.GossipReport(round, book.holding(), ()))
+            out.append(a.GossipReport(round, self._known.holding(book), ()))
         if version != round:
             return
         usable = self._known.usable(book)
@@ -138,7 +138,7 @@ class Sealing:
             return
         listed = tuple(usable.values())
         if attempt:  # from the second attempt on: only what a quorum of members reports holding
-            reports = {**book.reports, self._account: frozenset(book.holding())}
+            reports = {**book.reports, self._account: frozenset(self._known.holding(book))}
             needed = view.needed(self._stage, reports, int(now))
             listed = tuple(name for name in listed if sum(name in held for held in reports.values()) >= needed)
         if now < view.opens_at(self._stage, len(listed)):
@@ -177,11 +177,11 @@ class Sealing:
         missing = tuple(name for name in listed if not book.is_ready(name))
         if missing:
             if self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
-                out.append(a.GossipReport(book.round, book.holding(), missing))
-            return
-        if now < opens_at:
+                out.append(a.GossipReport(book.round, self._known.holding(book), missing))
             return
         records = book.listing(listed)
+        if now < opens_at or not all(self._known.is_whole(signed.contribution) for signed in records):
+            return
         if len({signed.contribution.account for signed in records}) < len(records):
             self._refuse(book, digest, proposal, "two contributions of one account", out)
             return

@@ -73,12 +73,36 @@ def test_a_payload_that_another_round_refuses_still_counts_in_its_own() -> None:
     sim.run(lambda: False, 0.3)
     victim, honest = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
     true = sim.contribution(honest, 0).contribution
+    mate = sim.members[sim.view.holder(1, 1)]
+    sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
     sim.feed(victim, e.ContributionSeen(sim.contribution(honest, 0), honest.account, "peer"))
     sim.feed(victim, e.PayloadReady(1, true.payload, FACTS))
     assert victim.machine.known_round(0)[0] == 0, "checked under another plan"
     sim.feed(victim, e.PayloadRefused(1, true.payload, "bad_payload"))
     sim.feed(victim, e.PayloadReady(0, true.payload, FACTS))
     assert victim.machine.known_round(0)[0] == 1
+
+
+def test_made_up_work_of_one_stage_of_a_replica_is_not_counted() -> None:
+    """Else one member of each replica, each in another stage, would be alone in the first seals and have all votes."""
+    sim = Simulation(make_rules(rounds=3), replicas=2, seed=3)
+    sim.run(lambda: False, 0.3)
+    fakers = [sim.members[sim.view.holder(replica, stage)] for replica, stage in ((0, 0), (1, 1))]
+    for faker in fakers:
+        sim.kill(faker.account)  # it trains nothing, so its mates cannot either
+    made_up = [sim.contribution(faker, 0) for faker in fakers]
+
+    def heard() -> bool:
+        for signed in made_up:
+            for member in sim.alive():
+                sim.feed(member, e.ContributionSeen(signed, signed.contribution.account, "peer"))
+                sim.feed(member, e.PayloadReady(0, signed.contribution.payload, FACTS))
+        return sim.view.open_round != 0
+
+    sim.run(heard, 200)
+    names = {signed.contribution.hash() for signed in made_up}
+    assert not names & {record.statement for sealed in sim.view.sealed.values() for record in sealed.records}
+    assert sim.alive()[0].machine.known_round(0)[0] == 0
 
 
 @pytest.mark.parametrize("victim", range(4))

@@ -108,6 +108,9 @@ class _Ledger(SimpleNamespace):
     def runs(self) -> list[Any]:
         return []
 
+    def balance(self, account: str) -> int:
+        return 1
+
     def create_run(self, config: Any, name: str, genesis: list[bytes]) -> None:
         pass
 
