@@ -70,8 +70,10 @@ class Knowledge:
     def see_contribution(self, event: e.ContributionSeen, now: float, out: list[a.Action]) -> None:
         statement = event.signed.contribution
         if statement.run == self._rules.run and statement.stage < self._rules.stages:
-            if statement.round < self.view.next_round(statement.stage):
-                return  # late, not wrong: its seal has decided
+            if statement.round < self.view.next_round(statement.stage):  # late, not wrong: its seal has decided
+                if event.signer == statement.account and may_count(self.view, statement):
+                    self._note_made(statement)  # the replica's other stages may want to know yet
+                return
             if self._is_early(event):
                 self._early.append(event)
                 return
@@ -80,7 +82,7 @@ class Knowledge:
             out.append(a.Reject(reason, event.peer))
             return
         self._liveness.heard(event.signer, now)
-        self._made.setdefault(statement.round, {}).setdefault(statement.replica, set()).add(statement.stage)
+        self._note_made(statement)
         if statement.stage != self._stage:
             return
         book = self.book(statement.round)
@@ -156,6 +158,10 @@ class Knowledge:
                 book.ready[signed.contribution.payload] = facts
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _note_made(self, statement: Contribution) -> None:
+        if statement.round >= self.unsealed:
+            self._made.setdefault(statement.round, {}).setdefault(statement.replica, set()).add(statement.stage)
 
     def _was_counted(self, stage: int, statement: Contribution) -> bool:
         sealed = self.view.sealed.get((stage, statement.round))

@@ -124,7 +124,9 @@ class Sealing:
                     self._ask(a.FetchPayload(signed), now, out)
 
     def _gossip_own(self, now: float, out: list[a.Action]) -> None:
-        for recent in (self._known.unsealed, self._known.unsealed + 1):
+        # Also one that our stage has sealed, while other stages of the replica have to know that we contributed.
+        first = self._known.unsealed if self._known.view.open_round is None else self._known.view.open_round
+        for recent in range(first, self._known.unsealed + 2):
             own = self._own.get(recent)
             if own is None or not may_count(self._known.view, own.contribution):  # our seat is another one since
                 continue
