@@ -7,7 +7,7 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test check format contracts contracts-check contracts-test slither bench crash endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test slither bench chaos crash endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -58,6 +58,9 @@ convergence: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.stability
 
 # A minute: the embedded chain is killed 50 times under load, and loses nothing that it acknowledged.
+chaos: $(VENV)/.dev contracts/node_modules/.installed
+	$(BIN)/pytest tests/e2e/test_chains.py --all-chains $(ARGS)
+
 crash: $(VENV)/.dev
 	$(BIN)/pytest tests/ledger/test_chain_crash.py --kills 50
 

@@ -78,6 +78,8 @@ class ElsewhereDevnet(Devnet):
 @pytest.fixture(params=["embedded", "anvil", "hardhat"])
 def kind(request: pytest.FixtureRequest) -> str:
     for name, program in (("anvil", ANVIL), ("hardhat", HARDHAT)):
+        if request.param == name and not request.config.getoption("--all-chains"):
+            pytest.skip(f"{name} takes minutes: `make chaos`")
         if request.param == name and not program.exists():
             pytest.skip(f"{name} is not installed: npm ci in contracts/")
     return str(request.param)
@@ -211,7 +213,7 @@ def check_paid(watched: Watched) -> None:
                 assert one["hash"] in did or one["input"] == "0x", "no call for nothing"
         cost = sum(int(receipt["gasUsed"], 16) * int(receipt["effectiveGasPrice"], 16) for receipt in receipts)
         until(f"what {name} paid in its books", partial(books_say, watched.devnet.folder(name), cost))
-    assert failed <= len(NUISANCES), "nobody knew better then"
+    assert failed <= len(seals) // 2, "now and then two nodes send a seal before either sees the other's"
 
 
 def books_say(folder: DataDir, cost: int) -> bool:
