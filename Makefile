@@ -57,10 +57,11 @@ convergence: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.convergence
 	$(BIN)/python -m benchmarks.stability
 
-# A minute: the embedded chain is killed 50 times under load, and loses nothing that it acknowledged.
+# Minutes: nodes on the embedded chain, anvil and hardhat's node, through faults of the chain node and reorgs.
 chaos: $(VENV)/.dev contracts/node_modules/.installed
 	$(BIN)/pytest tests/e2e/test_chains.py --all-chains $(ARGS)
 
+# A minute: the embedded chain is killed 50 times under load, and loses nothing that it acknowledged.
 crash: $(VENV)/.dev
 	$(BIN)/pytest tests/ledger/test_chain_crash.py --kills 50
 
