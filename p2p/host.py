@@ -95,6 +95,7 @@ class Host:
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
         self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
         self.peer_id = str(self.libp2p.get_id())
+        self.members: frozenset[str] = frozenset()  # peer ids that the ledger names, ours too; its owner keeps it up
         self._peers: dict[ID, _Peer] = {}
         self._banned: dict[ID, float] = {}
         self._services: list[Service] = []

@@ -203,7 +203,9 @@ class Node:
         async for seen in self._follower.seen.values():
             if seen is None or not seen.view.created:
                 continue
-            for account in {*seen.view.members(), seen.view.creator}:  # the creator serves the run's public blobs
+            named = {*seen.view.members(), seen.view.creator}  # the creator serves the run's public blobs
+            self._host.members = frozenset(peer for peer in map(seen.peer_of, named) if peer is not None)
+            for account in named:
                 peer, record = seen.peer_of(account), seen.nodes.nodes.get(account)
                 if peer is not None and record is not None and account != self._startup.account.address:
                     self._host.known(peer, record.multiaddrs)
