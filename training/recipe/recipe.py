@@ -127,6 +127,14 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # and every so many-th
 
 
+class Audit(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which work is replayed (level 3 of the audit)."""
+
+    share: _Fraction = 0.0625  # probability with which a replica's round is drawn
+    draw_after: Annotated[int, Meta(ge=1, le=1000)] = 2  # blocks after the round's last seal: whose hash draws
+    window: Annotated[int, Meta(ge=1, le=1_000_000)] = 20  # rounds for which the drawn states are served
+
+
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What drafts and manifests share; a draft leaves out what is at its default, a manifest states everything."""
 
@@ -149,6 +157,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_replicas: Replicas = 8
     confirmations: Confirmations = 1
     retention: Retention = Retention()
+    audit: Audit = Audit()
 
 
 def max_inner_steps(recipe: Recipe) -> int:
