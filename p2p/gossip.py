@@ -1,7 +1,5 @@
 """Gossip: small signed statements to every peer of the run."""
 
-import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.tools.anyio_service import background_trio_service
 
 from dlx.p2p import wire
+from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.mesh import GuardedGossipSub, GuardedPubsub
 
@@ -52,9 +51,9 @@ class Gossip:
         self._host = host
         self._topics = topics
         self._send, self.messages = trio.open_memory_channel[Gossiped](QUEUE)
-        self._origins = _Buckets(ORIGIN_RATE)
-        self._forwarders = _Buckets(FORWARDER_RATE)
-        self._strikes = _Buckets(STRIKES / 60, burst=STRIKES)
+        self._origins = Buckets(ORIGIN_RATE)
+        self._forwarders = Buckets(FORWARDER_RATE)
+        self._strikes = Buckets(STRIKES / 60, burst=STRIKES)
         self._router = GuardedGossipSub(host.reject)
         self._pubsub = GuardedPubsub(
             host.libp2p, self._router, frozenset(topics), self._refusal, self._deliver, self._abuse
@@ -125,23 +124,3 @@ def _signed(message: rpc_pb2.Message) -> bool:
         return bool(signature_validator(message))
     except Exception:  # keys that cannot be parsed
         return False
-
-
-class _Buckets:
-    """Token buckets by name; the least recently used are forgotten first."""
-
-    def __init__(self, rate: float, burst: float | None = None, names: int = 4096) -> None:
-        self._rate = rate
-        self._burst = 2 * rate if burst is None else burst
-        self._names = names
-        self._state: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, name: str, amount: float = 1.0) -> bool:
-        now = time.monotonic()
-        tokens, then = self._state.pop(name, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - then) * self._rate)
-        allowed = tokens >= amount
-        self._state[name] = (tokens - amount if allowed else tokens, now)
-        if len(self._state) > self._names:
-            self._state.popitem(last=False)
-        return allowed
