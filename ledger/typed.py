@@ -1,4 +1,4 @@
-"""What is signed: contributions, seals, reports, registrations (EIP-712), and their exact bytes.
+"""What is signed: contributions, seals, verdicts, reports, registrations (EIP-712), and their exact bytes.
 
 Decoders are strict: exact length, every field within its type, one encoding per value. TypedError otherwise.
 """
@@ -36,13 +36,17 @@ from dlx.ledger.keys import SIGNATURE_SIZE, SignatureError, account_of, recover,
 __all__ = [
     "ANY_STAGE",
     "CONTRIBUTION_SIZE",
+    "FALSE",
+    "HONEST",
     "MAX_REPLICAS",
     "PRIVATE_DATA",
     "RECORD_SIZE",
     "SIGNED_SIZE",
     "STATE_RESET",
     "UNIT",
+    "WITHHELD",
     "Contribution",
+    "ConvictionEntry",
     "Counted",
     "Domain",
     "Entry",
@@ -54,9 +58,12 @@ __all__ = [
     "Seal",
     "SignatureError",
     "SignedContribution",
+    "SignedVerdict",
     "TypedError",
+    "Verdict",
     "account_of",
     "ascending",
+    "conviction_entries",
     "decode_records",
     "encode_records",
     "entries",
@@ -64,10 +71,12 @@ __all__ = [
     "registration_digest",
     "run_id",
     "sign",
+    "split_conviction",
     "split_entries",
 ]  # fmt: skip
 
 PRIVATE_DATA, STATE_RESET = 1, 2  # Contribution.flags
+HONEST, FALSE, WITHHELD = 1, 2, 3  # Verdict.finding
 ANY_STAGE = 65535  # joinRun: the lowest stage with a free seat
 MAX_REPLICAS = 64  # of any run
 CONTRIBUTION_SIZE = 27 * WORD
@@ -79,6 +88,7 @@ _SEAL = struct.Struct(">32sHI32s32s32s32s32s11s")  # run, stage, round, previous
 _PLANS = struct.Struct(">IBHI")  # this round's inner steps; level, rank, inner steps of a later round's plan
 RECORD_SIZE = _RECORD.size
 _ENTRY_SIZE, _OF_RECORD = 1 + SIGNATURE_SIZE, 128
+_CONVICTION_ENTRY_SIZE = 1 + WORD + SIGNATURE_SIZE
 
 
 @dataclass(frozen=True)
@@ -383,6 +393,80 @@ def split_entries(data: bytes) -> tuple[Entry, ...]:
         Entry(data[i] % _OF_RECORD, data[i] >= _OF_RECORD, bytes(data[i + 1 : i + _ENTRY_SIZE]))
         for i in range(0, len(data), _ENTRY_SIZE)
     )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a checker found of a contribution: HONEST, FALSE or WITHHELD. `report`: sha256 of the blob that says why."""
+
+    run: Bytes32
+    stage: U16
+    round: U32
+    account: Address  # whose contribution it is
+    statement: Bytes32  # its name
+    finding: U8
+    report: Bytes32
+
+    @property
+    def convicts(self) -> bool:
+        """Whether the ledger takes it for a vote to convict."""
+        return self.finding in (FALSE, WITHHELD)
+
+    @property
+    def contribution(self) -> tuple[bytes, int, int, str, bytes]:
+        """What it is about: run, stage, round, account, statement."""
+        return self.run, self.stage, self.round, self.account, self.statement
+
+    def digest(self, domain: Domain) -> bytes:
+        """What its checker signs. Raises TypedError for fields out of range."""
+        return _digest(domain.separator, keccak(type_hash(Verdict) + encode_words(self)))
+
+    def sign(self, domain: Domain, key: bytes) -> "SignedVerdict":
+        return SignedVerdict(self, sign(self.digest(domain), key))
+
+
+@dataclass(frozen=True)
+class SignedVerdict:
+    """A verdict with a signature; whose, `signer` says."""
+
+    verdict: Verdict
+    signature: bytes
+
+    def signer(self, domain: Domain) -> str:
+        """Raises SignatureError where the signature is nobody's."""
+        return recover(self.verdict.digest(domain), self.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvictionEntry:
+    """One of a conviction's verdicts, without what all of them say alike."""
+
+    finding: int
+    report: bytes
+    signature: bytes
+
+
+def conviction_entries(verdicts: Iterable[SignedVerdict]) -> bytes:
+    """The `entries` of a conviction, 98 bytes each: finding, report, signature. Raises TypedError unless all verdicts
+    are about one contribution, and none finds it honest."""
+    verdicts = tuple(verdicts)
+    if len({signed.verdict.contribution for signed in verdicts}) != 1:
+        raise TypedError("a conviction takes verdicts on one contribution")
+    parts = []
+    for signed in verdicts:
+        if not signed.verdict.convicts or len(signed.verdict.report) != WORD or len(signed.signature) != SIGNATURE_SIZE:
+            raise TypedError(f"a conviction takes signed verdicts of false or withheld, not {signed}")
+        parts.append(bytes([signed.verdict.finding]) + signed.verdict.report + signed.signature)
+    return b"".join(parts)
+
+
+def split_conviction(data: bytes) -> tuple[ConvictionEntry, ...]:
+    """The `entries` of a conviction, in their order."""
+    size = _CONVICTION_ENTRY_SIZE
+    if len(data) % size:
+        raise TypedError(f"verdicts come in entries of {size} bytes, got {len(data)}")
+    parts = (data[i : i + size] for i in range(0, len(data), size))
+    return tuple(ConvictionEntry(part[0], bytes(part[1 : 1 + WORD]), bytes(part[1 + WORD :])) for part in parts)
 
 
 @dataclass(frozen=True)

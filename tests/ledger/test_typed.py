@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from dlx.ledger.abi import checksum, static_fields
 from dlx.ledger.keys import SignatureError, account_of, peer_id, peer_id_from_base58, peer_id_to_base58, recover, sign
 from dlx.ledger.typed import (
+    FALSE,
+    HONEST,
     RECORD_SIZE,
     SIGNED_SIZE,
+    WITHHELD,
     Contribution,
     Domain,
     Entry,
@@ -26,10 +29,13 @@ from dlx.ledger.typed import (
     Seal,
     SignedContribution,
     TypedError,
+    Verdict,
+    conviction_entries,
     decode_records,
     encode_records,
     entries,
     registration_digest,
+    split_conviction,
     split_entries,
 )
 
@@ -90,6 +96,11 @@ def example_seal(**changes) -> Seal:
     return dataclasses.replace(seal, **changes)
 
 
+def example_verdict(**changes) -> Verdict:
+    verdict = Verdict(b"\1" * 32, 2, 3, account_of(KEY), b"\4" * 32, FALSE, b"\5" * 32)
+    return dataclasses.replace(verdict, **changes)
+
+
 def typed_data(
     primary: str, members: str, message: dict, name: str = "dlx-node TrainingLedger", version: str = "2"
 ) -> bytes:
@@ -132,6 +143,8 @@ def test_golden_bytes():
         "entries": entries({account_of(KEY): (13, signed.signature)}, {4: signed.signature}).hex(),
         "plan_hash": Plan(1, 16, 10).hash().hex(),
         "report_digest": Report(b"\1" * 32, 2, 3, (b"\4" * 32,), (b"\5" * 32, b"\6" * 32)).digest(DOMAIN).hex(),
+        "verdict_digest": example_verdict().digest(DOMAIN).hex(),
+        "conviction": conviction_entries([example_verdict().sign(DOMAIN, KEY)]).hex(),
         "registration_digest": registration_digest(31337, LEDGER, account_of(KEY), 7).hex(),
     } == GOLDEN
 
@@ -142,6 +155,31 @@ def test_a_statement_is_27_words_named_by_their_sha256(contribution):
     data = contribution.encode()
     assert len(data) == 864 and Contribution.decode(data) == contribution
     assert contribution.hash() == hashlib.sha256(data).digest()
+
+
+@settings(max_examples=25, deadline=None)
+@given(structs(Verdict))
+def test_a_verdict_is_signed_as_any_wallet_would(verdict):
+    members = "bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report"
+    assert verdict.digest(DOMAIN) == typed_data("Verdict", members, dataclasses.asdict(verdict))
+    assert verdict.sign(DOMAIN, KEY).signer(DOMAIN) == account_of(KEY)
+
+
+def test_a_conviction_takes_false_and_withheld_verdicts_on_one_contribution():
+    signed = [example_verdict(finding=finding).sign(DOMAIN, KEY) for finding in (FALSE, WITHHELD)]
+    data = conviction_entries(signed)
+    assert len(data) == 2 * 98
+    assert [(e.finding, e.report, e.signature) for e in split_conviction(data)] == [
+        (one.verdict.finding, one.verdict.report, one.signature) for one in signed
+    ]
+    others = [example_verdict(round=4), example_verdict(statement=b"\6" * 32), example_verdict(finding=HONEST)]
+    for other in (*others, example_verdict(finding=4)):
+        with pytest.raises(TypedError):
+            conviction_entries([*signed, other.sign(DOMAIN, KEY)])
+    with pytest.raises(TypedError):
+        conviction_entries([])
+    with pytest.raises(TypedError):
+        split_conviction(data[:-1])
 
 
 @settings(max_examples=25, deadline=None)
