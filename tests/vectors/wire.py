@@ -14,7 +14,7 @@ import msgspec
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, encode_frame
 
-FILE = Path(__file__).with_suffix(".msgpack")
+FILE = Path(__file__).resolve().parents[2] / "docs" / "vectors" / "wire.msgpack"
 VERSION = 1
 
 

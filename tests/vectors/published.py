@@ -1,0 +1,232 @@
+"""The examples in docs/vectors: what the code gives for fixed inputs, as JSON that any language reads.
+
+Bytes are lowercase hex; tensors are {"shape", "data"}, the data float32, little-endian. After a change of the protocol
+`python -m tests.vectors.published` in the repository's root writes the files anew; docs/protocol.md has to say what
+changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlx.ground.merkle import tree_root
+from dlx.ledger.abi import checksum
+from dlx.ledger.keys import account_of, sign
+from dlx.ledger.typed import (
+    Contribution,
+    Domain,
+    Outcome,
+    Plan,
+    Report,
+    Seal,
+    entries,
+    registration_digest,
+    run_id,
+)
+from dlx.node.round.draw import checkers, draw, seed_of
+from dlx.training.codecs import codec
+from dlx.training.models import weights
+from dlx.training.outer.step import SealedPayload, outer_step, parts
+from dlx.training.recipe.recipe import Outer
+from dlx.training.recipe.recipe import Plan as CodecPlan
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "vectors"
+KEYS = [bytes([0] * 31 + [number]) for number in (1, 2, 3)]  # known to everybody: never use them
+Tensors = dict[str, np.ndarray]
+
+
+def content() -> dict[str, Any]:
+    """File name -> what belongs into it."""
+    return {
+        "statements.json": _statements(),
+        "codecs.json": _codecs(),
+        "outer.json": _outer(),
+        "files.json": _files(),
+        "draw.json": _draw(),
+    }
+
+
+def written(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _digest_of(name: str) -> bytes:
+    """32 bytes that stand for the hash of something."""
+    return bytes((7 * index + sum(name.encode())) % 256 for index in range(32))
+
+
+def _statements() -> dict[str, Any]:
+    domain = Domain(31337, checksum(bytes(range(20))))
+    creator, makers = account_of(KEYS[0]), [account_of(key) for key in KEYS[1:]]
+    run = run_id(domain.chain_id, domain.ledger, creator, _digest_of("manifest"))
+    plan, made = Plan(4, 0, 10), []
+    for replica, maker in enumerate(makers):
+        fields: dict[str, Any] = {
+            name: _digest_of(f"{name} {replica}")
+            for name, kind in Contribution.__annotations__.items()
+            if "bytes" in str(kind).lower()
+        }
+        fields |= {
+            "run": run, "round": 7, "stage": 1, "replica": replica, "account": maker, "payload_size": 1234 + replica,
+            "plan": plan.hash(), "inner_steps": 10, "loss": 2_345_678 + replica, "segments": 1, "compute_ms": 4000,
+            "exchange_ms": 1990 * replica, "flags": replica,
+        }  # fmt: skip
+        made.append(Contribution(**fields))
+    records = tuple(one.record(multiplier) for one, multiplier in zip(made, (32768, 20000), strict=True))
+    hashes = [_digest_of(name) for name in ("weights", "momentum", "weights root", "momentum root")]
+    seal = Seal(run, 1, 7, _digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
+    report = Report(run, 7, 1, (made[0].hash(),), (made[1].hash(),))
+    digest = seal.digest(domain)
+    signed = {makers[0]: (0, sign(digest, KEYS[1]))}
+    return {
+        "chain_id": domain.chain_id,
+        "ledger": domain.ledger,
+        "separator": domain.separator.hex(),
+        "run": {"creator": creator, "manifest": _digest_of("manifest").hex(), "id": run.hex()},
+        "plan": {"level": 4, "rank": 0, "inner_steps": 10, "hash": plan.hash().hex()},
+        "contributions": [
+            {
+                "key": key.hex(),
+                "fields": _plain(vars(one)),
+                "statement": one.encode().hex(),
+                "name": one.hash().hex(),
+                "record": record.encode().hex(),
+                "digest": one.digest(domain).hex(),
+                "signature": sign(one.digest(domain), key).hex(),
+            }
+            for key, one, record in zip(KEYS[1:], made, records, strict=True)
+        ],
+        "seal": {
+            "packed": seal.encode().hex(),
+            "digest": digest.hex(),
+            "key": KEYS[1].hex(),
+            "signature": sign(digest, KEYS[1]).hex(),
+            "mean_loss": seal.mean_loss,
+            "entries": entries(signed, {1: sign(made[1].digest(domain), KEYS[2])}).hex(),
+        },
+        "report": {
+            "holding": [name.hex() for name in report.holding],
+            "missing": [name.hex() for name in report.missing],
+            "digest": report.digest(domain).hex(),
+        },
+        "registration": {
+            "account": makers[0],
+            "nonce": 3,
+            "digest": registration_digest(domain.chain_id, domain.ledger, makers[0], 3).hex(),
+        },
+    }
+
+
+def _codecs() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(1)
+    made: Tensors = {
+        "model.embed_tokens.weight": generator.standard_normal((5, 3)),
+        "model.layers.0.mlp.up_proj.weight": generator.standard_normal((24, 40)) * 1e-3,
+        "model.norm.weight": np.concatenate([generator.standard_normal(130), [0.0, 1e-9]]),
+    }
+    tensors = {name: values.astype(np.float32) for name, values in made.items()}
+    plans = [("int4", 4, 0), ("int4", 8, 0), ("int4", 2, 0), ("lowrank", 4, 3), ("topk", 2, 32)]
+    found = []
+    for name, level, rank in plans:
+        plan = CodecPlan(level, rank, 10)
+        payload = codec(name).encode(tensors, plan)
+        shapes = {key: values.shape for key, values in tensors.items()}
+        decoded = codec(name).decode_arrays(payload, shapes, plan)
+        found.append(
+            {
+                "codec": name,
+                "level": level,
+                "rank": rank,
+                "tensors": _tensors(tensors),
+                "payload": payload.hex(),
+                "decoded": _tensors(decoded),
+            }
+        )
+    return found
+
+
+def _outer() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(2)
+    steps, multipliers = (10, 7, 10), (32768, 32768, 20001)
+    found = []
+    for lr, momentum, nesterov in ((0.8, 0.0, False), (0.7, 0.9, True), (1.0, 0.5, False)):
+        version = {"a": generator.standard_normal((2, 3)), "b": generator.standard_normal(4)}
+        version = {name: values.astype(np.float32) for name, values in version.items()}
+        before = {name: (values * 0.1).astype(np.float32) for name, values in version.items()} if momentum else None
+        gradients = [
+            {
+                name: (generator.standard_normal(values.shape) * 0.01).astype(np.float32)
+                for name, values in version.items()
+            }
+            for _ in steps
+        ]
+        case: dict[str, Any] = {
+            "lr": lr, "momentum": momentum, "nesterov": nesterov, "inner_steps": steps, "multipliers": multipliers,
+            "version": _tensors(version), "momentum_before": before and _tensors(before),
+            "gradients": [_tensors(one) for one in gradients],
+        }  # fmt: skip
+        sealed = [SealedPayload(Path("x"), *one, CodecPlan()) for one in zip(steps, multipliers, strict=True)]
+        after = outer_step(
+            version, before, gradients, parts(sealed), Outer(lr=lr, momentum=momentum, nesterov=nesterov)
+        )
+        found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
+    return found
+
+
+def _files() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(3)
+    found = []
+    for shapes in ({"b.weight": (2, 2), "a.weight": (3,), "é": (1,)}, {"w": (40, 40)}):
+        tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        data = weights.serialise(tensors)
+        found.append(
+            {
+                "tensors": _tensors(tensors),
+                "file": data.hex(),
+                "sha256": weights.weights_hash(tensors).hex(),
+                "merkle_root": tree_root([data]).hex(),
+            }
+        )
+    return found
+
+
+def _draw() -> dict[str, Any]:
+    run, digests = _digest_of("run"), [_digest_of("stage 0"), _digest_of("stage 1")]
+    seed = seed_of(_digest_of("block"), run, 7, digests)
+    members = [account_of(key) for key in KEYS]
+    return {
+        "block_hash": _digest_of("block").hex(),
+        "run": run.hex(),
+        "round": 7,
+        "digests": [one.hex() for one in digests],
+        "seed": seed.hex(),
+        "share": 0.3,
+        "replicas": 16,
+        "segments": 5,
+        "drawn": [[one.replica, one.segment] for one in draw(seed, 7, range(16), 0.3, 5)],
+        "members": members,
+        "checkers_of_replica_2": checkers(seed, 2, members),
+    }
+
+
+def _tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {
+        name: {"shape": list(values.shape), "data": values.astype("<f4").tobytes().hex()}
+        for name, values in tensors.items()
+    }
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return {name: value for name, value in shown.items() if not name.startswith("_")}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for file, value in content().items():
+        (FOLDER / file).write_text(written(value))

@@ -1,0 +1,244 @@
+"""A stranger's verifier: written from docs/protocol.md with nothing of ours, Python's standard library and keccak.
+
+It is slow, and as plain as it can be: what it cannot compute from the page, the page does not say.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from fractions import Fraction
+
+from eth_hash.auto import keccak
+
+CONTRIBUTION = (
+    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    b"uint32 innerSteps,uint8 exchange)"
+)
+SEAL = (
+    b"Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,"
+    b"bytes32 momentumRoot,bytes11 plans,bytes records)"
+)
+REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,bytes32[] holding,bytes32[] missing)"
+REGISTRATION = b"Registration(address account,uint256 nonce)"
+DOMAIN = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+WORDS = [  # of the statement, in its order
+    "run", "round", "stage", "replica", "account", "base_weights", "payload", "payload_size", "payload_root", "plan",
+    "inner_steps", "loss", "previous", "start_payload", "folded_payload", "folded_payload2", "weights_before",
+    "weights_after", "optimiser_before", "optimiser_after", "residual_before", "residual_after", "segments_root",
+    "segments", "compute_ms", "exchange_ms", "flags",
+]  # fmt: skip
+
+Tensor = tuple[list[int], list[float]]  # shape, and the values in order
+
+
+# ---- section 2 and 4: what is signed
+
+
+def word(value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return value.to_bytes(32, "big")
+    data = value if isinstance(value, bytes) else bytes.fromhex(value.removeprefix("0x"))
+    return data.rjust(32, b"\0")
+
+
+def separator(name: bytes, version: bytes, chain: int, contract: str) -> bytes:
+    return keccak(keccak(DOMAIN) + keccak(name) + keccak(version) + word(chain) + word(contract))
+
+
+def digest(domain: bytes, struct_hash: bytes) -> bytes:
+    return keccak(b"\x19\x01" + domain + struct_hash)
+
+
+def run_id(chain: int, ledger: str, creator: str, manifest: bytes) -> bytes:
+    return keccak(word(chain) + word(ledger) + word(creator) + manifest)
+
+
+def statement(fields: dict[str, int | str]) -> bytes:
+    return b"".join(map(word, (fields[name] for name in WORDS)))
+
+
+def exchange(compute_ms: int, exchange_ms: int) -> int:
+    if not compute_ms or not exchange_ms:
+        return 0
+    return min(255, max(1, (200 * exchange_ms + compute_ms) // (2 * compute_ms)))
+
+
+def record(fields: dict[str, int | str], name: bytes, multiplier: int) -> bytes:
+    percent = exchange(int(fields["compute_ms"]), int(fields["exchange_ms"]))
+    payload = bytes.fromhex(str(fields["payload"]))
+    numbers = struct.pack(">IIBH", fields["loss"], fields["inner_steps"], percent, multiplier)
+    return bytes([int(fields["replica"])]) + payload + name + numbers
+
+
+def contribution_digest(domain: bytes, run: bytes, round: int, stage: int, data: bytes) -> bytes:
+    loss, steps, percent, _ = struct.unpack(">IIBH", data[65:])
+    words = [run, round, stage, data[0], data[1:33], data[33:65], loss, steps, percent]
+    return digest(domain, keccak(keccak(CONTRIBUTION) + b"".join(map(word, words))))
+
+
+def seal_digest(domain: bytes, packed: bytes) -> bytes:
+    run, stage, round = packed[:32], packed[32:34], packed[34:38]
+    fixed = b"".join(packed[at : at + 32] for at in range(38, 198, 32))
+    words = run + word(stage) + word(round) + fixed + packed[198:209].ljust(32, b"\0") + keccak(packed[209:])
+    return digest(domain, keccak(keccak(SEAL) + words))
+
+
+def report_digest(domain: bytes, run: bytes, round: int, stage: int, holding: list[str], missing: list[str]) -> bytes:
+    lists = b"".join(keccak(b"".join(bytes.fromhex(one) for one in names)) for names in (holding, missing))
+    return digest(domain, keccak(keccak(REPORT) + run + word(round) + word(stage) + lists))
+
+
+def registration_digest(domain: bytes, account: str, nonce: int) -> bytes:
+    return digest(domain, keccak(keccak(REGISTRATION) + word(account) + word(nonce)))
+
+
+# ---- section 9: files and payloads
+
+
+def single(value: float) -> float:
+    """Rounded to float32. Sums and products of two float32 in float64, rounded so, are the single IEEE operations."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def half(data: bytes) -> float:
+    return float(struct.unpack("<e", data)[0])
+
+
+def canonical(tensors: dict[str, Tensor]) -> bytes:
+    header, body = {}, b""
+    for name in sorted(tensors):
+        shape, values = tensors[name]
+        data = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def merkle_root(data: bytes) -> bytes:
+    leaves = [data[at : at + 4096] for at in range(0, len(data), 4096)]
+    return _tree([hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves]) if leaves else hashlib.sha256().digest()
+
+
+def _tree(nodes: list[bytes]) -> bytes:
+    if len(nodes) == 1:
+        return nodes[0]
+    split = 1 << (len(nodes) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + _tree(nodes[:split]) + _tree(nodes[split:])).digest()
+
+
+def bits(data: bytes, width: int, count: int) -> list[int]:
+    """Numbers that fill bytes from their lowest bits up."""
+    number = int.from_bytes(data, "little")
+    return [(number >> width * index) & (1 << width) - 1 for index in range(count)]
+
+
+def signed(codes: list[int], width: int) -> list[int]:
+    return [code - (1 << width) if code >> width - 1 else code for code in codes]
+
+
+def decode(codec: str, level: int, rank: int, shapes: dict[str, list[int]], payload: bytes) -> dict[str, Tensor]:
+    found, rest = {}, payload
+    for name in sorted(shapes):
+        shape = shapes[name]
+        count = math.prod(shape)
+        if codec == "topk":
+            values, rest = _topk(rest, count, rank)
+        elif codec == "lowrank" and _factored(name, shape, rank):
+            values, rest = _lowrank(rest, shape, rank)
+        else:
+            values, rest = _int4(rest, count, level)
+        found[name] = (shape, values)
+    assert not rest
+    return found
+
+
+def _int4(data: bytes, count: int, level: int) -> tuple[list[float], bytes]:
+    groups = -(-count // 128)
+    size = groups * (2 + 16 * level)
+    codes = signed(bits(data[2 * groups : size], level, 128 * groups), level)
+    scales = [half(data[2 * group : 2 * group + 2]) for group in range(groups)]
+    return [single(codes[index] * scales[index // 128]) for index in range(count)], data[size:]
+
+
+def _factored(name: str, shape: list[int], rank: int) -> bool:
+    if len(shape) != 2 or rank > min(shape):
+        return False
+    if any("embed" in part or part in ("wte", "wpe", "lm_head") for part in name.split(".")):
+        return False
+    return rank + -(-rank * sum(shape) // 2) < -(-math.prod(shape) // 128) * 66
+
+
+def _lowrank(data: bytes, shape: list[int], rank: int) -> tuple[list[float], bytes]:
+    rows, columns = shape
+    exponents = signed(list(data[:rank]), 8)
+    size = rank + -(-rank * (rows + columns) // 2)
+    codes = signed(bits(data[rank:size], 4, rank * (rows + columns)), 4)
+    total = [[Fraction(0)] * columns for _ in range(rows)]
+    for component in range(rank):
+        start, weight = component * (rows + columns), Fraction(2) ** exponents[component]
+        left, right = codes[start : start + rows], codes[start + rows : start + rows + columns]
+        for row in range(rows):
+            for column in range(columns):
+                total[row][column] += weight * left[row] * right[column]
+    return [single(float(value)) + 0.0 for line in total for value in line], data[size:]
+
+
+def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
+    lengths = [min(4096, count - start) for start in range(0, count, 4096)]
+    kept = [-(-rank * length // 4096) for length in lengths]
+    head, places = 4 * len(lengths), -(-12 * sum(kept) // 8)
+    size = head + places + -(-2 * sum(kept) // 8)
+    where = bits(data[head : head + places], 12, sum(kept))
+    choices = bits(data[head + places : size], 2, sum(kept))
+    values, at = [0.0] * count, 0
+    for chunk, number in enumerate(kept):
+        low, high = half(data[4 * chunk : 4 * chunk + 2]), half(data[4 * chunk + 2 : 4 * chunk + 4])
+        for place, choice in zip(where[at : at + number], choices[at : at + number], strict=True):
+            size_of = high if choice & 1 else low
+            values[4096 * chunk + place] = (-size_of if choice & 2 else size_of) + 0.0
+        at += number
+    return values, data[size:]
+
+
+def outer(
+    version: list[float],
+    momentum: list[float] | None,
+    gradients: list[list[float]],
+    steps: list[int],
+    multipliers: list[int],
+    lr: float,
+    mu: float,
+    nesterov: bool,
+) -> tuple[list[float], list[float] | None]:
+    """One tensor of V[t+1], and of the momentum."""
+    total = sum(steps) * 32768
+    parts = [single(count * each / total) for count, each in zip(steps, multipliers, strict=True)]
+    acc = [0.0] * len(version)
+    for gradient, part in zip(gradients, parts, strict=True):
+        acc = [single(sum_ + single(value * part)) for sum_, value in zip(acc, gradient, strict=True)]
+    step = acc
+    if mu:
+        before = momentum or [0.0] * len(version)
+        momentum = [single(single(m * single(mu)) + a) for m, a in zip(before, acc, strict=True)]
+        step = momentum
+        if nesterov:
+            step = [single(a + single(m * single(mu))) for a, m in zip(acc, momentum, strict=True)]
+    return [single(v - single(s * single(lr))) for v, s in zip(version, step, strict=True)], momentum
+
+
+# ---- the draw
+
+
+def draw(
+    block_hash: bytes, run: bytes, round: int, digests: list[bytes], share: float, replicas: int, segments: int
+) -> tuple[bytes, list[list[int]]]:
+    seed = keccak(block_hash + run + round.to_bytes(4, "big") + b"".join(digests))
+    found = []
+    for replica in range(replicas):
+        lot = keccak(seed + replica.to_bytes(2, "big"))
+        if Fraction(int.from_bytes(lot[:8], "big"), 2**64) < Fraction(share):
+            found.append([replica, int.from_bytes(lot[8:16], "big") % segments])
+    return seed, found

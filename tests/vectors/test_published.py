@@ -1,0 +1,109 @@
+"""docs/vectors: what the code gives, and what a stranger's verifier finds who has only the page to go by."""
+
+import hashlib
+import json
+import struct
+from typing import Any
+
+import pytest
+from eth_hash.auto import keccak
+
+from dlx.ledger.keys import account_of, recover
+from tests.vectors import published
+from tests.vectors import stranger as s
+
+FILES = {path.name: json.loads(path.read_text()) for path in published.FOLDER.glob("*.json")}
+
+
+def test_the_published_examples_are_of_this_protocol() -> None:
+    made = {name: json.loads(published.written(value)) for name, value in published.content().items()}
+    assert made == FILES, "the protocol changed: run python -m tests.vectors.published and say so in docs/protocol.md"
+
+
+def test_a_stranger_signs_the_same_statements() -> None:
+    known = FILES["statements.json"]
+    domain = s.separator(b"dlx-node TrainingLedger", b"2", known["chain_id"], known["ledger"])
+    assert domain.hex() == known["separator"]
+    run = known["run"]
+    manifest = bytes.fromhex(run["manifest"])
+    assert s.run_id(known["chain_id"], known["ledger"], run["creator"], manifest).hex() == run["id"]
+    plan = known["plan"]
+    assert keccak(b"".join(map(s.word, (plan["level"], plan["rank"], plan["inner_steps"])))).hex() == plan["hash"]
+    packed = bytes.fromhex(known["seal"]["packed"])
+    for number, one in enumerate(known["contributions"]):
+        fields, data = one["fields"], bytes.fromhex(one["statement"])
+        assert s.statement(fields) == data and len(data) == 864
+        assert hashlib.sha256(data).hexdigest() == one["name"]
+        record = bytes.fromhex(one["record"])
+        multiplier = int.from_bytes(record[-2:], "big")
+        assert s.record(fields, bytes.fromhex(one["name"]), multiplier) == record
+        assert packed[209 + 76 * number :][:76] == record
+        told = s.contribution_digest(domain, bytes.fromhex(run["id"]), fields["round"], fields["stage"], record)
+        assert told.hex() == one["digest"]
+        assert recover(told, bytes.fromhex(one["signature"])) == account_of(bytes.fromhex(one["key"]))
+    sealed = known["seal"]
+    assert s.seal_digest(domain, packed).hex() == sealed["digest"]
+    entries = bytes.fromhex(sealed["entries"])
+    assert entries[0] == 0 and entries[1:66].hex() == sealed["signature"], "a vote, which proves its record too"
+    assert entries[66] == 128 + 1 and entries[67:].hex() == known["contributions"][1]["signature"]
+    report = known["report"]
+    told = s.report_digest(domain, bytes.fromhex(run["id"]), 7, 1, report["holding"], report["missing"])
+    assert told.hex() == report["digest"]
+    registry = s.separator(b"dlx-node NodeRegistry", b"1", known["chain_id"], known["ledger"])
+    wanted = known["registration"]
+    assert s.registration_digest(registry, wanted["account"], wanted["nonce"]).hex() == wanted["digest"]
+
+
+@pytest.mark.parametrize("case", FILES["codecs.json"], ids=lambda case: f"{case['codec']}-{case['level']}")
+def test_a_stranger_decodes_the_same_bits(case: dict[str, Any]) -> None:
+    shapes = {name: tensor["shape"] for name, tensor in case["tensors"].items()}
+    found = s.decode(case["codec"], case["level"], case["rank"], shapes, bytes.fromhex(case["payload"]))
+    for name, tensor in case["decoded"].items():
+        assert struct.pack(f"<{len(found[name][1])}f", *found[name][1]).hex() == tensor["data"], name
+
+
+@pytest.mark.parametrize("case", FILES["outer.json"], ids=lambda case: f"{case['lr']}/{case['momentum']}")
+def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
+    for name in case["version"]:
+        before = case["momentum_before"]
+        version, momentum = s.outer(
+            _values(case["version"][name]),
+            before and _values(before[name]),
+            [_values(one[name]) for one in case["gradients"]],
+            case["inner_steps"],
+            case["multipliers"],
+            case["lr"],
+            case["momentum"],
+            case["nesterov"],
+        )
+        assert _hex(version) == case["next"][name]["data"]
+        if momentum is not None:
+            assert _hex(momentum) == case["momentum_after"][name]["data"]
+
+
+@pytest.mark.parametrize("case", FILES["files.json"], ids=lambda case: f"{len(case['file']) // 2}-bytes")
+def test_a_stranger_writes_the_same_files(case: dict[str, Any]) -> None:
+    tensors = {name: (one["shape"], _values(one)) for name, one in case["tensors"].items()}
+    file = s.canonical(tensors)
+    assert file.hex() == case["file"]
+    assert hashlib.sha256(file).hexdigest() == case["sha256"]
+    assert s.merkle_root(file).hex() == case["merkle_root"]
+
+
+def test_a_stranger_draws_the_same_replicas() -> None:
+    case = FILES["draw.json"]
+    block, run = bytes.fromhex(case["block_hash"]), bytes.fromhex(case["run"])
+    digests = [bytes.fromhex(one) for one in case["digests"]]
+    seed, drawn = s.draw(block, run, case["round"], digests, case["share"], case["replicas"], case["segments"])
+    assert seed.hex() == case["seed"] and drawn == case["drawn"]
+    order = sorted(case["members"], key=lambda one: keccak(seed + b"\0\2" + bytes.fromhex(one[2:])))
+    assert order == case["checkers_of_replica_2"]
+
+
+def _values(tensor: dict[str, Any]) -> list[float]:
+    data = bytes.fromhex(tensor["data"])
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def _hex(values: list[float]) -> str:
+    return struct.pack(f"<{len(values)}f", *values).hex()
