@@ -3,7 +3,9 @@
 One transaction does it for all, so members take turns: those who were heard lately, in an order that is another for
 each question, one proposal timeout after the other.
 
-- Who was not heard for a round timeout is asked, and evicted if it does not answer.
+- Who was not heard for a round timeout is asked, and evicted if it does not answer. A member hears those of its stage,
+  by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
+  more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
   it. The dead among them are evicted first: they would break the replicas that work. Those whose seats are forfeit are
   asked, by holders whose own are not: only being counted keeps them their seats, wherever they are dealt.
@@ -27,7 +29,8 @@ MAX_TURNS = 8  # then everybody does it
 
 
 class Liveness:
-    """Who was heard of lately, and which ledger actions follow. Only validly signed statements count as hearing.
+    """Who was heard of lately, and which ledger actions follow. Only validly signed statements and pipes that are open
+    count as hearing.
 
     A statement about the open round may still be somebody's repetition, so hearing only puts the question off.
     """
@@ -93,9 +96,10 @@ class Liveness:
     # ---- who is asked -----------------------------------------------------------------------------------------------
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
-        """Whether the holder of an unsealed stage has said nothing for a round timeout, and in a round that is open for
-        more than one, when everybody has to; or for two; or the round is open so long that what was heard of it may be
-        somebody's repetition. Who has just joined is given as long from there."""
+        """Whether the holder of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
+        in a round that is open for more than one, when everybody has to; or for two; or, whoever it is, the round is
+        open so long that what was heard of it may be somebody's repetition. Who has just joined is given as long from
+        there."""
         slot, timeout = view.slot_of(account), self._rules.round_timeout
         if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
@@ -103,10 +107,18 @@ class Liveness:
         overdue = now > opened_at + timeout + self._rules.proposal_timeout
         began = max(opened_at, self._since or now, view.joined_at(account))
         return (
-            (overdue and self._silent(view, account, now))
-            or self._silent(view, account, now - timeout)
+            (overdue and self._is_missed(view, account, now))
+            or self._is_missed(view, account, now - timeout)
             or now > began + HEARSAY * timeout
         )
+
+    def _is_missed(self, view: RunView, account: str, now: float) -> bool:
+        """Whether an account that this member would hear is silent."""
+        ours, theirs = view.slot_of(self._account), view.slot_of(account)
+        if ours is None or theirs is None:
+            return False
+        nearby = ours[1] == theirs[1] or (ours[0] == theirs[0] and abs(ours[1] - theirs[1]) == 1)
+        return nearby and self._silent(view, account, now)
 
     def _silent(self, view: RunView, account: str, now: float) -> bool:
         heard = max(self._heard.get(account, self._since or now), view.joined_at(account))
@@ -151,7 +163,7 @@ class Liveness:
             return False
         if any(account in view.accusations for account in team):
             return False
-        return not any(account != self._account and self._silent(view, account, now) for account in team)
+        return not any(account != self._account and self._is_missed(view, account, now) for account in team)
 
     def _team(self, view: RunView, replica: int) -> list[str]:
         holders = (view.holder(replica, stage) for stage in range(self._rules.stages))

@@ -283,6 +283,7 @@ class RoundMachine:
             self._train(now, out)
             if not finished(self.rules, self.view):
                 self._sealing.advance(now, self.version, self.training, self._since or now, out)
+        self._hear_neighbours(now)
         removals = self._liveness.due(self.view, now, self._sealing.cosigners())
         tasks: list[a.Task] = [*removals, *self._known.evidence.values()]
         for task in tasks:
@@ -349,6 +350,14 @@ class RoundMachine:
             if self._pending.start(order, now):
                 self._started = order
                 out.append(order)
+
+    def _hear_neighbours(self, now: float) -> None:
+        """Whoever keeps a pipe open is there."""
+        assert self.slot is not None
+        for link, want in self._neighbours.items():
+            holder = self.view.holder(self.slot[0], self.stage + (1 if link == "next" else -1))
+            if want.round is not None and holder is not None:
+                self._liveness.heard(holder, now)
 
     def _abandon(self, reason: str, out: list[a.Action]) -> None:
         if self.training is not None and not self._stopping:

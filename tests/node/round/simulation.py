@@ -223,14 +223,17 @@ class Simulation:
         self.later(member, e.Done(action, outcome), seconds)  # type: ignore[arg-type]
 
     def gossip(self, sender: Member, event: e.Event) -> None:
+        """Contributions go to everybody, other statements to the stage's members."""
         for member in self.alive():
             if member is sender or self.random.random() < self.loss:
+                continue
+            if not isinstance(event, e.ContributionSeen) and member.machine.stage != sender.machine.stage:
                 continue
             for _ in range(1 + (self.random.random() < self.loss)):
                 self.later(member, event, 0.05 + 2 * self.loss * self.random.random())
 
     def act(self, member: Member, action: a.Action) -> None:
-        if member.mute and isinstance(action, a.Statement):
+        if member.mute and isinstance(action, a.Statement | a.Transaction) and not isinstance(action, a.SendAnswer):
             return
         match action:
             case a.StartRound(round=round, plan=plan):

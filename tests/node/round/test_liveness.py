@@ -101,3 +101,29 @@ def test_one_old_holder_frees_the_seats_of_a_full_run_for_newcomers() -> None:
     newcomer = sim.join("newcomer", 1)
     sim.restart(newcomer)
     assert sim.run(lambda: sim.finished, 600)
+
+
+def test_whoever_cannot_be_heard_is_not_asked_for_its_silence() -> None:
+    """Stage 2 is gone and holds the round up: its neighbours in the replicas notice, though its own members cannot;
+    nobody asks those who are only waiting, each in its own stage's hearing."""
+    sim = Asking(make_rules(rounds=12, stages=3, delay=0), replicas=2, seed=3)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    gone = [str(sim.view.holder(replica, 2)) for replica in range(2)]
+    waiting = set(sim.members) - {*gone}
+    for account in gone:
+        sim.kill(account)
+    died = sim.now
+    assert sim.run(lambda: not sim.view.holders(2), 8 * sim.rules.round_timeout)
+    assert all(sim.accused[account] < died + 3 * sim.rules.round_timeout for account in gone)
+    assert not waiting & sim.accused.keys()
+
+
+def test_a_stage_that_nobody_here_hears_is_asked_when_the_round_has_lasted_for_long() -> None:
+    """Of three stages the last two are gone: the first one does not hear the silence of the last."""
+    sim = Asking(make_rules(rounds=12, stages=3, delay=0), replicas=1, seed=3)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
+    last = str(sim.view.holder(0, 2))
+    sim.kill(str(sim.view.holder(0, 1)))
+    sim.kill(last)
+    assert sim.run(lambda: last in sim.accused, 9 * sim.rules.round_timeout)
+    assert sim.run(lambda: not sim.view.holders(2), 60)
