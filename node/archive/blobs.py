@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 CHUNK = 1 << 20
+_NAMED = 3  # sources of wrong bytes that a message names
 
 
 class BlobMissing(Exception):
-    """No source has the blob."""
+    """Nobody gives the blob. `reason` says so, and names those who gave something else."""
 
-
-class BlobWrong(Exception):
-    """Some source has bytes under this name, but nobody has the right ones. `reason` names those sources."""
-
-    def __init__(self, name: str, where: Sequence[str]) -> None:
-        self.reason = f"wrong bytes from {', '.join(where)}, and no good copy anywhere"
+    def __init__(self, name: str, where: Sequence[str] = ()) -> None:
+        more = f" and {len(where) - _NAMED} others" if len(where) > _NAMED else ""
+        wrong = f"wrong bytes from {', '.join(where[:_NAMED])}{more}, and no good copy anywhere"
+        self.reason = wrong if where else "no source has it"
         super().__init__(f"{name}: {self.reason}")
+
+
+class Wrong(NamedTuple):
+    """Something under a blob's name that is not the blob. `where` names the place, `what` continues that: a predicate.
+
+    `lies`: these are other bytes, not just something that cannot be read.
+    """
+
+    where: str
+    what: str
+    lies: bool = True
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One source's answer about one blob: `path` holds the checked copy, or `wrong` names who gave wrong bytes."""
+    """One source's answer about one blob: `path` holds the checked copy; `wrong` is what else was found."""
 
     path: Path | None
-    wrong: tuple[str, ...] = ()
+    wrong: tuple[Wrong, ...] = ()
 
 
 class Source(Protocol):
@@ -53,41 +65,34 @@ class Folder:
         # Hash while copying: what is used later is what was checked, whatever happens to the folder meanwhile.
         source = self.path / digest.hex()
         try:
-            reader = source.open("rb")
+            reader = _open(source)
         except FileNotFoundError:
             return Attempt(None)
-        except OSError:
-            return Attempt(None, (str(source),))
-        target = into / digest.hex()
-        partial = into / f"{digest.hex()}.partial"
-        hasher, size = hashlib.sha256(), 0
-        with reader, partial.open("wb") as writer:
-            while size <= limit and (chunk := reader.read(CHUNK)):
-                hasher.update(chunk)
-                writer.write(chunk)
-                size += len(chunk)
-        if size > limit or hasher.digest() != digest:
-            partial.unlink()
-            return Attempt(None, (str(source),))
-        os.replace(partial, target)
-        return Attempt(target)
+        except OSError as error:
+            return Attempt(None, (_unreadable(source, error),))
+        with reader:
+            size = os.fstat(reader.fileno()).st_size
+            if size > limit:
+                what = f"has {size} bytes, where this blob has at most {limit}: it was not read"
+                return Attempt(None, (Wrong(str(source), what),))
+            return _copy(reader, source, digest, limit, into)
 
 
 class Blobs:
     """Checked blobs from several sources, kept in `work` until `drop`ped.
 
-    `on_wrong(digest, where, own)` hears of every wrong copy, also when a good one is found elsewhere.
+    `on_wrong(digest, wrong, own)` hears of every wrong copy, also when a good one is found elsewhere.
     """
 
     def __init__(
-        self, sources: Sequence[Source], work: Path, on_wrong: Callable[[bytes, str, bool], None] = lambda *_: None
+        self, sources: Sequence[Source], work: Path, on_wrong: Callable[[bytes, Wrong, bool], None] = lambda *_: None
     ) -> None:
         self._sources = sorted(sources, key=lambda source: not source.own)  # every own folder is looked into
         self.work = work
         self._on_wrong = on_wrong
 
     def get(self, digest: bytes, limit: int) -> Path:
-        """Path of the checked copy of at most `limit` bytes. Raises BlobMissing or BlobWrong."""
+        """Path of the checked copy of at most `limit` bytes. Raises BlobMissing."""
         kept = self.work / digest.hex()
         if kept.exists():
             return kept
@@ -97,16 +102,50 @@ class Blobs:
             if found is not None and not source.own:
                 break
             attempt = source.fetch(digest, limit, self.work)
-            for where in attempt.wrong:
-                wrong.append(where)
-                self._on_wrong(digest, where, source.own)
+            for one in attempt.wrong:
+                wrong.append(one.where)
+                self._on_wrong(digest, one, source.own)
             found = attempt.path or found
-        if found is not None:
-            return found
-        if wrong:
-            raise BlobWrong(digest.hex(), wrong)
-        raise BlobMissing(f"{digest.hex()}: nobody has it")
+        if found is None:
+            raise BlobMissing(digest.hex(), wrong)
+        return found
 
     def drop(self, digest: bytes) -> None:
         """Forget the working copy (disk stays bounded); the sources keep theirs."""
         (self.work / digest.hex()).unlink(missing_ok=True)
+
+
+def _copy(reader: BinaryIO, source: Path, digest: bytes, limit: int, into: Path) -> Attempt:
+    partial = into / f"{digest.hex()}.partial"
+    hasher, size, wrong = hashlib.sha256(), 0, Wrong(str(source), "does not match its name")
+    with partial.open("wb") as writer:
+        while size <= limit:
+            try:
+                chunk = reader.read(CHUNK)
+            except OSError as error:
+                size, wrong = limit + 1, _unreadable(source, error)
+                break
+            if not chunk:
+                break
+            hasher.update(chunk)
+            writer.write(chunk)
+            size += len(chunk)
+    if size > limit or hasher.digest() != digest:
+        partial.unlink()
+        return Attempt(None, (wrong,))
+    target = into / digest.hex()
+    os.replace(partial, target)
+    return Attempt(target)
+
+
+def _open(path: Path) -> BinaryIO:
+    """A regular file, for reading: nothing else is waited for, whatever lies under the name. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _unreadable(path: Path, error: OSError) -> Wrong:
+    return Wrong(str(path), f"cannot be read: {error.strerror}", lies=False)

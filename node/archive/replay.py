@@ -14,7 +14,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, Record, TypedError
 from dlx.ledger.view import RunView
-from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong
+from dlx.node.archive.blobs import BlobMissing, Blobs
 from dlx.node.round.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
 from dlx.training.models import weights
@@ -72,7 +72,7 @@ class Replay:
         return plan
 
     def version(self, stage: int, version: int) -> State:
-        """A stored version, by its sealed hashes. Raises BlobMissing or BlobWrong (also where only its momentum is)."""
+        """A stored version, by its sealed hashes. Raises BlobMissing (also where only its momentum is)."""
         limit = weights.file_size(self._shapes[stage])
         momentum = self.view.momentum(stage, version)
         path = self._blobs.get(self.view.weights(stage, version), limit)
@@ -83,7 +83,7 @@ class Replay:
         weights.read_arrays(state.weights, self._shapes[state.stage])
 
     def statement(self, sealed: Sealed, record: Record) -> Contribution:
-        """All that a counted contribution states. Raises BlobMissing, BlobWrong or StatementError."""
+        """All that a counted contribution states. Raises BlobMissing or StatementError."""
         data = self._blobs.get(record.statement, CONTRIBUTION_SIZE).read_bytes()
         self._blobs.drop(record.statement)
         try:
@@ -96,7 +96,7 @@ class Replay:
         return found
 
     def payload(self, sealed: Sealed, record: Record) -> Path:
-        """The checked blob of a counted payload. Raises BlobMissing, BlobWrong or PayloadError."""
+        """The checked blob of a counted payload. Raises BlobMissing or PayloadError."""
         try:
             most = self._codec.size(self._shapes[sealed.stage], self._plan_of(sealed))
         except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
@@ -157,7 +157,7 @@ class Replay:
             progress(f"stage {stage}: nobody has version {version}, replaying round {round}")
             try:
                 made = self.step(state)
-            except (BlobMissing, BlobWrong, PayloadError, OuterError, weights.WeightsError) as error:
+            except (BlobMissing, PayloadError, OuterError, weights.WeightsError) as error:
                 raise ReplayError(f"stage {stage}, round {round}: a sealed payload cannot be had: {error}") from error
             self.forget_payloads(stage, round)
             sealed = self.view.weights(stage, round + 1)
@@ -174,7 +174,7 @@ class Replay:
         for candidate in range(version, -1, -1):
             try:
                 return self.version(stage, candidate)
-            except (BlobMissing, BlobWrong) as error:
+            except BlobMissing as error:
                 failure = failure or error
         raise ReplayError(f"stage {stage}: no source has version {version} or an older one: {failure}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.node.archive.blobs import Folder, Source
 from dlx.node.archive.peers import Peers
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.errors import NotReady, UsageFailure
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ def open_sources(
     """The user's own folders, then those that nodes wrote, then the run's peers.
 
     Nodes' folders are peers that need no network: a wrong blob there is as little a finding as wrong bytes from afar.
-    Raises UsageFailure for an own folder that is none.
+    Raises UsageFailure for an own folder that is none, NotReady for one that may not be looked into.
     """
     for path in places.own:
         if not path.is_dir():
             raise UsageFailure(f"{path}: no such blob folder")
+        if not os.access(path, os.X_OK):
+            raise NotReady(f"{path}: this user may not look into the blob folder")
     folders = [*(Folder(path, own=True) for path in places.own), *(Folder(path, own=False) for path in places.nodes)]
     domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
     with Peers(domain, run, lambda: client.nodes().nodes, places.bootstrap, say) as peers:

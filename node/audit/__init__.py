@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlx.node.archive.blobs import Folder, Source
-from dlx.node.audit.report import Check, Report
+from dlx.node.audit.report import Check, Conclusion, Report, Training
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.node.archive.sources import Places
 
-__all__ = ["Check", "Folder", "Report", "Source", "audit", "audit_run"]
+__all__ = ["Check", "Conclusion", "Folder", "Report", "Source", "Training", "audit", "audit_run"]
 
 
 def audit_run(

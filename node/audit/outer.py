@@ -10,7 +10,7 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view import RunView
-from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
+from dlx.node.archive.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.plans import finished, has_round, plan_fault
@@ -37,11 +37,11 @@ Progress = Callable[[str], None]
 def audit_outer(report: Report, view: RunView, sources: Sequence[Source], work: Path, progress: Progress) -> None:
     """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder."""
 
-    def wrong_copy(digest: bytes, where: str, own: bool) -> None:
+    def wrong_copy(digest: bytes, wrong: Wrong, own: bool) -> None:
         if own:
-            report.add(LEVEL, "own blobs", "FAIL", f"{where} does not match its name", hash=digest)
+            report.add(LEVEL, "own blobs", "FAIL" if wrong.lies else "WARN", f"{wrong.where} {wrong.what}", hash=digest)
         else:
-            report.note(f"wrong bytes for {digest.hex()} from {where}: not used")
+            report.note(f"{digest.hex()}: {wrong.where} {wrong.what}, and is not used")
 
     try:
         selftest.run()
@@ -60,11 +60,11 @@ def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
     try:
         manifest = parse(blobs.get(digest, MAX_BYTES).read_bytes())
     except BlobMissing as error:
-        report.add(LEVEL, "manifest", "WARN", f"the manifest is gone: {error}", hash=digest)
+        report.add(LEVEL, "manifest", "WARN", f"it is gone: {error.reason}", hash=digest)
         report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
         report.cannot_establish("everything that rests on blobs: the manifest is gone")
         return None
-    except (BlobWrong, ManifestError) as error:
+    except ManifestError as error:
         report.add(LEVEL, "manifest", "FAIL", str(error), hash=digest)
         report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
         return None
@@ -106,9 +106,9 @@ class _Audit:
             state = self._replay.version(stage, 0)
             self._replay.check_version(state)
         except BlobMissing as error:
-            self._add("genesis", "WARN", stage, None, digest, f"the genesis is gone: {error}")
+            self._add("genesis", "WARN", stage, None, digest, f"it is gone: {error.reason}")
             return None
-        except (BlobWrong, WeightsError) as error:
+        except WeightsError as error:
             self._add("genesis", "FAIL", stage, None, digest, str(error))
             return None
         self._add("genesis", "PASS", stage, None, digest)
@@ -176,16 +176,15 @@ class _Audit:
         where = f"contribution of {account}"
         try:
             counted = replay.statement(sealed, record)
-        except BlobMissing:
-            detail = f"the statement of {account} is gone: no source has it"
+        except BlobMissing as error:
+            detail = f"the statement of {account} is gone: {error.reason}"
             self._add("base and plan", "WARN", stage, round, record.statement, detail)
             self._report.cannot_establish(
                 f"what {account} stated of its contribution to round {round} beyond the seal's record of it"
             )
             return None
-        except (BlobWrong, StatementError) as error:
-            reason = error.reason if isinstance(error, BlobWrong) else error
-            self._add("base and plan", "FAIL", stage, round, record.statement, f"{where}: {reason}")
+        except StatementError as error:
+            self._add("base and plan", "FAIL", stage, round, record.statement, f"{where}: {error}")
             return None
         base, plan, wrong = self._view.weights(stage, base_version(replay.terms, round)), replay.plan(stage, round), []
         if counted.account != account:
@@ -215,10 +214,8 @@ class _Audit:
             path = self._replay.payload(sealed, record)
             if decode:
                 self._replay.check_payload(sealed, record, path)
-        except BlobMissing:
-            return False, "WARN", f"the payload of {account} is gone: no source has it"
-        except BlobWrong as error:
-            return False, "FAIL", f"the payload of {account}: {error.reason}"
+        except BlobMissing as error:
+            return False, "WARN", f"the payload of {account} is gone: {error.reason}"
         except PayloadError as error:
             return False, "FAIL", str(error)
         if statement is not None:
@@ -257,7 +254,7 @@ class _Audit:
             self._replay.check_version(state)
         except BlobMissing:
             return None
-        except (BlobWrong, WeightsError) as error:
+        except WeightsError as error:
             self._add("stored version", "WARN", stage, None, digest, f"version {version} cannot be used: {error}")
             return None
         self._add("stored version", "PASS", stage, None, digest, f"the replay goes on from version {version}")

@@ -1,4 +1,8 @@
-"""What an audit found: one line per check, and what it could not establish."""
+"""What an audit found: how many checks of each kind passed, a line for each that did not, and what it could not say.
+
+It stays small however long the run is: of checks that passed only their number is kept, and of each kind of finding the
+first so many lines.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from typing import Any, Literal
 
 Verdict = Literal["PASS", "FAIL", "WARN", "SKIP"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "WARN", "SKIP")
+NOT_CHECKED = "not checked"
+_LISTED = 1000  # lines of each kind and verdict, and of notes
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,68 @@ class Check:
 
 
 @dataclass
+class Training:
+    """Level 3 in numbers of replica-rounds: `total` were counted, `drawn` of them were to be looked at."""
+
+    total: int = 0
+    drawn: int = 0
+    replayed: int = 0
+    honest: int = 0
+    false: int = 0
+    withheld: int = 0  # drawn, and not served in time
+
+    def __str__(self) -> str:
+        if not self.replayed and not self.withheld:
+            return NOT_CHECKED
+        done = f"{self.replayed} of {self.total} replica-rounds replayed"
+        if self.replayed and self.honest == self.replayed and not self.withheld:
+            return f"{done}, all honest"
+        return f"{done}, {self.honest} honest, {self.false} false, {self.withheld} withheld"
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The verdict in its parts, because none stands for another: "PASS", "WARN", "FAIL" or "not checked" for the record
+    (level 1) and the outer steps (level 2), and numbers for the training (level 3)."""
+
+    record: str
+    outer_steps: str
+    training: str
+
+    def __str__(self) -> str:
+        return f"record {self.record}, outer steps {self.outer_steps}, training: {self.training}"
+
+
+class _Lines:
+    """Different lines in the order in which they came: the first so many, and how many more there were."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, None] = {}
+        self._more = 0
+
+    def add(self, line: str) -> None:
+        if line in self._lines:
+            return
+        if len(self._lines) < _LISTED:
+            self._lines[line] = None
+        else:
+            self._more += 1
+
+    def all(self) -> list[str]:
+        return [*self._lines, *([f"{self._more} more like these"] if self._more else [])]
+
+
+@dataclass
 class Report:
-    """The checks of one audit in the order they were made."""
+    """The checks of one audit; `checks` are those that are not PASS, in the order in which they were made."""
 
     run: bytes
     facts: dict[str, Any] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
-    not_established: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    training: Training = field(default_factory=Training)
+    _rows: dict[tuple[int, str], Counter[Verdict]] = field(default_factory=dict)
+    _not_established: _Lines = field(default_factory=_Lines)
+    _notes: _Lines = field(default_factory=_Lines)
 
     def add(
         self,
@@ -44,61 +104,89 @@ class Report:
         stage: int | None = None,
         hash: bytes | None = None,
     ) -> None:
-        self.checks.append(Check(level, check, verdict, round, stage, None if hash is None else hash.hex(), detail))
+        counted = self._rows.setdefault((level, check), Counter())
+        counted[verdict] += 1
+        if verdict != "PASS" and counted[verdict] <= _LISTED:
+            digest = None if hash is None else hash.hex()
+            self.checks.append(Check(level, check, verdict, round, stage, digest, detail))
 
     def note(self, what: str) -> None:
         """Something worth knowing that no verdict depends on."""
-        if what not in self.notes:
-            self.notes.append(what)
+        self._notes.add(what)
 
     def cannot_establish(self, what: str) -> None:
-        if what not in self.not_established:
-            self.not_established.append(what)
+        self._not_established.add(what)
 
     @property
-    def verdict(self) -> Verdict:
-        """FAIL if anything failed, else WARN if anything was warned of or skipped, else PASS."""
-        counts = self.counts()
-        if counts["FAIL"]:
-            return "FAIL"
-        return "WARN" if counts["WARN"] or counts["SKIP"] else "PASS"
+    def notes(self) -> list[str]:
+        return self._notes.all()
 
-    def counts(self) -> dict[str, int]:
-        counted = Counter(check.verdict for check in self.checks)
-        return {verdict: counted[verdict] for verdict in VERDICTS}
+    @property
+    def not_established(self) -> list[str]:
+        return self._not_established.all()
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything contradicts itself: what is only missing does not fail."""
+        return self.counts()["FAIL"] > 0
+
+    @property
+    def verdict(self) -> Conclusion:
+        return Conclusion(self._of_level(1), self._of_level(2), str(self.training))
+
+    def counts(self, level: int | None = None) -> dict[Verdict, int]:
+        """How many checks (of one level) came to what."""
+        rows = [counted for (at, _), counted in self._rows.items() if level is None or at == level]
+        return {verdict: sum(counted[verdict] for counted in rows) for verdict in VERDICTS}
 
     def json(self) -> dict[str, Any]:
-        """JSON-ready: "run", "verdict", "counts", "facts", "checks" (a list), "notes", "not_established"."""
+        """JSON-ready: "run", "verdict" (an object), "failed", "training", "counts", "facts", "table" (a row for each
+        kind of check), "checks" (those that are not PASS), "notes", "not_established"."""
         return {
             "run": "0x" + self.run.hex(),
-            "verdict": self.verdict,
+            "verdict": asdict(self.verdict),
+            "failed": self.failed,
+            "training": asdict(self.training),
             "counts": self.counts(),
             "facts": self.facts,
+            "table": [
+                {"level": level, "check": name, **{verdict: counted[verdict] for verdict in VERDICTS}}
+                for (level, name), counted in self._rows.items()
+            ],
             "checks": [asdict(check) for check in self.checks],
-            "notes": list(self.notes),
-            "not_established": list(self.not_established),
+            "notes": self.notes,
+            "not_established": self.not_established,
         }
 
     def text(self) -> str:
         """A table with one row per kind of check, then every line that is not PASS, then what was not established."""
-        rows: dict[tuple[int, str], Counter[str]] = {}
-        for check in self.checks:
-            rows.setdefault((check.level, check.check), Counter())[check.verdict] += 1
-        width = max((len(name) for _, name in rows), default=5)
+        width = max((len(name) for _, name in self._rows), default=5)
         lines = [f"audit of run 0x{self.run.hex()}"]
         lines += [f"  {key}: {value}" for key, value in self.facts.items()]
         lines += ["", "level  " + "check".ljust(width) + "".join(f"{verdict:>8}" for verdict in VERDICTS)]
-        for (level, name), counted in sorted(rows.items(), key=lambda row: row[0][0]):
+        for (level, name), counted in sorted(self._rows.items(), key=lambda row: row[0][0]):
             cells = "".join(f"{counted[verdict] or '-':>8}" for verdict in VERDICTS)
             lines.append(f"{level:<7}{name.ljust(width)}{cells}")
-        notable = [_line(check) for check in self.checks if check.verdict != "PASS"]
-        if notable:
-            lines += ["", *notable]
+        if self.checks:
+            lines += ["", *map(_line, self.checks)]
+            if unlisted := self._unlisted():
+                lines.append(f"{unlisted} more lines like these: the table counts them")
         if self.notes:
             lines += ["", "notes:", *(f"  - {what}" for what in self.notes)]
         lines += ["", "not established:", *(f"  - {what}" for what in self.not_established)]
         lines += ["", f"verdict: {self.verdict}"]
         return "\n".join(lines)
+
+    def _of_level(self, level: int) -> str:
+        """FAIL if anything failed, else WARN if anything was warned of or skipped, else PASS."""
+        counts = self.counts(level)
+        if not any(counts.values()):
+            return NOT_CHECKED
+        return "FAIL" if counts["FAIL"] else "WARN" if counts["WARN"] or counts["SKIP"] else "PASS"
+
+    def _unlisted(self) -> int:
+        counts = self.counts()
+        return sum(counts.values()) - counts["PASS"] - len(self.checks)
 
 
 def _line(check: Check) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import options
+from dlx.node.home.errors import NotReady
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
@@ -38,7 +42,10 @@ def command(
 ) -> None:
     """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
 
-    Blobs come from --blobs folders, the data folder, and the run's peers, in this order. Exit code 1 only on FAIL.
+    Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
+
+    Exit codes: 0 nothing failed, 1 something is FAIL, 2 the command is wrong, 3 it could not look (the chain node is
+    silent, there is no such run, a folder cannot be read).
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
@@ -47,12 +54,25 @@ def command(
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
-    report = _audit(folder, settings, run, places)
+    with _looking():
+        report = _audit(folder, settings, run, places)
     if json:
         options.print_json(report.json())
     else:
         sys.stdout.write(report.text() + "\n")
-    raise typer.Exit(1 if report.verdict == "FAIL" else 0)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    """What keeps the audit from looking says nothing about the run. Raises NotReady for it."""
+    try:
+        yield
+    except Exception as raised:
+        error = cause(raised)
+        if isinstance(error, OSError) or (isinstance(error, DlxError) and error.exit_code == DlxError.exit_code):
+            raise NotReady(f"could not audit: {error}") from error
+        raise
 
 
 def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places) -> Report:

@@ -42,6 +42,7 @@ def command(
     Exit code 0 only if every round was sealed, no seal was empty and the audit passed.
     """
     extras.require("train", "chain", "plot")  # now, not after the training
+    from dlx.node.audit.report import Conclusion
     from dlx.node.devnet import demo
     from dlx.node.devnet.devnet import Devnet
     from dlx.node.devnet.terminal import Dashboard, terminal_plot
@@ -68,14 +69,14 @@ def command(
         sys.stdout.write(terminal_plot(result["loss"]) + "\n")
         sample = demo.sample(Path(result["checkpoint"]))
         sys.stdout.write(f"\na sample of the trained model:\n\n{_indented(sample)}\n\n")
-        counts = result["audit"]["counts"]
+        counts, verdict = result["audit"]["counts"], Conclusion(**result["audit"]["verdict"])
         options.print_fields(
             [
                 ("held-out loss", f"{before:.3f} -> {result['heldout_loss']:.3f} nats per byte"),
                 ("tokens", _tokens(result)),
                 ("work counted", _work(*demo.work_counted(result["seals"]))),
                 ("traffic sent", _sent(result)),
-                ("audit", f"{result['audit']['verdict']} ({', '.join(f'{n} {v}' for v, n in counts.items() if n)})"),
+                ("audit", f"{verdict} ({', '.join(f'{n} {v}' for v, n in counts.items() if n)})"),
                 ("loss curve", curve),
                 ("checkpoint", result["checkpoint"]),
                 ("everything", root),

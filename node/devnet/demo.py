@@ -153,8 +153,11 @@ def passed(result: dict[str, Any]) -> list[str]:
         for seal in result["seals"]
         if not seal["count"]
     ]
-    if result["audit"]["verdict"] != "PASS":
-        problems.append(f"the audit's verdict is {result['audit']['verdict']}")
+    from dlx.node.audit.report import Conclusion
+
+    counts = result["audit"]["counts"]
+    if sum(counts.values()) != counts["PASS"]:
+        problems.append(f"the audit found something: {Conclusion(**result['audit']['verdict'])}")
     return problems
 
 

@@ -14,7 +14,7 @@ from dlx.ground.constants import MICRO
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
-from dlx.node.archive.blobs import BlobMissing, Blobs, BlobWrong, Source
+from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
@@ -80,7 +80,7 @@ def pull(
     work.mkdir()
     try:
         (work / "blobs").mkdir()
-        blobs = Blobs(sources, work / "blobs", lambda digest, where, own: on_wrong(digest, where))
+        blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
         replay = Replay(_manifest(view, blobs), view, blobs)
         files = []
         for stage in range(view.config.stages):
@@ -138,7 +138,7 @@ def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None
             return None, True
         path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
         return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer"), True
-    except (BlobMissing, BlobWrong) as error:
+    except BlobMissing as error:
         progress(f"no copy of the run's tokenizer: {error}")
     except DataError as error:
         progress(f"no tokenizer is written: {error}")
@@ -148,7 +148,7 @@ def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None
 def _manifest(view: RunView, blobs: Blobs) -> Manifest:
     try:
         return parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
-    except (BlobMissing, BlobWrong) as error:
+    except BlobMissing as error:
         raise Failure(f"the run's manifest cannot be had: {error}") from error
     except ManifestError as error:
         raise Failure(f"the run's manifest is not valid: {error}") from error

@@ -179,8 +179,9 @@ class Run:
     def audit(self, *, progress: Progress = lambda line: None) -> Report:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
-        What is wrong with the run is no exception: `report.verdict` is "PASS", "WARN" (something is gone), or "FAIL";
-        `report.checks` has every check, `report.text()` and `report.json()` all of it. Needs room for two versions of
+        What is wrong with the run is no exception: `report.failed` says whether anything is, `report.verdict` what
+        holds of record, outer steps and training each; `report.checks` has every check that did not pass,
+        `report.text()` and `report.json()` all of it. Needs room for two versions of
         each stage in the folder for temporary files. Raises LedgerUnavailable, DlxError, OSError.
         """
         with explained():

@@ -39,4 +39,4 @@ def test_the_examples_run(
         assert "guides 2 of 2 finished" in capsys.readouterr().out
         assert names["model"].num_parameters() > 0
     else:
-        assert names["report"].verdict == "PASS"
+        assert not names["report"].failed

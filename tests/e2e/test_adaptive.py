@@ -8,7 +8,7 @@ from pathlib import Path
 from dlx.ground.constants import UNIT
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import BLOCK_TIME, Watched
+from tests.e2e.devnets import BLOCK_TIME, PASSED, Watched
 from tests.node.command import dlx
 
 REPLICAS, STAGES = 2, 1
@@ -95,7 +95,7 @@ def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_t
     assert all(
         before == after or (sealed + 1) % WINDOW == 0 for sealed, (before, after) in enumerate(pairwise(ranks), 1)
     )
-    assert report["verdict"] == "PASS" and report["facts"]["state"] == "complete"
+    assert report["verdict"] == PASSED and report["facts"]["state"] == "complete"
     assert sum(check["check"] == "multipliers" for check in report["checks"]) == STAGES * rounds
     multipliers = [[record.multiplier for record in sealed.records] for sealed in watched.seals()]
     assert all(max(of_one) == UNIT for of_one in multipliers)

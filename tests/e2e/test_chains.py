@@ -17,7 +17,7 @@ from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
 from dlx.node.home import identity
 from dlx.node.home.datadir import DataDir
-from tests.e2e.devnets import BLOCK_TIME, Timing, Watched, draft
+from tests.e2e.devnets import BLOCK_TIME, PASSED, Timing, Watched, draft
 from tests.ledger.conftest import ANVIL, HARDHAT, World
 from tests.ledger.fault_proxy import FaultProxy
 from tests.node.command import dlx
@@ -137,7 +137,7 @@ def test_a_run_whose_chain_fails_loses_nothing_and_pays_nothing_twice(kind: str,
     check_paid(watched)
     devnet.stop_nodes()
     where = ["--datadir", devnet.root, "--rpc-url", devnet.url]
-    assert json.loads(dlx("audit", *where, "--json").stdout)["verdict"] == "PASS"
+    assert json.loads(dlx("audit", *where, "--json").stdout)["verdict"] == PASSED
 
 
 def all_say(watched: Watched, what: Callable[[NodeStatus], bool]) -> bool:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import Watched, alive
+from tests.e2e.devnets import PASSED, Watched, alive
 from tests.node.command import dlx
 from tests.patience import until
 
@@ -47,13 +47,13 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         answer, _ = demo.communicate()
     assert demo.returncode == 0, (tmp_path / "second.log").read_text()
     told = json.loads(answer)
-    assert (told["rounds"], told["audit"]["verdict"], len(told["loss"])) == (rounds, "PASS", rounds)
+    assert (told["rounds"], told["audit"]["verdict"], len(told["loss"])) == (rounds, PASSED, rounds)
     assert all(seal["count"] == 1 for seal in told["seals"])
 
     # The chain has ended with the demo: each command starts it for itself.
     history = json.loads(dlx("history", "--datadir", root, "--json").stdout)
     assert [row["loss"] for row in history["rounds"]] == told["loss"]
-    assert json.loads(dlx("audit", "--datadir", root, "--json").stdout)["verdict"] == "PASS"
+    assert json.loads(dlx("audit", "--datadir", root, "--json").stdout)["verdict"] == PASSED
     dlx("pull", "--datadir", root, "--out", tmp_path / "model")
     checkpoint = Path(told["checkpoint"])
     assert (tmp_path / "model" / MODEL).read_bytes() == (checkpoint / MODEL).read_bytes()

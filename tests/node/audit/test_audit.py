@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import RunCreated, Sealed, event_topic
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, Outcome, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.node.audit import Folder, Report, audit
+from dlx.node.audit import Check, Folder, Report, Training, audit
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary
@@ -57,22 +59,39 @@ def run_audit(tmp_path: Path) -> Callable[..., Report]:
         # Disk stays bounded: the newest version of each stage with its momentum, and the manifest.
         assert len(list(work.iterdir())) <= 2 * 2 + 1
         json.dumps(report.json())
-        assert report.verdict in report.text()
+        assert report.text().endswith(f"verdict: {report.verdict}")
         return report
 
     return go
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
+    """Every check that audits make, also those that pass."""
+    found: list[Check] = []
+    add = Report.add
+
+    def note(self: Report, level: int, check: str, verdict: Any, detail: str = "", **where: Any) -> None:
+        digest = where.get("hash")
+        found.append(
+            Check(level, check, verdict, where.get("round"), where.get("stage"), digest and digest.hex(), detail)
+        )
+        add(self, level, check, verdict, detail, **where)
+
+    monkeypatch.setattr(Report, "add", note)
+    return found
+
+
 def test_an_honest_history_passes_every_check(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     report = run_audit(honest_history, own=[folder])
-    assert report.verdict == "PASS", report.text()
-    assert {check.check for check in report.checks} == {
+    assert _words(report) == "PASS", report.text()
+    assert {check.check for check in made} == {
         *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
         *("manifest", "genesis", "base and plan", "terms", "payload", "replay"),
     }
-    replayed = {(c.stage, c.round, c.hash) for c in report.checks if c.check == "replay"}
+    replayed = {(c.stage, c.round, c.hash) for c in made if c.check == "replay"}
     assert replayed == {(s, t - 1, h.hex()) for (s, t), h in honest_history.versions.items() if t}
     assert report.facts["state"] == "complete"
     assert any("level 3" in line for line in report.not_established)
@@ -82,7 +101,7 @@ def test_versions_need_not_be_stored(honest_history: History, folder: Path, run_
     for (_, version), digest in honest_history.versions.items():
         if version:
             (folder / digest.hex()).unlink()
-    assert run_audit(honest_history, own=[folder]).verdict == "PASS"
+    assert _words(run_audit(honest_history, own=[folder])) == "PASS"
 
 
 def test_an_empty_round_and_other_outer_rules_pass(
@@ -91,32 +110,36 @@ def test_an_empty_round_and_other_outer_rules_pass(
     history = history_network.run("plain", outer=Outer(), empty={(1, 1)})
     assert history.versions[1, 1] == history.versions[1, 2] != history.versions[1, 3]
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
-    assert report.verdict == "PASS", report.text()
+    assert _words(report) == "PASS", report.text()
 
 
 # Level 2: blobs.
 
 
 def test_a_payload_changed_in_the_auditors_folder_fails(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.payloads[1, 1][0]
     _flip(folder, digest)
     report = run_audit(honest_history, own=[folder])
-    assert _failures(report) == {("own blobs", None, None, digest.hex()), ("payload", 1, 1, digest.hex())}
+    assert _failures(report) == {("own blobs", None, None, digest.hex())}
+    assert [(c.check, c.round, c.stage) for c in report.checks if c.verdict == "WARN"] == [("payload", 1, 1)]
     # The replay goes on from the next stored version.
-    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
     assert replay[1, 1] == "SKIP" and replay[1, 2] == "PASS" and replay[0, 1] == "PASS"
 
 
-def test_a_payload_changed_in_every_copy_fails_also_when_only_peers_have_it(
+def test_wrong_bytes_from_all_peers_are_a_payload_that_is_gone(
     honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     other = _copy(honest_history, tmp_path / "other")
     digest = honest_history.payloads[0, 2][1]
     for copy in (folder, other):
         _flip(copy, digest)
-    assert _failures(run_audit(honest_history, peers=[folder, other])) == {("payload", 2, 0, digest.hex())}
+    report = run_audit(honest_history, peers=[folder, other])
+    (gone,) = [c for c in report.checks if c.verdict == "WARN"]
+    assert not report.failed and (gone.check, gone.round, gone.stage, gone.hash) == ("payload", 2, 0, digest.hex())
+    assert str(folder) in gone.detail and str(other) in gone.detail
 
 
 def test_wrong_bytes_from_one_peer_never_fail_while_a_good_copy_exists(
@@ -126,7 +149,7 @@ def test_wrong_bytes_from_one_peer_never_fail_while_a_good_copy_exists(
     digest = honest_history.payloads[0, 0][0]
     _flip(bad, digest)
     report = run_audit(honest_history, peers=[bad, folder])
-    assert report.verdict == "PASS"
+    assert _words(report) == "PASS"
     assert any(digest.hex() in note and str(bad) in note for note in report.notes)
 
 
@@ -140,13 +163,19 @@ def test_a_wrong_blob_in_the_auditors_folder_fails_even_when_another_folder_has_
     assert _failures(report) == {("own blobs", None, None, digest.hex())}
 
 
-def test_a_genesis_changed_in_every_copy_fails(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+@pytest.mark.parametrize("blob", ["manifest", "genesis", "statement"])
+def test_whatever_peers_give_nothing_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], blob: str
 ) -> None:
-    digest = honest_history.versions[0, 0]
+    digest = {
+        "manifest": honest_history.client().read("runConfig", honest_history.run)[0][0],
+        "genesis": honest_history.versions[0, 0],
+        "statement": honest_history.statements[0, 1][0],
+    }[blob]
     _flip(folder, digest)
     report = run_audit(honest_history, peers=[folder])
-    assert _failures(report) == {("genesis", None, 0, digest.hex())}
+    assert _words(report) == "WARN"
+    assert digest.hex() in {c.hash for c in report.checks if c.verdict == "WARN"}
 
 
 def test_a_run_registered_under_another_name_than_its_manifests_fails(
@@ -168,47 +197,101 @@ def test_a_run_registered_under_another_name_than_its_manifests_fails(
 
 
 def test_a_missing_payload_is_a_warning_that_names_it(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.payloads[1, 0][0]
     (folder / digest.hex()).unlink()
     report = run_audit(honest_history, own=[folder])
-    assert report.verdict == "WARN"
+    assert _words(report) == "WARN"
     (gone,) = [c for c in report.checks if c.verdict == "WARN"]
     assert (gone.check, gone.stage, gone.round, gone.hash) == ("payload", 1, 0, digest.hex())
-    (restart,) = [c for c in report.checks if c.check == "stored version"]
+    (restart,) = [c for c in made if c.check == "stored version"]
     assert (restart.stage, restart.hash) == (1, honest_history.versions[1, 1].hex())
-    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
     assert [replay[1, t] for t in range(3)] == ["SKIP", "PASS", "PASS"]
     assert any("round 0" in line and "stage 1" in line for line in report.not_established)
 
 
 def test_without_a_stored_version_the_rest_is_skipped(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     (folder / honest_history.payloads[1, 0][0].hex()).unlink()
     for version in (1, 2):
         (folder / honest_history.versions[1, version].hex()).unlink()
     report = run_audit(honest_history, own=[folder])
-    assert report.verdict == "WARN"
-    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    assert _words(report) == "WARN"
+    replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
     assert replay == {(0, t): "PASS" for t in range(3)} | {(1, t): "SKIP" for t in range(3)}
 
 
 def test_without_the_manifest_nothing_is_replayed(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.client().read("runConfig", honest_history.run)[0][0]
     (folder / digest.hex()).unlink()
-    report = run_audit(honest_history, own=[folder])
-    assert {c.verdict for c in report.checks if c.level == 2} == {"WARN", "SKIP"}
+    run_audit(honest_history, own=[folder])
+    assert {c.verdict for c in made if c.level == 2} == {"WARN", "SKIP"}
+
+
+# Folders that hold something else than blobs.
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory", "loop", "huge"])
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_no_file_holds_nothing_up(
+    honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report], kind: str, own: bool
+) -> None:
+    digest = honest_history.payloads[1, 1][0]
+    path = folder / digest.hex()
+    good = _copy(honest_history, tmp_path / "good")
+    path.unlink()
+    _put_in_place(path, kind)
+    report = run_audit(honest_history, **({"own": [folder], "peers": [good]} if own else {"peers": [folder, good]}))
+    lines = [(c.check, c.verdict) for c in report.checks]
+    assert lines == ([("own blobs", "FAIL" if kind == "huge" else "WARN")] if own else [])
+    said = report.checks[0].detail if own else report.notes[0]
+    assert str(path) in said and ("it was not read" if kind == "huge" else "cannot be read") in said
+
+
+def _put_in_place(path: Path, kind: str) -> None:
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            os.mknod(path, stat.S_IFSOCK)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path.name)
+        case "huge":
+            with path.open("wb") as file:
+                file.truncate(1 << 42)
+
+
+def test_a_folder_is_never_listed(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a folder of a million entries takes minutes to list")
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    sources, work = [Folder(folder, own=True)], folder.parent / "work"
+    work.mkdir()
+    assert _words(audit(honest_history.client(), honest_history.run, sources, work)) == "PASS"
 
 
 # What a colluding quorum can make the chain accept.
 
 
 def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
-    honest_history: History, history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+    honest_history: History,
+    history_network: Network,
+    tmp_path: Path,
+    run_audit: Callable[..., Report],
+    made: list[Check],
 ) -> None:
     honest: dict[str, bytes] = {}
 
@@ -226,7 +309,7 @@ def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert honest["hash"].hex() in failure.detail and sealed in failure.detail
     # What was built on the wrong version is judged from it.
-    assert [c.verdict for c in report.checks if c.check == "replay" and (c.stage, c.round) == (0, 2)] == ["PASS"]
+    assert [c.verdict for c in made if c.check == "replay" and (c.stage, c.round) == (0, 2)] == ["PASS"]
 
 
 @pytest.mark.parametrize("field", ["weights_root", "momentum_root", "momentum"])
@@ -245,7 +328,12 @@ def test_what_a_seal_says_beside_the_weights_is_recomputed_too(
 
 @pytest.mark.parametrize(("field", "value"), [("payload_root", b"R" * 32), ("payload_size", 1)])
 def test_a_statement_that_says_another_payload_fails(
-    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], field: str, value: Any
+    history_network: Network,
+    tmp_path: Path,
+    run_audit: Callable[..., Report],
+    field: str,
+    value: Any,
+    made: list[Check],
 ) -> None:
     def lie(one: Contribution) -> Contribution:
         return replace(one, **{field: value}) if (one.stage, one.round, one.replica) == (0, 1, 1) else one
@@ -253,20 +341,20 @@ def test_a_statement_that_says_another_payload_fails(
     history = history_network.run(f"another-{field}".replace("_", "-"), Mischief(statement=lie))
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     assert _failures(report) == {("payload", 1, 0, history.payloads[0, 1][1].hex())}
-    replay = {(c.stage, c.round): c.verdict for c in report.checks if c.check == "replay"}
+    replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
     assert set(replay.values()) == {"PASS"}, "what the payloads give is known all the same"
 
 
 def test_a_statement_that_is_gone_is_a_warning_and_the_replay_goes_on(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.statements[1, 1][0]
     (folder / digest.hex()).unlink()
     report = run_audit(honest_history, own=[folder])
-    assert report.verdict == "WARN"
+    assert _words(report) == "WARN"
     (gone,) = [c for c in report.checks if c.verdict == "WARN"]
     assert (gone.check, gone.stage, gone.round, gone.hash) == ("base and plan", 1, 1, digest.hex())
-    assert {c.verdict for c in report.checks if c.check == "replay"} == {"PASS"}
+    assert {c.verdict for c in made if c.check == "replay"} == {"PASS"}
     assert any("stated of its contribution to round 1" in line for line in report.not_established)
 
 
@@ -294,7 +382,7 @@ def test_a_statement_that_its_plan_does_not_give_fails(
 
 
 def test_multipliers_that_the_norms_do_not_give_fail(
-    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     def heavier(stage: int, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
         assert sorted(honest)[0] < UNIT
@@ -305,12 +393,12 @@ def test_multipliers_that_the_norms_do_not_give_fail(
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert (failure.check, failure.stage, failure.round) == ("multipliers", 1, 2) and "its norm gives" in failure.detail
-    verdicts = Counter(c.verdict for c in report.checks if c.check == "multipliers")
+    verdicts = Counter(c.verdict for c in made if c.check == "multipliers")
     assert verdicts == {"PASS": 5, "FAIL": 1}, "one unit is what two machines may differ by"
     (tmp_path / "blobs" / history.payloads[0, 1][0].hex()).unlink()
     shutil.rmtree(tmp_path / "work")
     report = run_audit(history, own=[tmp_path / "blobs"])
-    assert [(c.stage, c.round) for c in report.checks if (c.check, c.verdict) == ("multipliers", "SKIP")] == [(0, 1)]
+    assert [(c.stage, c.round) for c in made if (c.check, c.verdict) == ("multipliers", "SKIP")] == [(0, 1)]
 
 
 def test_multipliers_where_the_run_has_no_policy_fail(
@@ -346,7 +434,7 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
     # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
     history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}), **_ADAPTIVE)
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
-    assert report.verdict == "PASS", report.text()
+    assert _words(report) == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
     with history.client().events() as index:
         last = summary(index, view_of(index, history.run)).rounds[2]
@@ -460,7 +548,9 @@ def test_events_out_of_order_fail(honest_history: History, folder: Path, run_aud
     assert "events" in {check for check, *_ in _failures(report)}
 
 
-def test_foreign_bytecode_fails(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
+def test_foreign_bytecode_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
+) -> None:
     registry = LedgerClient(honest_history.rpc_url, honest_history.registry)
     report = run_audit(honest_history, own=[folder], client=registry)
     assert [(c.check, c.verdict) for c in report.checks] == [("bytecode", "FAIL")]
@@ -471,7 +561,7 @@ def test_foreign_bytecode_fails(honest_history: History, folder: Path, run_audit
     with _proxy(honest_history.rpc_url, other_code) as url:
         shutil.rmtree(folder.parent / "work")
         report = run_audit(honest_history, own=[folder], client=LedgerClient(url, honest_history.ledger))
-    assert [(c.check, c.verdict) for c in report.checks] == [("bytecode", "PASS"), ("bytecode", "FAIL")]
+    assert [(c.check, c.verdict) for c in made[1:]] == [("bytecode", "PASS"), ("bytecode", "FAIL")]
 
 
 def test_an_unknown_run_is_no_finding_but_a_mistake(honest_history: History, tmp_path: Path) -> None:
@@ -485,8 +575,37 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
     report.add(2, "payload", "WARN", "gone", round=3, stage=1, hash=b"\xab" * 32)
     text = report.text()
     assert f"WARN payload round 3 stage 1 {'ab' * 32}: gone" in text
-    assert "verdict: WARN" in text
+    assert text.endswith("verdict: record PASS, outer steps WARN, training: not checked")
     assert report.counts() == {"PASS": 1, "FAIL": 0, "WARN": 1, "SKIP": 0}
+
+
+def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
+    report = Report(bytes(32))
+    assert str(report.verdict) == "record not checked, outer steps not checked, training: not checked"
+    report.training = Training(total=640, drawn=40, replayed=38, honest=38)
+    assert report.verdict.training == "38 of 640 replica-rounds replayed, all honest"
+    report.training = Training(total=640, drawn=40, replayed=38, honest=37, false=1, withheld=2)
+    assert report.verdict.training == "38 of 640 replica-rounds replayed, 37 honest, 1 false, 2 withheld"
+
+
+def test_a_report_stays_small_however_much_is_wrong() -> None:
+    report = Report(bytes(32))
+    for round in range(3000):
+        report.add(2, "payload", "PASS", round=round, stage=0)
+        report.add(2, "payload", "WARN", "gone", round=round, stage=1)
+        report.note(f"note {round}")
+        report.cannot_establish(f"round {round}")
+    assert report.counts() == {"PASS": 3000, "FAIL": 0, "WARN": 3000, "SKIP": 0}
+    assert len(report.checks) == 1000 and len(report.notes) == len(report.not_established) == 1001
+    text = report.text()
+    assert "2000 more lines like these" in text and "2000 more like these" in text
+
+
+def _words(report: Report) -> str:
+    """The worst of both levels, neither of which was left out."""
+    parts = report.verdict.record, report.verdict.outer_steps
+    assert report.verdict.training == "not checked"
+    return "FAIL" if "FAIL" in parts else "WARN" if "WARN" in parts else "PASS" if parts == ("PASS", "PASS") else "?"
 
 
 def _failures(report: Report) -> set[tuple[str, int | None, int | None, str | None]]:
