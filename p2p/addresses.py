@@ -9,6 +9,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from dlx.ground.errors import DlxError
+from dlx.p2p.places import plain
 
 ADDRESSES_PER_PEER = 16
 
@@ -57,6 +58,16 @@ def usable(texts: Iterable[str], peer: ID) -> list[Multiaddr]:
             continue
         if address not in found:
             found.append(address)
+    return found
+
+
+def ip_addresses(texts: Iterable[str]) -> set[str]:
+    """Those of a stranger's addresses that are an IP's, at most ADDRESSES_PER_PEER; names are not looked up."""
+    found = set()
+    for text in list(texts)[:ADDRESSES_PER_PEER]:
+        family, _, rest = text.lstrip("/").partition("/")
+        if family in ("ip4", "ip6"):
+            found.add(plain(rest.partition("/")[0]))
     return found
 
 

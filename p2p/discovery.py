@@ -20,7 +20,7 @@ from dlx.p2p.guard import GuardedHost, GuardedSwarm
 DIAL_DEADLINE = 5.0  # s per address
 RETRY = Backoff(first=1.0, cap=60.0)
 REFUSED = 300.0  # s before a peer of another run is tried again
-PEERS = 128  # connections that the loop makes by itself
+PEERS = 128  # connections beyond which only those are dialled whom the ledger or the operator names
 PARALLEL = 8
 PATIENCE = 1.5  # s
 REFRESH = 60.0
@@ -92,8 +92,9 @@ class Dialer:
             while True:
                 self._changed = trio.Event()
                 due = [peer for peer, entry in self._entries.items() if self._is_due(peer, entry)]
-                due.sort(key=lambda peer: not self._entries[peer].named)
-                for peer in due[: max(0, PEERS - len(self._network.connections))]:
+                named = [peer for peer in due if self._entries[peer].named]  # these have a place, whoever is here
+                others = [peer for peer in due if not self._entries[peer].named]
+                for peer in named + others[: max(0, PEERS - len(self._network.connections) - len(named))]:
                     # when two peers learn of each other at once, one connection is enough
                     patience = PATIENCE if self._entries[peer].patient and self._own > str(peer) else 0.0
                     self._entries[peer].next_try = trio.current_time() + patience + RETRY.cap

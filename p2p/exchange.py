@@ -1,10 +1,8 @@
-"""Blobs between peers: ranges of at most 1 MiB, from several peers at once, checked before use."""
+"""Blobs from peers: ranges of at most 1 MiB, from several peers at once, checked before use."""
 
 import hashlib
 import itertools
 import logging
-import math
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,23 +14,18 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.ground.backoff import Backoff
-from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, Partial
+from dlx.ground.blobs import BlobStore, Kind, NoRoom, Partial
 from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
+from dlx.p2p.serving import BLOB, CHUNK_DEADLINE, BlobServer, traffic
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
 
-BLOB = "/dlx/blob/1"
-SERVED_STREAMS = 32
-SERVED_PER_PEER = 8
-IDLE = 30.0  # s that a client may leave a stream unused
-CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
 ASK_DEADLINE = 10.0
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
 PROVIDERS = 4  # at once
 EMPTY = hashlib.sha256().digest()
-RECHECK = 60.0  # s that a look at a blob that is served counts: as long as a ban for a damaged one
 STREAMS = 2  # per provider: one waits for the network while the other's chunk goes to disk
 
 log = logging.getLogger(__name__)
@@ -69,16 +62,8 @@ class _Download:
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # chunk, peer, hash of what it sent
 
 
-@dataclass
-class _Look:
-    """At the bytes of a blob that is served."""
-
-    until: float = -math.inf  # it counts
-    lock: trio.Lock = field(default_factory=trio.Lock)
-
-
 class BlobExchange:
-    """Make it before the host runs. Serves what the store holds, fetches what it lacks.
+    """Make it before the host runs. Serves what the store holds, members first; fetches what it lacks.
 
     Peers that served wrong bytes are disconnected for a while.
     """
@@ -88,9 +73,7 @@ class BlobExchange:
         self._store = store
         self._random = Random()
         self._downloads: dict[bytes, _Download] = {}
-        self._serving: dict[str, int] = defaultdict(int)
-        self._looks: dict[bytes, _Look] = {}
-        host.serve(BLOB, self._serve)
+        self._server = BlobServer(host, store)
         host.add_service(self._run)
 
     async def fetch(
@@ -142,51 +125,6 @@ class BlobExchange:
             raise BlobTimeout(f"blob {hash_.hex()[:16]} did not come within {deadline_s:.0f} s")
         if download.error is not None:
             raise download.error
-
-    # -- serving
-
-    async def _serve(self, stream: INetStream, peer: str) -> None:
-        if self._serving[peer] >= SERVED_PER_PEER or sum(self._serving.values()) >= SERVED_STREAMS:
-            self._host.reject("blob_busy", peer)
-            return
-        self._serving[peer] += 1
-        try:
-            while True:
-                with trio.fail_after(IDLE):
-                    request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
-                if request.length > CHUNK:
-                    self._host.reject("blob_request", peer)
-                    return
-                if request.length and not await self._is_sound(request.hash):
-                    kind, size, data = Kind.PUBLIC, None, b""
-                else:
-                    kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
-                self._host.count_as(_traffic(kind), stream)
-                with trio.fail_after(CHUNK_DEADLINE):
-                    await write_short(stream, wire.encode(wire.BlobReply(size, len(data))), data)
-        except wire.WireError as error:
-            self._host.reject(f"blob_{error.reason}", peer)
-        except (StreamBroken, trio.TooSlowError):
-            pass  # the client is done, or gone
-        finally:
-            self._serving[peer] -= 1
-            if not self._serving[peer]:
-                del self._serving[peer]
-
-    async def _is_sound(self, hash_: bytes) -> bool:
-        """Whether a blob may be served: a damaged one, which would get us banned, is removed. Looks once in RECHECK."""
-        now = trio.current_time()
-        if hash_ not in self._looks:
-            self._looks = {key: look for key, look in self._looks.items() if look.until > now or look.lock.locked()}
-        look = self._looks.setdefault(hash_, _Look())
-        async with look.lock:
-            if look.until <= trio.current_time():
-                if not await trio.to_thread.run_sync(_sound, self._store, hash_):
-                    return False
-                look.until = trio.current_time() + RECHECK
-        return True
-
-    # -- fetching
 
     async def _run(self, task_status: Any) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -310,7 +248,7 @@ class BlobExchange:
                     try:
                         if stream is None:
                             stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
-                            self._host.count_as(_traffic(download.kind), stream)
+                            self._host.count_as(traffic(download.kind), stream)
                         data = await self._chunk(stream, hash_, partial, index)
                         if index not in sources:
                             sources[index] = peer
@@ -370,32 +308,3 @@ async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -
     if reply.length > length:
         raise wire.WireError("oversize", "more than was asked for")
     return reply, await read_exact(stream, reply.length)
-
-
-def _sound(store: BlobStore, hash_: bytes) -> bool:
-    try:
-        return store.sound(hash_)
-    except OSError as error:
-        log.warning("blob %s cannot be read: %s", hash_.hex()[:16], error)
-        return False
-
-
-def _read_range(store: BlobStore, request: wire.BlobRequest) -> tuple[Kind, int | None, bytes]:
-    """What is served: nothing of what is private, or cannot be read."""
-    try:
-        kind = store.kind(request.hash)
-    except OSError:  # private ones are known without the index
-        kind = Kind.PUBLIC
-    if kind is Kind.PRIVATE:
-        return kind, None, b""
-    try:
-        with open(store.path(request.hash), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = min(request.length, max(0, size - request.offset))
-            return kind, size, os.pread(file.fileno(), length, request.offset)
-    except OSError:
-        return kind, None, b""
-
-
-def _traffic(kind: Kind) -> str:
-    return "payload" if kind is Kind.PAYLOAD else "blobs"

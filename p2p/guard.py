@@ -8,7 +8,7 @@ import inspect
 import logging
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, IPeerStore
@@ -25,6 +25,7 @@ from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
@@ -50,6 +51,8 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from dlx.ground.errors import DlxError
+from dlx.p2p.buckets import Buckets
+from dlx.p2p.places import Place, is_loopback, prefix, worst
 from dlx.p2p.streams import StreamBroken, let_go
 from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
 
@@ -60,7 +63,10 @@ WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
 FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame; ours have 64 KiB
 STREAM_LIMIT = 256  # streams a peer may have open on one connection
 MAX_CONNECTIONS = 256
+CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other side lost
 PENDING_LIMIT = 64  # accepted connections in the handshake
+HANDSHAKE_RATE, HANDSHAKE_BURST = 8.0, 64.0  # accepted connections a second of one prefix
+_UNLIMITED = 1 << 20  # the library would refuse whoever comes last
 NEGOTIATION_LIMIT = 1024  # bytes of a protocol name
 
 log = logging.getLogger(__name__)
@@ -141,13 +147,22 @@ class _Nothing:
 
 def stream_of(conn: Any) -> MeteredStream:
     """The TCP stream under a swarm connection. Raises GuardError if it cannot be reached."""
+    return _tcp(conn.muxed_conn)
+
+
+def _tcp(muxed: Any) -> MeteredStream:
     try:
-        stream = conn.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream
+        stream = muxed.secured_conn.conn.read_writer.read_write_closer.stream
     except AttributeError as error:
         raise GuardError(f"libp2p's layers have changed: {error}; install {LIBP2P_VERSION}") from error
     if not isinstance(stream, MeteredStream):
         raise GuardError(f"libp2p's layers have changed: {type(stream).__name__} carries the connection")
     return stream
+
+
+def address_of(stream: INetStream) -> str:
+    """The IP address of the other side. Raises GuardError."""
+    return _tcp(stream.muxed_conn).address
 
 
 def count_on(stream: INetStream, meter: Meter) -> None:
@@ -156,6 +171,11 @@ def count_on(stream: INetStream, meter: Meter) -> None:
     if not isinstance(muxed, _LeanStream):
         raise GuardError(f"libp2p's layers have changed: {type(muxed).__name__} carries the stream")
     muxed.meter = meter
+
+
+def hold(stream: INetStream) -> None:
+    """The stream's connection is in use until the stream is closed."""
+    stream.muxed_stream.held = True  # type: ignore[attr-defined]
 
 
 def hard_close(network: Swarm, peer: ID) -> None:
@@ -170,6 +190,7 @@ class _LeanStream(YamuxStream):
     It gives window back in large steps instead of after every read, and a writer waits longer than 5 s for it.
     """
 
+    held = False  # by us: a transfer or a pipe that we opened
     meter: Meter | None = None  # counts what the stream carries, without the headers of Yamux and Noise
 
     async def read(self, n: int | None = -1) -> bytes:
@@ -215,6 +236,12 @@ class GuardedYamux(Yamux):
     """Bounds what a peer can make us keep, and dies alone."""
 
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
+    since = 0.0  # when it was made
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a stream that `hold` was called for is open."""
+        return any(stream.held and not stream.closed for stream in self.streams.values())  # type: ignore[attr-defined]
 
     async def open_stream(self) -> YamuxStream:
         stream = await super().open_stream()
@@ -253,10 +280,19 @@ class _NoAutoConnector(AutoConnector):
 
 
 class GuardedSwarm(Swarm):
-    """Noise over metered TCP only. Accepting is bounded by the live connections, not by all there ever were."""
+    """Noise over metered TCP only. When places are too few, the worst goes; see `p2p.places`.
 
-    def __init__(self, keys: KeyPair, meter: Meter) -> None:
-        self._pending = 0
+    `registered(name)`: whether the ledger names a peer id, or an IP address as one of a peer that it names.
+    `dropped(reason, name)` is told of each connection that had to go, or was not let in: by its address in the
+    handshake, then by its peer id.
+    """
+
+    def __init__(self, keys: KeyPair, meter: Meter, registered: Callable[[str], bool], dropped: Reject) -> None:
+        self._registered = registered
+        self._dropped = dropped
+        self._handshakes: dict[MeteredStream, Place] = {}
+        self._rate = Buckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
+        self._entering: list[GuardedYamux] = []  # past the handshake, and not yet among the connections
         noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
         peer = ID.from_pubkey(keys.public_key)
         store: IPeerStore = PeerStore()
@@ -271,8 +307,9 @@ class GuardedSwarm(Swarm):
             transports=[MeteredTCP(meter)],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
-                max_connections=MAX_CONNECTIONS,
-                high_watermark=MAX_CONNECTIONS,
+                max_connections=_UNLIMITED,
+                high_watermark=_UNLIMITED,
+                max_connections_per_peer=_UNLIMITED,
                 low_watermark=0,
                 min_connections=0,
             ),
@@ -281,16 +318,47 @@ class GuardedSwarm(Swarm):
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         muxed_conn.__class__ = GuardedYamux  # the library makes its own, whatever class it is given
-        return await super().add_conn(muxed_conn, direction)
+        muxed = cast(GuardedYamux, muxed_conn)
+        muxed.since = trio.current_time()
+        self._entering.append(muxed)
+        try:
+            self._make_room(muxed)
+            return await super().add_conn(muxed_conn, direction)
+        finally:
+            self._entering.remove(muxed)
+
+    def _make_room(self, new: GuardedYamux) -> None:
+        """Cut the connections that have to go for a new one. Raises SwarmException if it is itself the worst."""
+        there = [cast(GuardedYamux, conn.muxed_conn) for conn in self.get_connections()]
+        live = [muxed for muxed in dict.fromkeys([*there, *self._entering]) if not _tcp(muxed).killed]
+        while True:
+            own = [muxed for muxed in live if muxed.peer_id == new.peer_id]
+            if len(own) > CONNECTIONS_PER_PEER:
+                group, reason = own, "duplicate"
+            elif len(live) > MAX_CONNECTIONS:
+                group, reason = live, "connections"
+            else:
+                return
+            gone = group[worst([self._place(muxed) for muxed in group])]
+            live.remove(gone)
+            _tcp(gone).kill()
+            self._dropped(reason, str(gone.peer_id))
+            if gone is new:
+                raise SwarmException("others need the connections more")
+
+    def _place(self, muxed: GuardedYamux) -> Place:
+        peer = str(muxed.peer_id)
+        # first come among equals: whoever is here longest has not come to push others out
+        return Place(peer, prefix(_tcp(muxed).address), self._registered(peer), muxed.in_use, -muxed.since)
 
     async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
         # The library's own version keeps a slot and a task per accepted connection until the swarm ends,
         # so it goes deaf after 300 of them.
         raw = RawConnection(read_write_closer, False)
-        if self._pending >= PENDING_LIMIT:
+        stream = cast(MeteredStream, read_write_closer)
+        if not self._begin_handshake(stream):
             await raw.close()
             return
-        self._pending += 1
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:
@@ -298,8 +366,23 @@ class GuardedSwarm(Swarm):
             await raw.close()
             return
         finally:
-            self._pending -= 1
+            self._handshakes.pop(stream, None)
         await muxed.event_closed.wait()  # type: ignore[attr-defined]
+
+    def _begin_handshake(self, stream: MeteredStream) -> bool:
+        """Whether there is time and a place for it; another may have to go."""
+        address = stream.address
+        # of those that are alike the oldest goes: a handshake takes a second, unless nothing is said
+        place = Place(address, prefix(address), self._registered(address), False, trio.current_time())
+        if not place.registered and not is_loopback(address) and not self._rate.take(place.prefix):
+            self._dropped("handshakes", address)
+            return False
+        self._handshakes[stream] = place
+        if len(self._handshakes) > PENDING_LIMIT:
+            gone = list(self._handshakes)[worst([*self._handshakes.values()])]
+            self._dropped("handshakes", self._handshakes.pop(gone).peer)
+            gone.kill()
+        return not stream.killed
 
 
 class GuardedHost(BasicHost):

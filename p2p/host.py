@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,9 @@ from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
 from dlx.p2p import wire
-from dlx.p2p.addresses import AddressError, check_free, expand, parse_address, parse_peer_id, usable
+from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, parse_address, parse_peer_id, usable
 from dlx.p2p.discovery import Dialer, Discovery
-from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count_on, hard_close, stream_of
+from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
 from dlx.p2p.transport import Meter
@@ -35,6 +35,7 @@ PING_INTERVAL = 5.0
 PING_DEADLINE = 3.0
 PING_MISSES = 3
 SAVE_INTERVAL, SAVE_PAUSE = 300.0, 5.0  # s between two savings of the peers, at most and at least
+CROWDED = 60.0  # s before a peer is dialled again whose connection had to go
 BAN = 60.0  # s that a peer that misbehaved stays out
 
 log = logging.getLogger(__name__)
@@ -91,11 +92,12 @@ class Host:
         self._on_reject = on_reject
         self._meter = Meter()
         self._meters = {kind: Meter() for kind in TRAFFIC if kind != "signalling"}
-        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter)
+        self._member_hosts: frozenset[str] = frozenset()  # IP addresses that the ledger has of them
+        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter, self._is_registered, self._dropped)
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
         self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
         self.peer_id = str(self.libp2p.get_id())
-        self.members: frozenset[str] = frozenset()  # peer ids that the ledger names, ours too; its owner keeps it up
+        self.members: frozenset[str] = frozenset()  # peer ids that the ledger names, ours too; see `meet`
         self._peers: dict[ID, _Peer] = {}
         self._banned: dict[ID, float] = {}
         self._services: list[Service] = []
@@ -169,8 +171,18 @@ class Host:
         """From now on the stream's bytes are counted as `kind`, one of TRAFFIC but signalling."""
         count_on(stream, self._meters[kind])
 
+    def meet(self, members: Mapping[str, Sequence[str]]) -> None:
+        """All whom the ledger names now, and their addresses: they are kept connected, and come before strangers.
+
+        Addresses that cannot be used are left out. Raises AddressError when a peer id is none.
+        """
+        self.members = frozenset(members)
+        self._member_hosts = frozenset(ip for texts in members.values() for ip in ip_addresses(texts))
+        for peer, addresses in members.items():
+            self.known(peer, addresses)
+
     def known(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """A peer that the ledger names; it is kept connected. Addresses that cannot be used are left out.
+        """A peer to keep connected. Addresses that cannot be used are left out.
 
         Raises AddressError when `peer_id` is none.
         """
@@ -239,13 +251,23 @@ class Host:
             if not self.is_agreed(peer_id):
                 await self.connect(peer_id, deadline_s)
             with trio.fail_after(max(0.0, started + deadline_s - trio.current_time())):
-                return await self.libp2p.new_stream(parse_peer_id(peer_id), [TProtocol(protocol)])
+                stream = await self.libp2p.new_stream(parse_peer_id(peer_id), [TProtocol(protocol)])
+                hold(stream)
+                return stream
         except StreamBroken:
             raise
         except Exception as error:  # the library's exceptions have no common base
             raise StreamBroken(f"no {protocol} stream to {peer_id}: {error!r}") from error
 
     # -- connections
+
+    def _is_registered(self, name: str) -> bool:
+        return name in self.members or name in self._member_hosts
+
+    def _dropped(self, reason: str, name: str) -> None:
+        self.reject(reason, name)
+        if reason == "connections":
+            self._dialer.refused(parse_peer_id(name), CROWDED)
 
     def _status(self, peer: _Peer) -> PeerStatus:
         conns = self._network.get_connections(peer.id)

@@ -14,6 +14,8 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
+from dlx.p2p.places import plain
+
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
 _READ_SIZE = 256 * 1024
 
@@ -34,6 +36,8 @@ class MeteredStream(TrioTCPStream):
         self.sent = 0
         self.received = 0
         self.allowance: float = STRANGER_LIMIT
+        self.killed = False
+        self.address = plain((self.get_remote_address() or ("", 0))[0])  # the other side's IP
         self._total = total
         self._buffer = b""
         self._position = 0
@@ -81,6 +85,7 @@ class MeteredStream(TrioTCPStream):
 
     def kill(self) -> None:
         """End the connection from below: blocked reads and writes fail at once, the library then cleans up."""
+        self.killed = True
         try:
             self.stream.socket.shutdown(socket.SHUT_RDWR)
         except (OSError, trio.ClosedResourceError):

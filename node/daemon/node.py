@@ -12,6 +12,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
+from dlx.ledger.keys import peer_id_to_base58
 from dlx.node import version
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
@@ -199,16 +200,13 @@ class Node:
         )  # fmt: skip
 
     async def _meet_members(self, well: Well) -> None:
-        """Stay connected to those whom the ledger names."""
+        """Stay connected to those whom the ledger names, and keep places for them."""
         async for seen in self._follower.seen.values():
             if seen is None or not seen.view.created:
                 continue
-            named = {*seen.view.members(), seen.view.creator}  # the creator serves the run's public blobs
-            self._host.members = frozenset(peer for peer in map(seen.peer_of, named) if peer is not None)
-            for account in named:
-                peer, record = seen.peer_of(account), seen.nodes.nodes.get(account)
-                if peer is not None and record is not None and account != self._startup.account.address:
-                    self._host.known(peer, record.multiaddrs)
+            named = sorted({*seen.view.members(), seen.view.creator})  # the creator serves the run's public blobs
+            records = [seen.nodes.nodes[account] for account in named if account in seen.nodes.nodes]
+            self._host.meet({peer_id_to_base58(record.peer_id): record.multiaddrs for record in records})
 
     def _peer_of(self, account: str) -> str | None:
         seen = self._follower.seen.value

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom
-from dlx.p2p import exchange, wire
+from dlx.p2p import exchange, serving, wire
 from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import PIPE, Node, network, other_process, until
@@ -72,8 +72,8 @@ async def test_a_blob_larger_than_allowed_is_refused_by_its_size(tmp_path):
 
 
 async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path, monkeypatch):
-    both_wait, read = threading.Event(), exchange._read_range
-    monkeypatch.setattr(exchange, "_read_range", lambda *asked: both_wait.wait(15) and read(*asked))
+    both_wait, read = threading.Event(), serving._read_range
+    monkeypatch.setattr(serving, "_read_range", lambda *asked: both_wait.wait(15) and read(*asked))
     async with network(tmp_path, 2) as (one, two):
         name = two.store.put(data := os.urandom(CHUNK))
         strict: list[BlobError] = []
@@ -347,20 +347,20 @@ async def test_a_blob_that_is_served_is_looked_at_again_after_a_while(tmp_path, 
         for _ in range(3):
             await ask(one, two, name, 0, 100)
         assert looked == [name]
-        monkeypatch.setattr(exchange, "RECHECK", -1.0)
-        two.blobs._looks.clear()
+        monkeypatch.setattr(serving, "RECHECK", -1.0)
+        two.blobs._server._looks.clear()
         two.store.path(name).write_bytes(b"damaged")
         assert await ask(one, two, name, 0, 100) == (wire.BlobReply(None, 0), b"")
 
 
 async def test_streams_that_one_peer_may_hold_are_bounded(tmp_path):
     async with network(tmp_path, 2) as (one, two):
-        streams = [await one.host.open_stream(two.id, exchange.BLOB, 5) for _ in range(exchange.SERVED_PER_PEER)]
-        await until(lambda: sum(two.blobs._serving.values()) == exchange.SERVED_PER_PEER)
+        streams = [await one.host.open_stream(two.id, exchange.BLOB, 5) for _ in range(serving.STREAMS_PER_PEER)]
+        await until(lambda: two.blobs._server.streams == serving.STREAMS_PER_PEER)
         with pytest.raises(StreamBroken):
             await ask(one, two, bytes(32), 0, 0)
         assert two.rejected["blob_busy"] == 1
         for stream in streams:
             await stream.reset()
-        await until(lambda: not two.blobs._serving)
+        await until(lambda: not two.blobs._server.streams)
         assert await ask(one, two, bytes(32), 0, 0)

@@ -1,0 +1,185 @@
+"""Strangers who take what they can get: they keep out nobody whom the ledger names, and no other stranger for long."""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import psutil
+import pytest
+import trio
+from libp2p import new_host
+from libp2p.crypto.secp256k1 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from multiaddr import Multiaddr
+
+from dlx.ground.blobs import CHUNK
+from dlx.p2p import guard, host, places, serving, wire
+from dlx.p2p.host import Host
+from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
+from tests.p2p.network import HELLO, Node, network, running, until
+
+MIB = 1 << 20
+
+
+async def test_idle_sockets_keep_nobody_out(tmp_path):
+    node, newcomer, member = Node(1, tmp_path), Node(2, tmp_path), Node(3, tmp_path)
+    node.host._network.connection_config.inbound_upgrade_timeout = 1000.0  # they could hold on for as long
+    node.host.meet({member.id: []})
+    async with node.host.run(), AsyncExitStack() as stack:
+        port = int(node.host.addresses[0].split("/")[4])
+        for _ in range(200):
+            await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+        await until(lambda: len(node.host._network._handshakes) == guard.PENDING_LIMIT)
+        async with running(newcomer, member):
+            for other in (newcomer, member):
+                other.host.known(node.id, node.host.addresses)
+            await until(lambda: set(node.host.agreed()) == {newcomer.id, member.id})
+        assert node.rejected["handshakes"]
+
+
+async def test_handshakes_from_one_network_have_a_budget_and_members_need_none(tmp_path, monkeypatch):
+    found = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    address = next((e.address for e in found if e.family == socket.AF_INET and not e.address.startswith("127.")), None)
+    if address is None:
+        pytest.skip("loopback has no budget, and this machine has no other address")
+    monkeypatch.setattr(guard, "HANDSHAKE_BURST", 3.0)
+    monkeypatch.setattr(guard, "HANDSHAKE_RATE", 1e-6)
+    rejected: list[tuple[str, str]] = []
+    node = Host(b"k" * 32, [f"/ip4/{address}/tcp/0"], [], HELLO, on_reject=lambda *what: rejected.append(what))
+    member = Host(b"m" * 32, [], [], HELLO)
+    async with node.run(), member.run(), AsyncExitStack() as stack:
+        port = int(node.addresses[0].split("/")[4])
+        for _ in range(3):
+            await stack.enter_async_context(await trio.open_tcp_stream(address, port))
+        async with await trio.open_tcp_stream(address, port) as fourth:
+            with suppress(trio.BrokenResourceError):
+                assert await fourth.receive_some() == b""
+        assert rejected == [("handshakes", address)]
+        node.meet({member.peer_id: [f"/ip4/{address}/tcp/4650"]})
+        member.known(node.peer_id, node.addresses)
+        await until(lambda: node.agreed() == (member.peer_id,))
+
+
+@asynccontextmanager
+async def invented(node: Node, peers: int, connections: int) -> AsyncIterator[None]:
+    """So many peers with so many connections each to a node, all from another network than everybody else's."""
+    info = info_from_p2p_addr(Multiaddr(node.host.addresses[0]))
+    async with AsyncExitStack() as stack:
+        for index in range(peers):
+            keys = create_new_key_pair()
+            options = {NOISE_ID: NoiseTransport(keys, create_noise_key_pair().private_key)}
+            peer = new_host(key_pair=keys, sec_opt=options)
+            await stack.enter_async_context(peer.run([]))
+            for _ in range(connections):
+                with suppress(Exception):  # refused, by whatever name
+                    await peer.get_network().dial_addr(info.addrs[0], info.peer_id, (f"127.66.0.{index + 1}", 0))
+        yield
+
+
+async def test_invented_peers_fill_no_place_that_a_member_or_a_newcomer_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)  # those that say nothing could stay for as long
+    node, dialled = Node(1, tmp_path), Node(2, tmp_path)
+    async with running(node, dialled), invented(node, peers=6, connections=8):
+        live = node.host._network.get_connections
+        await until(lambda: len(live()) == 16)
+        member, newcomer = Node(3, tmp_path, node.host.addresses), Node(4, tmp_path, node.host.addresses)
+        node.host.meet({member.id: [], dialled.id: dialled.host.addresses})
+        async with running(member, newcomer):
+            await until(lambda: set(node.host.agreed()) == {dialled.id, member.id, newcomer.id})
+            await until(lambda: len(live()) <= 16)
+        assert node.rejected["connections"]
+
+
+async def test_a_peer_has_a_few_connections(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
+    node = Node(1, tmp_path)
+    async with node.host.run(), invented(node, peers=1, connections=8):
+        await until(lambda: node.rejected["duplicate"] == 8 - guard.CONNECTIONS_PER_PEER)
+        await until(lambda: len(node.host._network.get_connections()) == guard.CONNECTIONS_PER_PEER)
+
+
+async def test_a_peer_in_use_is_kept_where_an_idle_one_has_to_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
+    node, used = Node(1, tmp_path), Node(2, tmp_path)
+    async with running(node, used), invented(node, peers=1, connections=1):
+        await until(lambda: len(node.host.peers()) == 1)
+        node.host.known(used.id, used.host.addresses)  # the youngest
+        await until(lambda: node.host.agreed() == (used.id,))
+        await node.host.open_stream(used.id, serving.BLOB, 5)
+        late = Node(3, tmp_path, node.host.addresses)
+        node.host.meet({late.id: []})
+        async with late.host.run():
+            await until(lambda: late.id in node.host.agreed())
+            await until(lambda: {peer.peer_id for peer in node.host.peers()} == {used.id, late.id})
+            assert used.id in node.host.agreed() and node.rejected["connections"] == 1
+
+
+async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(tmp_path):
+    async with network(tmp_path, 7) as (server, member, stranger, *holders):
+        server.host.meet({member.id: []})
+        async with trio.open_nursery() as nursery:
+
+            async def hold(node: Node) -> None:
+                """A stream on which a word is said now and then."""
+                while True:
+                    with suppress(StreamBroken):
+                        stream = await node.host.open_stream(server.id, serving.BLOB, 10)
+                        while True:
+                            await write_short(stream, wire.encode(wire.BlobRequest(bytes(32), 0, 0)))
+                            await read_short(stream, 256)
+                            await trio.sleep(1)
+                    await trio.sleep(0.5)
+
+            for node in holders * serving.STREAMS_PER_PEER:
+                nursery.start_soon(hold, node)
+            await until(lambda: server.blobs._server.streams == serving.STREAMS)
+            for node in (member, stranger):
+                name = server.store.put(os.urandom(3 * CHUNK))
+                await node.blobs.fetch(name, 4 * MIB, [server.id], 30)
+            assert server.rejected["blob_busy"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_stranger_that_downloads_for_ever_has_a_budget_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "STRANGER_BYTES", 6 * MIB)
+    monkeypatch.setattr(serving, "LONGEST_WAIT", 0.5)
+    async with network(tmp_path, 4) as (server, member, stranger, greedy):
+        server.host.meet({member.id: []})
+        name, got = server.store.put(os.urandom(8 * CHUNK)), 0
+        started = trio.current_time()
+        with pytest.raises(StreamBroken):
+            stream = await greedy.host.open_stream(server.id, serving.BLOB, 10)
+            for index in range(100):
+                await write_short(stream, wire.encode(wire.BlobRequest(name, index % 8 * CHUNK, CHUNK)))
+                reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
+                got += len(await read_exact(stream, reply.length))
+        assert 5 * MIB <= got <= 6 * MIB + (trio.current_time() - started) * 6 * MIB / 60
+        await until(lambda: server.rejected["blob_wait"] == 1)
+        await member.blobs.fetch(name, 8 * MIB, [server.id], 30)
+        await stranger.blobs.fetch(server.store.put(os.urandom(3 * CHUNK)), 8 * MIB, [server.id], 30)
+
+
+async def test_members_are_served_before_strangers(tmp_path):
+    async with network(tmp_path, 4) as (server, member, *strangers):
+        server.host.meet({member.id: []})
+        names = [server.store.put(os.urandom(48 * CHUNK)) for _ in range(3)]
+        async with trio.open_nursery() as nursery:
+            for node, name in zip(strangers, names, strict=False):
+                nursery.start_soon(node.blobs.fetch, name, 64 * MIB, [server.id], 120)
+            await until(lambda: all(node.blobs._downloads for node in strangers))
+            started, before = trio.current_time(), _received(strangers)
+            await member.blobs.fetch(names[2], 64 * MIB, [server.id], 120)
+            seconds, taken = trio.current_time() - started, _received(strangers) - before
+        under_way = places.SAVED + 4 * CHUNK + MIB  # saved up before, on their way, and what is no blob
+        assert taken < 48 * MIB / places.SHARE + seconds * places.TRICKLE + under_way
+        assert all(node.store.has(name) for node, name in zip(strangers, names, strict=False))  # and they are served
+
+
+def _received(nodes: list[Node]) -> int:
+    return sum(node.host.bytes_received for node in nodes)
