@@ -30,6 +30,8 @@ from dlx.ledger.typed import (
     Domain,
     RunConfig,
     Seal,
+    SignedVerdict,
+    conviction_entries,
     encode_records,
     registration_digest,
     run_id,
@@ -53,6 +55,7 @@ _GAS = {
 }
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
+_GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_DEPLOY = 6_000_000
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
@@ -293,6 +296,15 @@ class LedgerClient:
         """Closes (round, stage); `signatures` as typed.entries makes them of those over `seal.digest(domain)`."""
         gas = _GAS_SEAL + _GAS_PER_ENTRY * len(split_entries(signatures))
         return self._write("seal", seal_argument(seal, signatures), gas=gas)
+
+    def convict(self, verdicts: Sequence[SignedVerdict]) -> Receipt:
+        """Bars the account whose contribution all these verdicts find false or withheld: see RunView.may_convict.
+
+        Raises TypedError for verdicts on several contributions, or that find one honest.
+        """
+        entries = conviction_entries(verdicts)
+        gas = _GAS_CONVICT + _GAS_PER_VERDICT * len(verdicts)
+        return self._write("convict", *verdicts[0].verdict.contribution, entries, gas=gas)
 
     def publish_checkpoint(self, run: bytes, round: int, folder: bytes, uri: str) -> Receipt:
         """Says where V[., round] can be fetched; `folder` is the sha256 of the list of its files."""

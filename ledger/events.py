@@ -13,7 +13,7 @@ import eth_abi
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
-from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_entries
+from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_conviction, split_entries
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,19 @@ class Evicted:
 
 
 @dataclass(frozen=True)
+class Convicted:
+    """The account's contribution to (stage, round) was found false or withheld: it lost its seat and gets no other."""
+
+    run: Bytes32
+    account: Address
+    stage: int
+    round: int
+    statement: bytes
+    entries: bytes  # see typed.split_conviction
+    at: EventPosition
+
+
+@dataclass(frozen=True)
 class Sealed(Counted):
     """A sealed (round, stage) with everything that was counted."""
 
@@ -181,7 +194,18 @@ class CheckpointPublished:
 
 RegistryEvent = NodeRegistered | AddressesChanged | NodeDeregistered
 RunEvent = (
-    RunCreated | RunOpened | Joined | Left | Moved | Dealt | Accused | Answered | Evicted | Sealed | CheckpointPublished
+    RunCreated
+    | RunOpened
+    | Joined
+    | Left
+    | Moved
+    | Dealt
+    | Accused
+    | Answered
+    | Evicted
+    | Convicted
+    | Sealed
+    | CheckpointPublished
 )
 Event = RegistryEvent | RunEvent
 
@@ -253,6 +277,13 @@ def _sealed(
     return Sealed(run, stage, round, digest, Outcome.of(*outcome), decode_records(records), signatures, at)
 
 
+def _convicted(
+    run: bytes, account: str, stage: int, round: int, statement: bytes, entries: bytes, at: EventPosition
+) -> Convicted:
+    split_conviction(entries)  # refuses other lengths
+    return Convicted(run, account, stage, round, statement, entries, at)
+
+
 def _checkpoint(
     run: bytes, round: int, account: str, folder: bytes, uri: bytes, at: EventPosition
 ) -> CheckpointPublished:
@@ -283,6 +314,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(Accused, "bytes32 address", "address bool"),
         _spec(Answered, "bytes32 address", ""),
         _spec(Evicted, "bytes32 address", "uint16 uint16 uint64"),
+        _spec(Convicted, "bytes32 address", "uint16 uint32 bytes32 bytes", _convicted),
         _spec(Sealed, "bytes32 uint16 uint32", f"bytes32 {_OUTCOME} bytes bytes", _sealed),
         _spec(CheckpointPublished, "bytes32 uint32 address", "bytes32 string", _checkpoint),
     )

@@ -1,17 +1,18 @@
-"""An auditor's recount of one seal: everything that the contract checked, from the events alone."""
+"""An auditor's recount of one seal or conviction: everything that the contract checked, from the events alone."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from dlx.ledger.events import Sealed
+from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.typed import TypedError, recover, split_entries
+from dlx.ledger.typed import SignedVerdict, TypedError, Verdict, recover, split_conviction, split_entries
 from dlx.ledger.view import RunView
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a seal: which check failed, on which contribution or other hash (if any), and how."""
+    """One thing wrong: which check failed, on which contribution or other hash (if any), and how."""
 
     check: str
     round: int
@@ -30,6 +31,45 @@ def verify_seal(before: RunView, sealed: Sealed) -> list[Problem]:
         return [Problem("order", sealed.round, sealed.stage, None, place)]
     found = [*_digest(before, sealed), *_outcome(before, sealed), *_records(sealed), *_signatures(before, sealed)]
     return [Problem(check, sealed.round, sealed.stage, name, detail) for check, name, detail in found]
+
+
+def verify_conviction(before: RunView, convicted: Convicted) -> list[Problem]:
+    """Everything wrong with a conviction, given the run as it was right before it, with all seals of the stage.
+
+    Recounts every signature, the findings and the votes; and looks for the contribution in the seal of its round, which
+    the contract cannot. Whether it was false is for those who replay it.
+    """
+    if convicted.stage >= before.config.stages:
+        found = [("verdicts", "the run has no such stage")]
+    else:
+        found = [*_verdicts(before, convicted), *_accused(before, convicted)]
+    round, stage, statement = convicted.round, convicted.stage, convicted.statement
+    return [Problem(check, round, stage, statement, detail) for check, detail in found]
+
+
+def _verdicts(before: RunView, convicted: Convicted) -> Iterator[tuple[str, str]]:
+    stage, account, signers = convicted.stage, convicted.account, set[str]()
+    try:
+        found = split_conviction(convicted.entries)
+    except TypedError as error:
+        yield "verdicts", str(error)
+        return
+    for entry in found:
+        verdict = Verdict(before.run, stage, convicted.round, account, convicted.statement, entry.finding, entry.report)
+        if verdict.convicts:
+            with suppress(SignatureError):  # the contract passes over it
+                signers.add(SignedVerdict(verdict, entry.signature).signer(before.domain))
+    if not before.may_convict(stage, account, signers):
+        votes, needed = len(signers & {*before.jury(stage, account)}), before.convictions_needed(stage, account)
+        yield "verdicts", f"{votes} of the {needed} needed to convict {account}"
+
+
+def _accused(before: RunView, convicted: Convicted) -> Iterator[tuple[str, str]]:
+    place = convicted.stage, convicted.round
+    sealed = before.sealed[place] if convicted.round < before.next_round(convicted.stage) else None
+    counted = () if sealed is None else zip(sealed.records, sealed.accounts, strict=True)
+    if not any((record.statement, maker) == (convicted.statement, convicted.account) for record, maker in counted):
+        yield "accused", f"no seal of round {convicted.round} counts this contribution by {convicted.account}"
 
 
 _Found = Iterator[tuple[str, bytes | None, str]]

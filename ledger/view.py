@@ -1,8 +1,8 @@
 """One run as the contract sees it, recomputed from its events alone: no I/O, no clock.
 
 `RunView.apply` refuses events that the contract cannot have emitted in that order (ViewError): then the chain node
-that delivered them is wrong or incomplete. It does not recount the votes for a seal: see verify. Times are in seconds;
-`now` is the time of the block that a transaction would be in.
+that delivered them is wrong or incomplete. It does not recount the votes for a seal or a conviction: see verify. Times
+are in seconds; `now` is the time of the block that a transaction would be in.
 """
 
 from collections.abc import Collection
@@ -20,6 +20,7 @@ from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
+    Convicted,
     Dealt,
     Event,
     Evicted,
@@ -93,7 +94,15 @@ class Member:
     former_vote: bool = False  # what it had when it left in that round
 
 
-_NOBODY = Member()
+@dataclass(frozen=True)
+class Standing:
+    """What the run never forgets of an account: as the contract's Standing."""
+
+    stages: int = 0  # bitmap of those in which it ever held a seat
+    convicted: bool = False
+
+
+_NOBODY, _UNKNOWN = Member(), Standing()
 
 
 class RunView:
@@ -115,6 +124,7 @@ class RunView:
         self._stages: list[Stage] = []
         self._holders: dict[tuple[int, int], str] = {}
         self._members: dict[str, Member] = {}
+        self._standings: dict[str, Standing] = {}
         self._returns: dict[tuple[int, int], Return] = {}
         self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the seat last became free
         self._broke: dict[int, int] = {}  # replica -> the open round when it was last complete
@@ -126,8 +136,8 @@ class RunView:
         """A snapshot that later events leave alone. Costs the members, not the history."""
         other = self.__class__(self.run, self.domain)
         other.__dict__.update(self.__dict__)
-        for name in ("_holders", "_members", "_returns", "_vacated", "_broke", "_dealt", "_counted"):
-            setattr(other, name, dict(getattr(self, name)))
+        for name in ("holders", "members", "standings", "returns", "vacated", "broke", "dealt", "counted"):
+            setattr(other, f"_{name}", dict(getattr(self, f"_{name}")))
         other._stages = list(self._stages)
         other.sealed = self.sealed.copy()
         return other
@@ -398,6 +408,31 @@ class RunView:
         drawn = ((stage, self._drawn(replica, stage)) for stage in range(self.config.stages))
         return tuple((stage, other) for stage, other in drawn if other != replica)
 
+    # ---- verdicts ----------------------------------------------------------------------------------------------------
+
+    def is_convicted(self, account: str) -> bool:
+        """Whether the account lost every right to a seat of the run."""
+        return self._standings.get(account, _UNKNOWN).convicted
+
+    def jury(self, stage: int, account: str) -> tuple[str, ...]:
+        """Who may convict the account of a contribution to the stage, ascending: all holders of the stage with a vote
+        that they earned, but the account itself."""
+        holders = (self._holders[replica, stage] for replica in replicas(self._stages[stage].earned()))
+        return ascending([holder for holder in holders if holder != account])
+
+    def convictions_needed(self, stage: int, account: str) -> int:
+        """How many of the jury it takes: as many as a seal that is not overdue, and a majority. The account counts as
+        one vote more even if it has none (any more)."""
+        votes = len(self.jury(stage, account)) + 1
+        return max(quorum(self.config, votes), votes // 2 + 1)
+
+    def may_convict(self, stage: int, account: str, signers: Collection[str]) -> bool:
+        """Whether verdicts of these accounts against a contribution of the account to the stage convict it now."""
+        standing = self._standings.get(account, _UNKNOWN)
+        if standing.convicted or not standing.stages >> stage & 1:
+            return False
+        return len({*signers} & {*self.jury(stage, account)}) >= self.convictions_needed(stage, account)
+
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
@@ -426,6 +461,8 @@ class RunView:
                 self._answer(event)
             case Evicted():
                 self._evict(event)
+            case Convicted():
+                self._convict(event)
             case Sealed():
                 self._seal(event)
             case CheckpointPublished():
@@ -480,7 +517,7 @@ class RunView:
     def _join(self, event: Joined) -> None:
         account, replica, stage, now = event.account, event.replica, event.stage, event.at.time
         before = self._member(account)
-        if before.holds or self.finished or stage >= self.config.stages:
+        if before.holds or self.finished or stage >= self.config.stages or self.is_convicted(account):
             raise ViewError(f"{account} cannot have joined stage {stage}")
         own = (before.replica, before.stage)
         kept = self._returns.get(own)
@@ -495,6 +532,8 @@ class RunView:
             before = replace(
                 before, changed_round=0, asked=Asked.NO, joined_round=self.next_round(stage), joined_at=now
             )
+            standing = self._standings.get(account, _UNKNOWN)
+            self._standings[account] = replace(standing, stages=standing.stages | 1 << stage)
         since = max(0, self._stages[stage].non_empty - before.since)
         member = replace(before, holds=True, replica=replica, stage=stage, since=since, took_at=now)
         self._members[account] = member
@@ -651,6 +690,14 @@ class RunView:
             raise ViewError(f"{event.account} may return until {until}, not {event.return_until}")
         if counted:
             self._returns[event.replica, event.stage] = Return(event.account, until)
+
+    def _convict(self, event: Convicted) -> None:
+        account, standing = event.account, self._standings.get(event.account, _UNKNOWN)
+        if standing.convicted or not standing.stages >> event.stage & 1:
+            raise ViewError(f"{account} cannot have been convicted in stage {event.stage}")
+        self._standings[account] = replace(standing, convicted=True)
+        if (slot := self.slot_of(account)) is not None:
+            self._release(account, *slot, event.at.time)
 
     def _counted_since_asked(self, member: Member) -> bool:
         at = self._stages[member.stage]

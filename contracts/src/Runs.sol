@@ -98,6 +98,12 @@ struct Member {
     uint32 askedSeal; // how many non-empty seals the stage had then
 }
 
+/// @dev One word.
+struct Standing {
+    uint64 stages; // a bit for each stage in which the account ever held a seat
+    bool convicted; // then it never holds one again
+}
+
 struct Run {
     Terms terms;
     Progress progress;
@@ -108,6 +114,7 @@ struct Run {
     mapping(uint256 stage => Stage) stages;
     mapping(uint256 replica => Replica) replicas;
     mapping(address account => Member) members;
+    mapping(address account => Standing) standings;
 }
 
 /// @title The state of one run: its seats, its rounds, and whose signatures count
@@ -205,6 +212,7 @@ library Runs {
             member.joinedAt = uint40(block.timestamp);
             member.asked = Asked.No;
             member.stage = uint8(stage);
+            r.standings[account].stages |= uint64(1 << stage);
         }
         uint256 idle = member.since;
         member.since = s.activity.nonEmpty > idle ? uint32(s.activity.nonEmpty - idle) : 0;
@@ -322,6 +330,19 @@ library Runs {
     function quorum(Terms memory terms, uint256 votes) internal pure returns (uint256) {
         if (votes < terms.minReplicas) votes = terms.minReplicas;
         return (votes * terms.quorumNumerator + terms.quorumDenominator - 1) / terms.quorumDenominator;
+    }
+
+    /// @notice The seats whose holders may convict the account: all with an earned vote of the stage but its own. And how
+    /// many of them it takes: as many as a seal that is not overdue, and a majority, where the account counts as one vote
+    /// more even if it has none (any more), so that nobody can be convicted by who would be outvoted with it.
+    function jury(Run storage r, uint256 stage, address account) internal view returns (uint256 seats, uint256 needed) {
+        Stage storage s = r.stages[stage];
+        seats = earnedVotes(s, r.terms.maxReplicas, s.activity.nonEmpty);
+        Member storage member = r.members[account];
+        if (member.holds && member.stage == stage) seats &= ~(1 << member.replica);
+        uint256 votes = seats.size() + 1;
+        needed = quorum(r.terms, votes);
+        if (needed <= votes / 2) needed = votes / 2 + 1;
     }
 
     // --------------------------------------------------------------------------------------------- idleness

@@ -85,13 +85,13 @@ library Seals {
         return _load(signatures, start) >> 248;
     }
 
-    /// @notice Who made the signature (r, s, v) of the entry that starts at byte `start`, which must be there; zero for
-    /// nobody. Only v of 27 or 28 and the lower s pass, so that a signature has one form.
-    function signer(bytes calldata signatures, uint256 start, bytes32 digest) internal pure returns (address account) {
+    /// @notice Who made the signature (r, s, v) that starts at byte `start`, which must be there; zero for nobody. Only v
+    /// of 27 or 28 and the lower s pass, so that a signature has one form.
+    function signer(bytes calldata entries, uint256 start, bytes32 digest) internal pure returns (address account) {
         unchecked {
-            uint256 s = _load(signatures, start + 33);
-            uint256 v = _load(signatures, start + ENTRY_BYTES - 32) & 0xff;
-            if (s <= HALF_ORDER) account = ecrecover(digest, uint8(v), bytes32(_load(signatures, start + 1)), bytes32(s));
+            uint256 s = _load(entries, start + 32);
+            uint256 v = _load(entries, start + 33) & 0xff;
+            if (s <= HALF_ORDER) account = ecrecover(digest, uint8(v), bytes32(_load(entries, start)), bytes32(s));
         }
     }
 

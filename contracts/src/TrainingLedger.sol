@@ -5,8 +5,9 @@ import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 
 import {Counts} from "./Counts.sol";
 import {NodeRegistry} from "./NodeRegistry.sol";
-import {Activity, Asked, Member, Progress, Return, Run, RunConfig, Runs, Stage, Terms} from "./Runs.sol";
+import {Activity, Asked, Member, Progress, Return, Run, RunConfig, Runs, Stage, Standing, Terms} from "./Runs.sol";
 import {Outcome, Seal, Seals} from "./Seals.sol";
+import {Verdicts} from "./Verdicts.sol";
 
 /// @title Who holds which seat of a run, and which contributions each round counted
 /// @notice Nobody owns the ledger, nothing in it can be upgraded, and a sealed round can never be changed.
@@ -20,6 +21,7 @@ contract TrainingLedger is EIP712 {
     using Seals for Outcome;
     using Seals for Seal;
     using Seals for bytes;
+    using Verdicts for uint256;
 
     /// @notice For joinRun: take any stage.
     uint16 public constant ANY_STAGE = type(uint16).max;
@@ -45,6 +47,11 @@ contract TrainingLedger is EIP712 {
     event Answered(bytes32 indexed run, address indexed account);
     /// @notice `returnUntil` is the time until which nobody else can take the seat; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
+    /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the seat that it held, if
+    /// any, and never gets another.
+    event Convicted(
+        bytes32 indexed run, address indexed account, uint16 stage, uint32 round, bytes32 statement, bytes entries
+    );
     /// @notice `digest` is the stage's new head, and what the signatures are over.
     event Sealed(
         bytes32 indexed run,
@@ -78,6 +85,8 @@ contract TrainingLedger is EIP712 {
     /// @notice Every stage drew the replica itself; the next seal makes another draw.
     error NothingDealt(uint16 replica);
     error UnknownVersion(uint32 round);
+    error NeverHeld(address account, uint16 stage);
+    error IsConvicted(address account);
 
     error WrongRound(uint32 given, uint32 open);
     error AlreadySealed(uint16 stage, uint32 round);
@@ -148,6 +157,7 @@ contract TrainingLedger is EIP712 {
     function joinRun(bytes32 run, uint16 stage) external {
         Run storage r = _run(run);
         if (!registry.isRegistered(msg.sender)) revert NotRegistered(msg.sender);
+        if (r.standings[msg.sender].convicted) revert IsConvicted(msg.sender);
         Member storage member = r.members[msg.sender];
         if (member.holds) revert AlreadyHolding(msg.sender, member.replica, member.stage);
         if (r.progress.openRound == r.terms.rounds) revert Runs.RunFinished();
@@ -281,6 +291,46 @@ contract TrainingLedger is EIP712 {
         r.replicas[replica].since = r.progress.openRound;
     }
 
+    // ------------------------------------------------------------------------------------------------ verdicts
+
+    /// @notice Takes the seat of an account whose contribution to (stage, round) enough holders of the stage's votes found
+    /// false or withheld, and any seat to come; whether it holds one now, and where, changes nothing. Its stage's next
+    /// seal may still count it, as if it had left. Anyone may send this.
+    /// @param statement the contribution's name
+    /// @param entries verdicts, see Verdicts; those of anybody else are skipped
+    function convict(
+        bytes32 run,
+        uint16 stage,
+        uint32 round,
+        address account,
+        bytes32 statement,
+        bytes calldata entries
+    ) external {
+        Run storage r = _run(run);
+        Standing storage standing = r.standings[account];
+        if (standing.convicted) revert IsConvicted(account);
+        if ((standing.stages >> stage) & 1 == 0) revert NeverHeld(account, stage);
+        if (entries.length % Verdicts.ENTRY_BYTES != 0) revert SignaturesLength(entries.length);
+
+        uint256 voted = 0;
+        for (uint256 start = 0; start < entries.length; start += Verdicts.ENTRY_BYTES) {
+            bytes calldata entry = entries[start:start + Verdicts.ENTRY_BYTES];
+            if (!entry.entryOf(0).convicts()) continue;
+            bytes32 verdict = Verdicts.hash(run, stage, round, account, statement, entry);
+            Member storage signer = r.members[entry.signer(Verdicts.SIGNATURE_AT, _hashTypedDataV4(verdict))];
+            if (signer.holds && signer.stage == stage) voted |= 1 << signer.replica;
+        }
+        (uint256 seats, uint256 needed) = r.jury(stage, account);
+        uint256 votes = (voted & seats).size();
+        if (votes < needed) revert QuorumMissing(votes, needed);
+
+        standing.convicted = true;
+        Member storage member = r.members[account];
+        // slither-disable-next-line unused-return: it has no term to come back
+        if (member.holds) r.release(member);
+        emit Convicted(run, account, stage, round, statement, entries);
+    }
+
     // --------------------------------------------------------------------------------------------------- seals
 
     /// @notice Closes (stage, round). Anyone may send it; the first valid seal wins, and how it was sent changes nothing.
@@ -369,7 +419,7 @@ contract TrainingLedger is EIP712 {
                     _readMaker(r, stage, s, start, signed);
                     continue;
                 }
-                address signer = signatures.signer(start, digest);
+                address signer = signatures.signer(start + 1, digest);
                 uint256 seat = 1 << replica;
                 if (settled & seat != 0 && stage.isHolder(replica, signer)) met |= seat;
                 else _readUnsettled(signed, r.members[signer], replica, true);
@@ -389,7 +439,7 @@ contract TrainingLedger is EIP712 {
         uint256 seat = 1 << replica;
         if (signed.listed & seat == 0) return;
         bytes32 contribution = s.contributionHash((signed.listed & (seat - 1)).size());
-        address maker = s.signatures.signer(start, _hashTypedDataV4(contribution));
+        address maker = s.signatures.signer(start + 1, _hashTypedDataV4(contribution));
         if (signed.settled & seat == 0) {
             _readUnsettled(signed, r.members[maker], replica, false);
         } else if (stage.isHolder(replica, maker)) {
@@ -511,6 +561,11 @@ contract TrainingLedger is EIP712 {
     /// @notice All that the run knows of an account, whether or not it holds a seat now.
     function memberOf(bytes32 run, address account) external view returns (Member memory) {
         return _run(run).members[account];
+    }
+
+    /// @notice In which stages the account ever held a seat, and whether it was convicted.
+    function standingOf(bytes32 run, address account) external view returns (Standing memory) {
+        return _run(run).standings[account];
     }
 
     /// @notice Which replicas' seats of the stage are held, which were counted once and twice in its last eight non-empty

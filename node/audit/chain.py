@@ -10,11 +10,11 @@ from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Event, RunCreated, Sealed, decode_log
+from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
 from dlx.ledger.index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.typed import Domain, run_id
-from dlx.ledger.verify import Problem, verify_seal
+from dlx.ledger.verify import Problem, verify_conviction, verify_seal
 from dlx.ledger.view import RunView, ViewError
 from dlx.node.audit.report import Report
 from dlx.node.home.errors import Failure
@@ -141,6 +141,10 @@ class _Recount:
                 if not view.created:
                     raise ViewError("a seal before the run was created")
                 self._seal(event)
+            case Convicted():
+                if not view.created:
+                    raise ViewError("a conviction before the run was created")
+                self._convicted(event)
         view.apply(event)
         if isinstance(event, Sealed):
             made_by = view.sealed[event.stage, event.round].accounts
@@ -170,6 +174,16 @@ class _Recount:
                 )
             if not wrong:
                 self._report.add(LEVEL, line, "PASS", round=event.round, stage=event.stage, hash=event.digest)
+
+    def _convicted(self, event: Convicted) -> None:
+        round, stage, statement = event.round, event.stage, event.statement
+        problems = verify_conviction(self._view, event)
+        for problem in problems:
+            detail = f"{problem.check}: {problem.detail}"
+            self._report.add(LEVEL, "conviction", "FAIL", detail, round=round, stage=stage, hash=statement)
+        if not problems:
+            detail = f"of {event.account}"
+            self._report.add(LEVEL, "conviction", "PASS", detail, round=round, stage=stage, hash=statement)
 
 
 def _completeness(report: Report, view: RunView, due: list[int], heads: list[bytes]) -> None:

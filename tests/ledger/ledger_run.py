@@ -8,9 +8,20 @@ from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient, Receipt
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.keys import sign
-from dlx.ledger.typed import Contribution, Outcome, Plan, RunConfig, Seal, SignedContribution, entries
+from dlx.ledger.typed import (
+    FALSE,
+    Contribution,
+    Outcome,
+    Plan,
+    RunConfig,
+    Seal,
+    SignedContribution,
+    SignedVerdict,
+    Verdict,
+    entries,
+)
 from dlx.ledger.verify import verify_seal
-from dlx.ledger.view import RunView
+from dlx.ledger.view import RunView, Standing
 
 NAME = "a-run"
 STEPS = 10
@@ -72,6 +83,25 @@ def signatures_of(view: RunView, seal: Seal, counted: Work, signers: Sequence[st
     by_seal = {account: (replica, sign(digest, keys[account])) for account, replica in places.items()}
     by_record = {replica: counted[replica].signature for account, replica in makers.items() if account not in signers}
     return entries(by_seal, by_record)
+
+
+def verdicts_of(
+    view: RunView,
+    stage: int,
+    round: int,
+    account: str,
+    signers: Sequence[str],
+    keys: Mapping[str, bytes],
+    **changes: Any,
+) -> list[SignedVerdict]:
+    """That these accounts find its contribution false, each with a report of its own; one that a seal counts, if any
+    does."""
+    counted = view.sealed.get((stage, round))
+    made = dict(zip(counted.accounts, counted.records, strict=True)) if counted else {}
+    statement = made[account].statement if account in made else random.randbytes(32)
+    values = {"run": view.run, "stage": stage, "round": round, "account": account, "statement": statement}
+    values |= {"finding": FALSE, **changes}
+    return [Verdict(**{"report": random.randbytes(32), **values}).sign(view.domain, keys[one]) for one in signers]
 
 
 class Run:
@@ -150,5 +180,7 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
             member.asked_seal,
         )
         assert read("memberOf", account) == (expected,)
+        standing = view._standings.get(account, Standing())
+        assert read("standingOf", account) == ((standing.stages, standing.convicted),)
     is_open, round, opened_at = read("openRound")
     assert (view.open_round, view.opened_at) == ((round, opened_at) if is_open else (None, None))

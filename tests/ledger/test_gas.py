@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from direct_chain import DirectChain
 from eth_hash.auto import keccak
-from ledger_run import NAME, config, seal_of, signatures_of, work
+from ledger_run import NAME, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.client import seal_argument
 from dlx.ledger.keys import account_of
-from dlx.ledger.typed import ANY_STAGE, run_id
+from dlx.ledger.typed import ANY_STAGE, conviction_entries, run_id
 from dlx.ledger.view import RunView
 
 SNAPSHOT = Path(__file__).parents[2] / "contracts" / "gas.json"
@@ -34,6 +34,8 @@ def measured() -> dict[str, int]:
     found |= seats(chain)
     found["deal 3x3"] = deal(chain, 3, 3)
     found["deal 64x2"] = deal(chain, 64, 2)
+    for members in (4, 8, 64):
+        found |= conviction(chain, members)
     return found
 
 
@@ -118,6 +120,18 @@ def seats(chain: DirectChain) -> dict[str, int]:
     run.write(first, "accuse", run.run, second)
     chain.now += EVICTION
     return found | {"evict": run.write(first, "evict", run.run, second)}
+
+
+def conviction(chain: DirectChain, members: int) -> dict[str, int]:
+    """Of one of them by as many of the others as it takes."""
+    run = _Run(chain, 1, members)
+    run.fill()
+    run.seal()
+    view, account = run.view, run.view.holder(members - 1, 0) or ""
+    needed = view.convictions_needed(0, account)
+    verdicts = verdicts_of(view, 0, 0, account, view.jury(0, account)[:needed], run.keys)
+    about, entries = verdicts[0].verdict.contribution, conviction_entries(verdicts)
+    return {f"convict, {needed} verdicts": run.write(run.accounts[0], "convict", *about, entries)}
 
 
 def deal(chain: DirectChain, stages: int, replicas: int) -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from direct_chain import DirectChain
 from eth_hash.auto import keccak
-from ledger_run import NAME, check, config, seal_of, signatures_of, work
+from ledger_run import NAME, check, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.client import seal_argument
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Sealed
+from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import account_of
-from dlx.ledger.typed import ANY_STAGE, run_id
-from dlx.ledger.verify import verify_seal
+from dlx.ledger.typed import ANY_STAGE, WITHHELD, conviction_entries, run_id
+from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view import RunView
 
 KEYS = {account_of(key): key for key in (keccak(b"member %d" % i) for i in range(8))}
@@ -27,6 +27,7 @@ MOODS = {
     "churn": "join join join leave move move seal seal seal",
     "busy": "join leave accuse" + " seal" * 20,
     "silent": "join accuse accuse accuse answer evict evict deal deal seal seal seal seal",
+    "judging": "join join move leave convict convict seal seal seal seal",
 }
 
 
@@ -54,6 +55,8 @@ class Life:
         for event in self.chain.write(KEYS[account], function, *args):
             if isinstance(event, Sealed):
                 assert verify_seal(self.view, event) == []
+            if isinstance(event, Convicted):
+                assert {problem.check for problem in verify_conviction(self.view, event)} <= {"accused"}
             self.view.apply(event)
             self.events.append(event)
         self.done[function] += 1
@@ -111,6 +114,8 @@ class Life:
                 able = [account for account in ACCOUNTS if view.may_evict(account, now)]
                 other = chance.choice(able or ACCOUNTS)
                 self.tries(me, "evict", other, foreseen=view.may_evict(other, now))
+            case "convict":
+                self.convict(other)
             case "seal":
                 stages = [s for s in range(self.config.stages) if view.next_round(s) == view.open_round]
                 self.seal(chance.choice(stages), mood) if stages else self.join(me)
@@ -120,10 +125,33 @@ class Life:
         try:
             self.write(me, "joinRun", self.run, stage)
         except Reverted as error:
-            holds = self.view.slot_of(me) is not None
+            view = self.view
+            holds = view.slot_of(me) is not None
             assert (error.name == "AlreadyHolding") == holds
-            full = all(self.view.free_seat(s, me, self.chain.now) is None for s in range(self.config.stages))
-            assert holds or full or error.name in ("SealPending", "NoFreeSeat", "RunFinished"), error.name
+            full = all(view.free_seat(s, me, self.chain.now) is None for s in range(self.config.stages))
+            known = ("SealPending", "NoFreeSeat", "RunFinished", "IsConvicted")
+            assert holds or full or error.name in known, error.name
+            assert (error.name == "IsConvicted") == view.is_convicted(me)
+
+    def convict(self, account: str) -> None:
+        """By anybody, of anything, mostly by most who may."""
+        view, chance = self.view, self.chance
+        if chance.random() < 0.8:  # so that some stay
+            account = chance.choice(ACCOUNTS[:3])
+        stage = chance.randrange(self.config.stages)
+        jury = view.jury(stage, account)
+        signers = [one for one in ACCOUNTS if chance.random() < (0.9 if one in jury else 0.1)]
+        chance.shuffle(signers)
+        round = chance.randrange(view.next_round(stage) + 1)
+        verdicts = [
+            *verdicts_of(view, stage, round, account, signers, KEYS),
+            *verdicts_of(view, stage, round, account, signers[:1], KEYS, finding=WITHHELD),  # twice, also
+        ]
+        if not verdicts:
+            return
+        about = verdicts[0].verdict.contribution
+        entries = conviction_entries([one for one in verdicts if one.verdict.contribution == about])
+        self.tries(ACCOUNTS[0], "convict", *about[1:], entries, foreseen=view.may_convict(stage, account, signers))
 
     def seal(self, stage: int, mood: str) -> None:
         """Anybody signs anything; makers prove their records in either way, or not at all."""
@@ -181,14 +209,16 @@ def test_the_view_knows_what_the_contract_knows(chain):
         kinds["reserved"] += sum(getattr(event, "return_until", 0) > 0 for event in life.events)
         kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
-    seen = "RunCreated RunOpened Joined Left Moved Dealt Accused Answered Evicted Sealed reserved forfeit empty"
+    seen = (
+        "RunCreated RunOpened Joined Left Moved Dealt Accused Answered Evicted Convicted Sealed reserved forfeit empty"
+    )
     assert set(seen.split()) <= set(+kinds), kinds
 
 
 def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int) -> Life:
     life = Life(chain, seed, **settings)
     for step in range(steps):
-        life.step(["churn", "busy", "silent"][step // 20 % 3])
+        life.step(["churn", "busy", "silent", "busy", "judging"][step // 20 % 5])
         if step % 2:
             life.check()
     return life
