@@ -11,6 +11,7 @@ from dlx.ledger.events import (
     AddressesChanged,
     Answered,
     CheckpointPublished,
+    Convicted,
     Dealt,
     Evicted,
     Joined,
@@ -41,7 +42,7 @@ def test_every_event_of_the_contracts_is_known():
             _, indexed, plain, _ = events._SPECS[topic]
             flags = [i["indexed"] for i in entry["inputs"]]
             assert flags == [True] * len(indexed) + [False] * len(plain), entry["name"]
-    assert len(names) == len(events._SPECS) == 14
+    assert len(names) == len(events._SPECS) == 15
 
 
 def test_logs_that_do_not_fit_their_event_are_refused():
@@ -123,6 +124,18 @@ def test_a_seal_of_other_bytes_is_refused():
     ):
         with pytest.raises(TypedError):
             decode_log(parse_log(sealed(records, signatures)), 5)
+
+
+def test_a_conviction_is_decoded_with_whole_entries_only():
+    def convicted(entries: bytes) -> dict:
+        data = eth_abi.encode(["uint16", "uint32", "bytes32", "bytes"], [2, 7, b"\4" * 32, entries])
+        return log(Convicted, [RUN, bytes(12) + bytes.fromhex(ACCOUNT[2:])], data)
+
+    found = decode_log(parse_log(convicted(bytes(196))), 5)
+    assert isinstance(found, Convicted) and (found.account, found.entries) == (ACCOUNT, bytes(196))
+    assert (found.stage, found.round, found.statement) == (2, 7, b"\4" * 32)
+    with pytest.raises(TypedError):
+        decode_log(parse_log(convicted(bytes(97))), 5)
 
 
 def test_small_events_have_the_contract_s_order():

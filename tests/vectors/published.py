@@ -18,12 +18,16 @@ from dlx.ground.merkle import tree_root
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import (
+    FALSE,
+    WITHHELD,
     Contribution,
     Domain,
     Outcome,
     Plan,
     Report,
     Seal,
+    Verdict,
+    conviction_entries,
     entries,
     registration_digest,
     run_id,
@@ -81,6 +85,10 @@ def _statements() -> dict[str, Any]:
     hashes = [_digest_of(name) for name in ("weights", "momentum", "weights root", "momentum root")]
     seal = Seal(run, 1, 7, _digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
     report = Report(run, 7, 1, (made[0].hash(),), (made[1].hash(),))
+    verdicts = [
+        Verdict(run, 1, 7, makers[0], made[0].hash(), finding, _digest_of(f"report {finding}")).sign(domain, key)
+        for finding, key in ((FALSE, KEYS[0]), (WITHHELD, KEYS[2]))
+    ]
     digest = seal.digest(domain)
     signed = {makers[0]: (0, sign(digest, KEYS[1]))}
     return {
@@ -114,6 +122,17 @@ def _statements() -> dict[str, Any]:
             "missing": [name.hex() for name in report.missing],
             "digest": report.digest(domain).hex(),
         },
+        "verdicts": [
+            {
+                "key": key.hex(),
+                "finding": one.verdict.finding,
+                "report": one.verdict.report.hex(),
+                "digest": one.verdict.digest(domain).hex(),
+                "signature": one.signature.hex(),
+            }
+            for key, one in zip((KEYS[0], KEYS[2]), verdicts, strict=True)
+        ],
+        "conviction": conviction_entries(verdicts).hex(),
         "registration": {
             "account": makers[0],
             "nonce": 3,

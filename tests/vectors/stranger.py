@@ -20,6 +20,9 @@ SEAL = (
     b"bytes32 momentumRoot,bytes11 plans,bytes records)"
 )
 REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,bytes32[] holding,bytes32[] missing)"
+VERDICT = (
+    b"Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
+)
 REGISTRATION = b"Registration(address account,uint256 nonce)"
 DOMAIN = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 WORDS = [  # of the statement, in its order
@@ -75,6 +78,13 @@ def contribution_digest(domain: bytes, run: bytes, round: int, stage: int, data:
     loss, steps, percent, _ = struct.unpack(">IIBH", data[65:])
     words = [run, round, stage, data[0], data[1:33], data[33:65], loss, steps, percent]
     return digest(domain, keccak(keccak(CONTRIBUTION) + b"".join(map(word, words))))
+
+
+def verdict_digest(
+    domain: bytes, run: bytes, stage: int, round: int, account: str, name: str, finding: int, report: str
+) -> bytes:
+    words = [run, stage, round, account, name, finding, report]
+    return digest(domain, keccak(keccak(VERDICT) + b"".join(map(word, words))))
 
 
 def seal_digest(domain: bytes, packed: bytes) -> bytes:

@@ -49,6 +49,14 @@ def test_a_stranger_signs_the_same_statements() -> None:
     report = known["report"]
     told = s.report_digest(domain, bytes.fromhex(run["id"]), 7, 1, report["holding"], report["missing"])
     assert told.hex() == report["digest"]
+    accused, conviction = known["contributions"][0], bytes.fromhex(known["conviction"])
+    for number, one in enumerate(known["verdicts"]):
+        about = 1, 7, accused["fields"]["account"], accused["name"]
+        told = s.verdict_digest(domain, bytes.fromhex(run["id"]), *about, one["finding"], one["report"])
+        assert told.hex() == one["digest"]
+        entry = conviction[98 * number : 98 * number + 98]
+        assert (entry[0], entry[1:33].hex(), entry[33:].hex()) == (one["finding"], one["report"], one["signature"])
+        assert recover(told, entry[33:]) == account_of(bytes.fromhex(one["key"]))
     registry = s.separator(b"dlx-node NodeRegistry", b"1", known["chain_id"], known["ledger"])
     wanted = known["registration"]
     assert s.registration_digest(registry, wanted["account"], wanted["nonce"]).hex() == wanted["digest"]
