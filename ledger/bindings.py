@@ -64,6 +64,11 @@ class Interface:
             expected[start:end] = actual[start:end] = bytes(place["length"])
         return expected == actual
 
+    def immutables(self, onchain: bytes) -> set[bytes]:
+        """The words that the creation put into the contract's runtime code."""
+        places = self.artifact["immutableReferences"]
+        return {onchain[place["start"] : place["start"] + place["length"]] for place in places}
+
     def refusal(self, error: RpcError) -> LedgerError:
         """What an error answer to a call means."""
         revert = error.revert

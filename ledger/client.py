@@ -198,10 +198,10 @@ class LedgerClient:
             except OSError:
                 pass  # it is found again
 
-    def open_index(self) -> EventIndex:
-        """The index of the ledger's events as it is, for one thread; close it."""
-        name = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite"
-        path = None if self._folder is None else self._folder / name
+    def open_index(self, folder: Path | None = None) -> EventIndex:
+        """The index of the ledger's events as it is, for one thread, or that in another folder; close it."""
+        name, folder = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite", folder or self._folder
+        path = None if folder is None else folder / name
         return EventIndex(path, self.chain_id, self.contracts())
 
     @contextmanager

@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from bisect import bisect_left
+from collections import defaultdict
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -25,8 +26,9 @@ _LIMIT_EXCEEDED = -32005  # the same, but of logs it also says that there are to
 _RATE_LIMIT = re.compile(r"rate.?limit|request rate|rate exceeded|too many requests|requests? (count|limit)|"
                          r"compute units|throughput|throttl", re.IGNORECASE)  # fmt: skip
 
-_PAGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)  # blocks
-_CAUTIOUS_PAGES = 8  # read after a refusal before a larger page is tried again
+_LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+_BATCH = 500  # requests
+_CAUTIOUS = 8  # times that is asked for no more after a refusal
 
 logging.getLogger("urllib3").setLevel(logging.ERROR)  # below that it logs the URL, which may hold an access key
 
@@ -47,25 +49,26 @@ class Busy(Garbled):
         self.wait = wait
 
 
-class LogRange:
-    """Of how many blocks a chain node gives the logs at once: found out by asking, and remembered."""
+class AtOnce:
+    """How much a chain node gives at once: found out by asking, and remembered."""
 
-    def __init__(self) -> None:
-        self._rung, self._cautious = _PAGES.index(5_000), 0
+    def __init__(self, first: int, most: int) -> None:
+        """Both of the ladder."""
+        self._rung, self._top, self._cautious = _LADDER.index(first), _LADDER.index(most), 0
 
     @property
-    def blocks(self) -> int:
-        return _PAGES[self._rung]
+    def most(self) -> int:
+        return _LADDER[self._rung]
 
-    def refused(self, blocks: int) -> None:
-        """So many were too many."""
-        self._rung, self._cautious = max(0, bisect_left(_PAGES, blocks) - 1), _CAUTIOUS_PAGES
+    def refused(self, asked: int, slow: bool = False) -> None:
+        """So much was too much; `slow`: and took all the time there was to say so, which few tries can be spent on."""
+        self._rung, self._cautious = max(0, bisect_left(_LADDER, asked) - (3 if slow else 1)), _CAUTIOUS
 
     def given(self) -> None:
-        """A page was read: now and then a larger one is tried."""
+        """As much as may be was given: now and then more is asked for."""
         self._cautious = max(0, self._cautious - 1)
         if not self._cautious:
-            self._rung = min(self._rung + 1, len(_PAGES) - 1)
+            self._rung = min(self._rung + 1, self._top)
 
 
 class Endpoint:
@@ -74,7 +77,8 @@ class Endpoint:
     def __init__(self, url: str) -> None:
         """Asks nothing. Raises LedgerError for what is no URL."""
         self.name = _host(url)  # the full URL never gets into a message
-        self.log_range = LogRange()
+        self.log_range = AtOnce(5_000, 100_000)  # of how many blocks it gives the logs
+        self.batches: defaultdict[str, AtOnce] = defaultdict(lambda: AtOnce(_BATCH, _BATCH))  # by method
         self.failures = 0  # in a row
         self.rests_until = 0.0  # before which others are asked first
         self.closed_until = 0.0  # before which it wants no requests
@@ -86,6 +90,26 @@ class Endpoint:
     def ask(self, method: str, request: bytes, timeout: float) -> Any:
         """The result of a JSON-RPC request, whole after `timeout` seconds. Raises RpcError for an error answer,
         Garbled where another try may help."""
+        answer, wait = self._post(method, request, timeout)
+        if isinstance(answer, list):
+            raise Garbled("an answer that is no JSON-RPC")
+        return _result(method, answer, wait)
+
+    def ask_all(self, method: str, batch: bytes, count: int, timeout: float) -> list[Any]:
+        """The results of a batch of `count` requests whose ids count from 0; raises as `ask` does, for all at once."""
+        answers, wait = self._post(method, batch, timeout)
+        if not isinstance(answers, list):
+            _result(method, answers, wait)  # says why there is no batch
+            raise Garbled("an answer that is no batch")
+        by_id = {answer.get("id"): answer for answer in answers if isinstance(answer, dict)}
+        if len(answers) != count or set(by_id) != set(range(count)):
+            refusal = next((answer for answer in answers if isinstance(answer, dict) and answer.get("error")), None)
+            _result(method, refusal, wait)
+            raise Garbled("a batch of other answers than were asked for")
+        return [_result(method, by_id[identity], wait) for identity in range(count)]
+
+    def _post(self, method: str, request: bytes, timeout: float) -> tuple[Any, float | None]:
+        """The decoded answer, and the seconds that the chain node wants us to wait."""
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False, "headers": _HEADERS}
         try:
             with self._session().post(self._url, request, **options) as response:
@@ -98,15 +122,9 @@ class Endpoint:
         except requests.RequestException as error:
             raise Garbled(type(error).__name__) from None
         try:
-            answer = msgspec.json.decode(body)
+            return msgspec.json.decode(body), wait
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
-        refusal = answer.get("error") if isinstance(answer, dict) else None
-        if refusal is not None:
-            raise _error(method, refusal if isinstance(refusal, dict) else {"message": str(refusal)}, wait)
-        if not isinstance(answer, dict) or "result" not in answer:
-            raise Garbled("an answer that is no JSON-RPC")
-        return answer["result"]
 
     def _session(self) -> requests.Session:
         """This thread's own."""
@@ -117,6 +135,15 @@ class Endpoint:
                 session.mount(scheme, WholeAnswers())
             self._own.session = session
         return self._own.session
+
+
+def _result(method: str, answer: Any, wait: float | None) -> Any:
+    refusal = answer.get("error") if isinstance(answer, dict) else None
+    if refusal is not None:
+        raise _error(method, refusal if isinstance(refusal, dict) else {"message": str(refusal)}, wait)
+    if not isinstance(answer, dict) or "result" not in answer:
+        raise Garbled("an answer that is no JSON-RPC")
+    return answer["result"]
 
 
 def _read(response: requests.Response, method: str) -> bytes:

@@ -22,6 +22,10 @@ class WrongLedger(LedgerError):
     """The chain node answers for another chain, or other code is at the address: waiting does not help."""
 
 
+class Contradiction(LedgerError):
+    """What a chain node said cannot be true: it contradicts itself, or what was proven."""
+
+
 class RpcError(LedgerError):
     """The chain node's own error answer."""
 

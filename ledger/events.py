@@ -211,9 +211,10 @@ Event = RegistryEvent | RunEvent
 
 
 def parse_log(log: dict[str, Any]) -> RawLog:
-    """A JSON-RPC log. Raises TypedError where it is none."""
+    """A JSON-RPC log. Raises TypedError where it is none, or one that a reorg has taken back."""
     try:
-        return RawLog(
+        removed = log.get("removed")
+        found = RawLog(
             address=checksum(bytes.fromhex(log["address"][2:])),
             topics=tuple(_hash(topic) for topic in log["topics"]),
             data=bytes.fromhex(log["data"][2:]),
@@ -222,8 +223,11 @@ def parse_log(log: dict[str, Any]) -> RawLog:
             log_index=int(log["logIndex"], 16),
             tx=_hash(log["transactionHash"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TypedError(f"not a log: {error!r}") from error
+    if removed:
+        raise TypedError(f"block {found.block}, log {found.log_index} is a log that was removed")
+    return found
 
 
 def decode_log(log: RawLog, time: int) -> Event | None:

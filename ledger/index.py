@@ -80,14 +80,15 @@ class EventIndex:
 
     # From the chain.
 
-    def sync(self, rpc: Rpc, progress: Callable[[int, int], None] | None = None) -> Head:
-        """Reads up to the head, and gives the last block read. `progress` gets (block, last block) after each page.
+    def sync(self, rpc: Rpc, progress: Callable[[int, int], None] | None = None, until: Header | None = None) -> Head:
+        """Reads up to the head, or up to the block `until`, and gives the last block read. `progress` gets (block, last
+        block) after each page.
 
         Raises LedgerError, LedgerUnavailable; nothing that was read is lost by that.
         """
         for left in reversed(range(_TRIES)):
             try:
-                newest = rpc.head()
+                newest = rpc.head() if until is None else until
                 tip = self.tip
                 if tip is None or not self.is_late(newest, tip.block):
                     self.read(rpc, newest, progress)

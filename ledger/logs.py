@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.rpc import Header, Rpc
 
@@ -72,7 +72,7 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
     found = [insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}") for query in queries]
     logs = [log for part in found for log, _ in part]
     if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
-        raise LedgerError(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
+        raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)]
 
 
@@ -81,15 +81,15 @@ def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> I
     while start <= end.number:
         time_of = _block_times(rpc)
         pages = rpc.log_range
-        last = min(end.number, start + pages.blocks - 1)
+        last = min(end.number, start + pages.most - 1)
         try:
             found = [_in_range(rpc, one, start, last) for one in filters]
-        except (RpcError, AnswerTooLarge):
+        except (RpcError, AnswerTooLarge) as error:
             if last == start:
                 raise
-            pages.refused(last - start + 1)
+            pages.refused(last - start + 1, slow=isinstance(error, AnswerTooLarge))
             continue
-        if last - start + 1 == pages.blocks:
+        if last - start + 1 == pages.most:
             pages.given()
         logs = sorted((log for part in found for log in part), key=lambda timed: (timed[0].block, timed[0].log_index))
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
@@ -102,7 +102,7 @@ def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> I
 def _in_range(rpc: Rpc, one: LogFilter, start: int, end: int) -> list[tuple[RawLog, int | None]]:
     logs = _get_logs(rpc, {**one, "fromBlock": hex(start), "toBlock": hex(end)})
     if any(not start <= log.block <= end for log, _ in logs):
-        raise LedgerError(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
+        raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return logs
 
 
@@ -119,7 +119,7 @@ def _get_logs(rpc: Rpc, query: dict[str, Any]) -> list[tuple[RawLog, int | None]
     try:
         return [(parse_log(log), _time(log)) for log in answer]
     except (TypedError, TypeError, ValueError) as error:
-        raise LedgerError(f"the chain node at {rpc.name} gave something else than logs: {error}") from None
+        raise Contradiction(f"the chain node at {rpc.name} gave something else than logs: {error}") from None
 
 
 def _time(log: dict[str, Any]) -> int | None:

@@ -3,17 +3,18 @@
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import msgspec
 from web3 import Web3
 from web3.providers import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ground.backoff import Backoff
-from dlx.ledger.endpoint import Busy, Endpoint, Garbled, LogRange, TooLate
+from dlx.ledger.endpoint import AtOnce, Busy, Endpoint, Garbled, TooLate
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
 
 _INTERNAL_ERROR = -32603  # of the chain node itself: another may have the answer
@@ -23,12 +24,15 @@ _RATE_LIMITED = Backoff(1.0, 8.0)  # where the chain node names no time
 _REST = Backoff(2.0, 60.0)  # of one that failed, while others answer
 _STALE = 30.0  # seconds without a new block after which the others are asked for theirs
 _BEHIND = 8  # blocks by which a chain node may be late
+_MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
 
 # web3 imports py_ecc, which raises it to 100,000: deeply nested JSON would overflow the C stack and end the process
 # instead of raising RecursionError. The embedded chain needs this much.
 sys.setrecursionlimit(min(sys.getrecursionlimit(), 12_288))
 
 _log = logging.getLogger("dlx.ledger")
+
+Send = Callable[[Endpoint, float], Any]  # asks a chain node; the seconds within which
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Rpc:
         return self._endpoints.next().name
 
     @property
-    def log_range(self) -> LogRange:
+    def log_range(self) -> AtOnce:
         """Of how many blocks the chain node that is asked next gives the logs."""
         return self._endpoints.next().log_range
 
@@ -84,7 +88,46 @@ class Rpc:
         """The result. Raises RpcError for an error answer, LedgerUnavailable when no node answers in time
         (AnswerTooLarge where one began to), WrongLedger where all are on other chains."""
         patience = self._patience if patience is None else patience
-        return self._endpoints.ask(method, params, self._timeout, time.monotonic() + patience)
+        request = _encoded(method, params)
+
+        def send(one: Endpoint, timeout: float) -> Any:
+            return one.ask(method, request, timeout)
+
+        return self._endpoints.ask(send, self._timeout, time.monotonic() + patience)
+
+    def batch(self, method: str, calls: Sequence[Sequence[Any]], at_once: int = 500) -> Iterator[Any]:
+        """The results of one method for the params of each call (plain JSON), in order; asked for in batches of at most
+        `at_once` that shrink where the chain node refuses them. Raises as `call` does, where a single one fails."""
+        done = 0
+        while done < len(calls):
+            size = self._endpoints.next().batches[method]
+            some = calls[done : done + min(at_once, size.most)]
+            try:
+                found = [self.call(method, *some[0])] if len(some) == 1 else self._batch(method, some)
+            except (RpcError, AnswerTooLarge) as error:
+                if len(some) == 1:
+                    raise
+                size.refused(len(some), slow=isinstance(error, AnswerTooLarge))
+                continue
+            if len(some) == size.most:
+                size.given()
+            yield from found
+            done += len(some)
+
+    def _batch(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        request = msgspec.json.encode(
+            [{"jsonrpc": "2.0", "id": i, "method": method, "params": params} for i, params in enumerate(calls)]
+        )
+
+        def send(one: Endpoint, timeout: float) -> list[Any]:
+            return one.ask_all(method, request, len(calls), timeout)
+
+        found: list[Any] = self._endpoints.ask(send, self._timeout, time.monotonic() + self._patience)
+        return found
+
+    def each(self) -> "tuple[Rpc, ...]":
+        """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
+        return tuple(Rpc(one, self._timeout, self._patience) for one in self._endpoints.each())
 
     def number(self, method: str, *params: Any) -> int:
         """The result as a quantity."""
@@ -110,6 +153,8 @@ class Rpc:
         header = self.header("latest")
         if header is None:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
+        if header.number > _MOST_BLOCKS:
+            raise LedgerError(f"the chain node at {self.name} says that it is at block {header.number}: no chain is")
         self._endpoints.see(header.number, self._timeout)
         return header
 
@@ -117,8 +162,9 @@ class Rpc:
 class _Endpoints:
     """Which chain node is asked, and which again."""
 
-    def __init__(self, urls: str | Sequence[str], chain_id: int | None) -> None:
-        self._all = [Endpoint(url) for url in ([urls] if isinstance(urls, str) else dict.fromkeys(urls))]
+    def __init__(self, urls: str | Sequence[str] | list[Endpoint], chain_id: int | None) -> None:
+        given: list[str | Endpoint] = [urls] if isinstance(urls, str) else list(dict.fromkeys(urls))
+        self._all = [Endpoint(one) if isinstance(one, str) else one for one in given]
         if not self._all:
             raise LedgerError("no RPC URL is given")
         self._chain_id = chain_id
@@ -129,9 +175,11 @@ class _Endpoints:
         now = time.monotonic()
         return min(self._usable(), key=lambda one: max(one.rests_until, one.closed_until, now))
 
-    def ask(self, method: str, params: Any, timeout: float, deadline: float) -> Any:
+    def each(self) -> "tuple[_Endpoints, ...]":
+        return tuple(_Endpoints([one], self._chain_id) for one in self._usable())
+
+    def ask(self, send: Send, timeout: float, deadline: float) -> Any:
         """The result of the first that gives one. Raises as `Rpc.call` does."""
-        request = _provider.encode_rpc_request(RPCEndpoint(method), params)
         tried: dict[Endpoint, Garbled] = {}
         passes = 0
         while True:
@@ -150,7 +198,7 @@ class _Endpoints:
             untried = sum(other not in tried for other in self._usable())
             share = (deadline - time.monotonic()) / untried
             try:
-                return self._once(one, method, request, max(0.5, min(timeout, share)), last=untried == 1)
+                return self._once(one, send, max(0.5, min(timeout, share)), last=untried == 1)
             except Garbled as error:
                 tried[one] = error
 
@@ -170,15 +218,15 @@ class _Endpoints:
 
     def _number(self, one: Endpoint, timeout: float) -> int:
         try:
-            return _quantity(self._once(one, "eth_blockNumber", _bare("eth_blockNumber"), timeout))
+            return _quantity(self._once(one, _block_number, timeout))
         except (LedgerError, Garbled):
             return -1
 
-    def _once(self, one: Endpoint, method: str, request: bytes, timeout: float, last: bool = True) -> Any:
+    def _once(self, one: Endpoint, send: Send, timeout: float, last: bool = True) -> Any:
         """One request to one chain node. Raises Garbled where it, or another, should be asked again."""
         try:
             self._check(one, timeout)
-            result = one.ask(method, request, timeout)
+            result = send(one, timeout)
         except Garbled as error:
             one.failures += 1
             if isinstance(error, Busy):
@@ -201,7 +249,7 @@ class _Endpoints:
         if one.checked or (len(self._all) == 1 and self._chain_id is None):
             return
         try:
-            found = _quantity(one.ask("eth_chainId", _bare("eth_chainId"), timeout))
+            found = _quantity(one.ask("eth_chainId", _encoded("eth_chainId"), timeout))
         except LedgerError as error:
             raise Garbled(f"no chain id: {error}") from None
         if self._chain_id is None:
@@ -237,8 +285,12 @@ class _Provider(JSONBaseProvider):
 _provider = JSONBaseProvider()  # for its encoder: what contracts are given may be web3's own types
 
 
-def _bare(method: str) -> bytes:
-    return _provider.encode_rpc_request(RPCEndpoint(method), [])
+def _encoded(method: str, params: Any = ()) -> bytes:
+    return _provider.encode_rpc_request(RPCEndpoint(method), params)
+
+
+def _block_number(one: Endpoint, timeout: float) -> Any:
+    return one.ask("eth_blockNumber", _encoded("eth_blockNumber"), timeout)
 
 
 def _unavailable(reasons: dict[Endpoint, Garbled]) -> LedgerUnavailable:

@@ -33,6 +33,7 @@ from eth_keys.datatypes import PrivateKey
 from eth_utils import ValidationError
 
 from dlx.ledger.chain import tries
+from dlx.ledger.proof.tries import list_root
 
 # What 1,024 nested EVM calls need. A library of py-evm's raises it to 100,000, at which deeply nested JSON overflows a
 # thread's C stack and ends the process instead of raising RecursionError.
@@ -279,8 +280,8 @@ class Evm:
             state.persist()
         header = header.copy(
             state_root=state.state_root,
-            transaction_root=tries.root([e.transaction.raw for e in executed]),
-            receipt_root=tries.root([r.encode() for r in receipts]),
+            transaction_root=list_root([e.transaction.raw for e in executed]),
+            receipt_root=list_root([r.encode() for r in receipts]),
             bloom=reduce(or_, (r.bloom for r in receipts), 0),
             gas_used=gas_used,
         )

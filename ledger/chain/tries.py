@@ -24,14 +24,6 @@ class Proved:
     proof: list[bytes]
 
 
-def root(items: list[bytes]) -> bytes:
-    """The root of the trie that has the items under their indices."""
-    trie = HexaryTrie({})
-    for index, item in enumerate(items):
-        trie[rlp.encode(index)] = item
-    return trie.root_hash
-
-
 def prove_account(nodes: Mapping[bytes, bytes], state_root: bytes, address: bytes) -> tuple[Account, Proved]:
     """The account; an empty one where the state has none."""
     found = _prove(nodes, state_root, keccak(address))

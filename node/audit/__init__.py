@@ -12,13 +12,19 @@ from dlx.node.audit.report import Check, Conclusion, Report, Training
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
+    from dlx.ledger.proof.history import Pin
     from dlx.node.archive.sources import Places
 
 __all__ = ["Check", "Conclusion", "Folder", "Report", "Source", "Training", "audit", "audit_run"]
 
 
 def audit_run(
-    client: LedgerClient, run: bytes, places: Places, show: Callable[[str], None], say: Callable[[str], None]
+    client: LedgerClient,
+    run: bytes,
+    places: Places,
+    show: Callable[[str], None],
+    say: Callable[[str], None],
+    head: Pin | None = None,
 ) -> Report:
     """`audit` with blobs from `places` and the run's peers, in a working folder of its own.
 
@@ -32,7 +38,7 @@ def audit_run(
         open_sources(client, run, places, say) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
     ):
-        return audit(client, run, sources, Path(work), show)
+        return audit(client, run, sources, Path(work), show, head)
 
 
 def audit(
@@ -41,26 +47,30 @@ def audit(
     sources: Sequence[Source],
     work: Path,
     progress: Callable[[str], None] = lambda line: None,
+    head: Pin | None = None,
 ) -> Report:
-    """Levels 1 and 2 of the design over the whole history of a run; trusts neither the RPC node nor a blob.
+    """Levels 1 and 2 of the design over the whole history of a run, or up to the block `head`: then what the chain node
+    says of the chain is proven to that block's hash.
 
     Working copies of blobs go to the empty folder `work`: never more than two versions of each stage and one round's
     payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
     """
     from dlx.node.audit.chain import audit_chain
     from dlx.node.audit.outer import audit_outer
+    from dlx.node.audit.source import check_chain_nodes
 
     report = Report(run)
     with ExitStack() as stack:
-        view = audit_chain(report, client, progress, stack)
-        if view is not None:
+        found = audit_chain(report, client, head, progress, stack)
+        if found is not None:
+            view, history = found
             audit_outer(report, view, sources, work, progress)
             if report.facts["state"] != "complete":
                 report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
+            check_chain_nodes(report, client, history, report.facts.get("confirmations"))
     report.cannot_establish(
         "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
     )
     report.cannot_establish("that the data is clean: payloads, not data shards, were looked at")
     report.cannot_establish("that two accounts are two people")
-    report.cannot_establish("that other chain nodes show the same chain: compare the head's hash with theirs")
     return report

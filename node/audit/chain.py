@@ -9,14 +9,17 @@ from dataclasses import replace
 from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import Reverted
+from dlx.ledger.errors import Contradiction, Reverted
 from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
 from dlx.ledger.index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
+from dlx.ledger.proof.headers import Header
+from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_conviction, verify_seal
 from dlx.ledger.view import RunView, ViewError
 from dlx.node.audit.report import Report
+from dlx.node.audit.source import name_source
 from dlx.node.home.errors import Failure
 
 LEVEL = 1
@@ -27,56 +30,90 @@ _QUORUM = {"quorum", "signatures"}
 
 
 def audit_chain(
-    report: Report, client: LedgerClient, progress: Callable[[str], None], stack: ExitStack
-) -> RunView | None:
-    """Add the checks of level 1; returns the run as its events give it, None where they cannot be relied on at all. The
-    view is of use until the stack ends: its seals are in the index.
+    report: Report, client: LedgerClient, pin: Pin | None, progress: Callable[[str], None], stack: ExitStack
+) -> tuple[RunView, History] | None:
+    """Add the checks of level 1; returns the run as its events give it, and the chain that they are from: proven to the
+    pinned block, else as the chain node tells it. None where they cannot be relied on at all. Both are of use until the
+    stack ends: the seals are in the history's index.
 
     The client need not be connected: what `connect` refuses is a finding here. Raises Failure where the ledger knows
     no such run, LedgerUnavailable where the chain node is silent.
     """
+    report.source = f"trusting {client.rpc.name} for the chain" if pin is None else f"not proven to --head {pin}"
+    try:
+        return _audit_chain(report, client, pin, progress, stack)
+    except Contradiction as error:
+        report.add(LEVEL, "chain node", "FAIL", str(error))
+        report.cannot_establish("anything that follows from what this chain node says")
+        return None
+
+
+def _audit_chain(
+    report: Report, client: LedgerClient, pin: Pin | None, progress: Callable[[str], None], stack: ExitStack
+) -> tuple[RunView, History] | None:
     run = report.run
     domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
     report.facts |= {"chain id": domain.chain_id, "ledger": domain.ledger}
-    registry = _bytecode(report, client)
+    top = None if pin is None else pinned(client.rpc, pin)
+    registry = _bytecode(report, client, top)
     if registry is None:
         return None
     report.facts["registry"] = registry
-    # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
-    due, heads = _due(client, run)
-    index = stack.enter_context(client.events(lambda block, last: progress(f"events: block {block} of {last}")))
-    head = index.tip
-    assert head is not None
-    report.facts["head"] = f"block {head.block}, {head.hash.hex()}"
+    if top is None:
+        # Asked before the events are read, so that a seal that comes in between cannot look like a missing one.
+        stored = _stored(client, run)
+        history: History = stack.enter_context(told(client, progress))
+    else:
+        stored = None  # the proof that no log is left out says more
+        history = stack.enter_context(proven(client, run, top, progress))
+    name_source(report, client, history)
+    index = history.index
     view = _Recount(report, index, domain, progress).run()
     if any(check.verdict == "FAIL" for check in report.checks):
         stack.callback(index.forget)  # when all is read: the next audit asks the chain node again
     if not view.created:
         report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
         return None
-    _completeness(report, view, due, heads)
-    return view
+    _completeness(report, view, stored)
+    return view, history
 
 
-def _bytecode(report: Report, client: LedgerClient) -> str | None:
-    """The registry's address, if both contracts are ours."""
+def _bytecode(report: Report, client: LedgerClient, top: Header | None) -> str | None:
+    """The registry's address, if both contracts are ours; proven by the state of the block `top`, if there is one."""
+    ledger = Interface("TrainingLedger")
     code = client.code(client.ledger)
-    if not Interface("TrainingLedger").same_code(code):
+    if not ledger.same_code(code):
         found = f"{len(code)} bytes of foreign code" if code else "no code"
         report.add(LEVEL, "bytecode", "FAIL", f"{found} at {client.ledger}, not this version's TrainingLedger")
         report.cannot_establish("everything else: the ledger is not the contract that this audit knows")
         return None
-    report.add(LEVEL, "bytecode", "PASS", f"TrainingLedger at {client.ledger}")
+    _code_is_proven(report, client, top, "TrainingLedger", client.ledger, code)
     (registry,) = client.read("registry")
-    if not Interface("NodeRegistry").same_code(client.code(registry)):
+    if bytes.fromhex(registry[2:]).rjust(32, b"\0") not in ledger.immutables(code):
+        raise Contradiction(
+            f"the chain node at {client.rpc.name} named {registry}, which the ledger's code does not name"
+        )
+    code = client.code(registry)
+    if not Interface("NodeRegistry").same_code(code):
         report.add(LEVEL, "bytecode", "FAIL", f"foreign code at {registry}, not this version's NodeRegistry")
         report.cannot_establish("everything else: the registry is not the contract that this audit knows")
         return None
-    report.add(LEVEL, "bytecode", "PASS", f"NodeRegistry at {registry}")
+    _code_is_proven(report, client, top, "NodeRegistry", registry, code)
     return registry
 
 
-def _due(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
+def _code_is_proven(
+    report: Report, client: LedgerClient, top: Header | None, name: str, address: str, code: bytes
+) -> None:
+    if top is None or proves_code(client.rpc, top, address, code):
+        report.add(LEVEL, "bytecode", "PASS", f"{name} at {address}")
+    else:
+        lacking = f"the chain node at {client.rpc.name} has no proof of the state of block {top.number}"
+        advice = "name one with --rpc-url that keeps old states, or a newer --head"
+        report.add(LEVEL, "bytecode", "WARN", f"that {name} is at {address} is its word: {lacking}; {advice}")
+
+
+def _stored(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
     """The contract's own count of sealed rounds for each stage, and the head that it stores: of that round's seal or,
     where one came in between, a later one's."""
     try:
@@ -186,8 +223,10 @@ class _Recount:
             self._report.add(LEVEL, "conviction", "PASS", detail, round=round, stage=stage, hash=statement)
 
 
-def _completeness(report: Report, view: RunView, due: list[int], heads: list[bytes]) -> None:
+def _completeness(report: Report, view: RunView, stored: tuple[list[int], list[bytes]] | None) -> None:
+    """`stored`: what the contract stores; None where the events are proven to be all."""
     config = view.config
+    due, heads = stored or ([], [])
     for stage in range(config.stages):
         seen, expected = view.next_round(stage), due[stage] if stage < len(due) else 0
         if seen < expected:
@@ -195,7 +234,8 @@ def _completeness(report: Report, view: RunView, due: list[int], heads: list[byt
             report.add(LEVEL, "record", "FAIL", detail, round=seen, stage=stage)
         else:
             report.add(LEVEL, "record", "PASS", f"{seen} of {config.rounds} rounds sealed", stage=stage)
-            _head(report, view, stage, expected, heads[stage])
+            if stored is not None:
+                _head(report, view, stage, expected, heads[stage])
     sealed = min(view.next_round(stage) for stage in range(config.stages))
     report.facts["rounds"] = f"{sealed} of {config.rounds} sealed by all {config.stages} stages"
     report.facts["state"] = "complete" if view.finished else "not started" if view.open_round is None else "open"

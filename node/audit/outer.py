@@ -73,6 +73,7 @@ def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
         report.add(LEVEL, "manifest", "FAIL", f"the ledger says otherwise: {'; '.join(differing)}", hash=digest)
         return None
     report.add(LEVEL, "manifest", "PASS", manifest.name, hash=digest)
+    report.facts["confirmations"] = manifest.confirmations
     return manifest
 
 

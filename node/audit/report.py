@@ -86,6 +86,7 @@ class Report:
     """The checks of one audit; `checks` are those that are not PASS, in the order in which they were made."""
 
     run: bytes
+    source: str = ""  # whose word is taken for the chain
     facts: dict[str, Any] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     training: Training = field(default_factory=Training)
@@ -144,6 +145,7 @@ class Report:
         kind of check), "checks" (those that are not PASS), "notes", "not_established"."""
         return {
             "run": "0x" + self.run.hex(),
+            "source": self.source,
             "verdict": asdict(self.verdict),
             "failed": self.failed,
             "training": asdict(self.training),
@@ -161,7 +163,7 @@ class Report:
     def text(self) -> str:
         """A table with one row per kind of check, then every line that is not PASS, then what was not established."""
         width = max((len(name) for _, name in self._rows), default=5)
-        lines = [f"audit of run 0x{self.run.hex()}"]
+        lines = [self.source, f"audit of run 0x{self.run.hex()}"]
         lines += [f"  {key}: {value}" for key, value in self.facts.items()]
         lines += ["", "level  " + "check".ljust(width) + "".join(f"{verdict:>8}" for verdict in VERDICTS)]
         for (level, name), counted in sorted(self._rows.items(), key=lambda row: row[0][0]):

@@ -12,10 +12,11 @@ import typer
 
 from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import options
-from dlx.node.home.errors import NotReady
+from dlx.node.home.errors import NotReady, UsageFailure
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
+    from dlx.ledger.proof.history import Pin
     from dlx.node.archive.sources import Places
     from dlx.node.audit import Report
     from dlx.node.home.config import Settings
@@ -29,8 +30,31 @@ BlobsOption = Annotated[
 ]
 
 
+def _pin(given: str | None) -> Pin | None:
+    if given is None:
+        return None
+    from dlx.ledger.proof.history import parse_pin
+
+    try:
+        return parse_pin(given)
+    except ValueError as error:
+        raise UsageFailure(f"--head: {error}") from None
+
+
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="BLOCK:HASH",
+        help="A block whose hash you trust: what is used of the chain is proven to it, and nothing later is used.",
+        show_default="none: the chain node is trusted",
+    ),
+]
+
+
 def command(
     run: options.RunOption = None,
+    head: HeadOption = None,
     blobs: BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
@@ -54,8 +78,9 @@ def command(
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    pin = _pin(head)
     with _looking():
-        report = _audit(folder, settings, run, places)
+        report = _audit(folder, settings, run, places, pin)
     if json:
         options.print_json(report.json())
     else:
@@ -75,7 +100,7 @@ def _looking() -> Iterator[None]:
         raise
 
 
-def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places) -> Report:
+def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places, head: Pin | None) -> Report:
     from contextlib import ExitStack
 
     from dlx.ledger.client import LedgerClient
@@ -89,13 +114,13 @@ def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places)
         except LedgerError as refused:
             # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:
-                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places)
+                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head)
             except (Failure, LedgerError):
                 raise refused from None
-        return _report(client, run, places)
+        return _report(client, run, places, head)
 
 
-def _report(client: LedgerClient, run: str | None, places: Places) -> Report:
+def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | None) -> Report:
     from dlx.node.audit import audit_run
     from dlx.node.runs import find
 
@@ -107,7 +132,7 @@ def _report(client: LedgerClient, run: str | None, places: Places) -> Report:
         with client.events() as index:
             chosen = find.resolve(index, run)
     with Progress() as progress:
-        return audit_run(client, chosen, places, progress.show, progress.say)
+        return audit_run(client, chosen, places, progress.show, progress.say, head)
 
 
 class Progress:

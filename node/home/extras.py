@@ -14,7 +14,7 @@ from dlx.node.home.errors import Failure
 # Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette"),
-    "chain": ("eth", "trie"),
+    "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
 }
 

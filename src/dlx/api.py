@@ -176,18 +176,26 @@ class Run:
 
             return pull_run(self._client, self._view(), round, Path(out).absolute(), self._places, progress, progress)
 
-    def audit(self, *, progress: Progress = lambda line: None) -> Report:
+    def audit(self, *, head: str | None = None, progress: Progress = lambda line: None) -> Report:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
         What is wrong with the run is no exception: `report.failed` says whether anything is, `report.verdict` what
         holds of record, outer steps and training each; `report.checks` has every check that did not pass,
         `report.text()` and `report.json()` all of it. Needs room for two versions of
-        each stage in the folder for temporary files. Raises LedgerUnavailable, DlxError, OSError.
+        each stage in the folder for temporary files.
+
+        `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
+        else the chain node is believed. Raises LedgerUnavailable, UsageFailure, DlxError, OSError.
         """
         with explained():
+            from dlx.ledger.proof.history import parse_pin
             from dlx.node.audit import audit_run
 
-            return audit_run(self._client, self._run, self._places, progress, progress)
+            try:
+                pin = None if head is None else parse_pin(head)
+            except ValueError as error:
+                raise UsageFailure(f"head: {error}") from None
+            return audit_run(self._client, self._run, self._places, progress, progress, pin)
 
     def load(self, round: int | None = None, *, folder: str | Path | None = None) -> Any:
         """The version as a `transformers` model (float32, on the CPU, in evaluation mode).

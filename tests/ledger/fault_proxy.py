@@ -15,6 +15,8 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `lost` | the request arrives, its answer does not |
 | `late` | a chain node that is `LAG` blocks behind; transactions reach the others |
 | `wrong_chain` | the same, of another chain |
+
+In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
@@ -48,12 +50,13 @@ class Fault:
 
 
 class FaultProxy:
-    """Serves from its making until `close`; `seen` has the methods asked for, in order."""
+    """Serves from its making until `close`; `seen` has the methods asked for, in order; of a batch one."""
 
     def __init__(self, target: str, port: int = 0) -> None:
         self._target, self._random = target, Random(1)
         self._fault, self._changed = Fault(), threading.Event()
         self.seen: list[str] = []
+        self.lie: Callable[[str, list[Any], Any], Any] | None = None
         proxy = self
 
         class Handler(_Handler):
@@ -101,6 +104,20 @@ class FaultProxy:
 
     def forward(self, body: bytes) -> bytes:
         return requests.post(self._target, body, headers={"Content-Type": "application/json"}, timeout=30).content
+
+    def told(self, body: bytes) -> bytes:
+        """The chain node's answer to a request or a batch, with the lie."""
+        if self.lie is None:
+            return self.forward(body)
+        asked, answers = json.loads(body), json.loads(self.forward(body))
+        by_id = {one["id"]: one for one in (asked if isinstance(asked, list) else [asked])}
+        for answer in answers if isinstance(answers, list) else [answers]:
+            request = by_id[answer["id"]]
+            result = self.lie(request["method"], request.get("params") or [], answer.pop("result", None))
+            if result is not None or "error" not in answer:
+                answer.pop("error", None)
+                answer["result"] = result
+        return json.dumps(answers).encode()
 
     def late(self, request: dict[str, Any]) -> bytes:
         """The answer of a chain node that is LAG blocks behind."""
@@ -150,6 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"{}")
             return
         request = json.loads(body)
+        batch = request if isinstance(request, list) else []  # of one method, as ours are
+        request = batch[0] if batch else request
         kind, changed = self.faults.meet(request["method"])
         if kind == "hang":
             changed.wait()
@@ -166,11 +185,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.faults.forward(body)
             self.close_connection = True
         elif kind == "late":
-            self._answer(self.faults.late(request))
+            late = [self.faults.late(one) for one in batch or [request]]
+            self._answer(b"[" + b",".join(late) + b"]" if batch else late[0])
         elif kind == "wrong_chain" and request["method"] in ("eth_chainId", "net_version"):
             self._answer(_result(request, "0x1"))
         else:
-            self._answer(self.faults.forward(body))
+            self._answer(self.faults.told(body))
 
     def _answer(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

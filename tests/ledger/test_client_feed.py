@@ -4,7 +4,7 @@ import pytest
 from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
 from dlx.ledger.birth import birth
-from dlx.ledger.endpoint import LogRange
+from dlx.ledger.endpoint import AtOnce
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
 from dlx.ledger.feed import EventFeed
@@ -319,7 +319,7 @@ class CappedNode:
     def __init__(self, head, cap, born):
         self.end, self.cap, self.born = head, cap, born
         self.requests = 0
-        self.log_range = LogRange()
+        self.log_range = AtOnce(5_000, 100_000)
 
     def head(self):
         return self.header(self.end)

@@ -1,0 +1,32 @@
+"""Merkle-Patricia tries: the root of a list, and what a proof says of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import rlp
+from eth_hash.auto import keccak
+from trie import HexaryTrie
+from trie.exceptions import BadTrieProof
+
+
+class BadProof(ValueError):
+    """The nodes prove nothing of the key under this root."""
+
+
+def list_root(items: Iterable[bytes]) -> bytes:
+    """The root of the trie that has the items under their indices."""
+    trie = HexaryTrie({})
+    for index, item in enumerate(items):
+        trie[rlp.encode(index)] = item
+    return trie.root_hash
+
+
+def code_hash(state_root: bytes, address: bytes, proof: Sequence[bytes]) -> bytes:
+    """The hash of an account's code, by the nodes from the state's root to it (EIP-1186). Raises BadProof."""
+    try:
+        account = HexaryTrie.get_from_proof(state_root, keccak(address), [rlp.decode(node) for node in proof])
+        *_, found = rlp.decode(account)
+    except (BadTrieProof, rlp.DecodingError, rlp.EncodingError, AssertionError, TypeError, ValueError) as error:
+        raise BadProof(str(error)[:200]) from None
+    return bytes(found)
