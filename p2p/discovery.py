@@ -57,6 +57,12 @@ class Dialer:
         entry.named = entry.lasting = True
         self._add(entry, addresses, first=True)
 
+    def unnamed(self, peer: ID) -> None:
+        """The ledger names it no more: as if the DHT had."""
+        entry = self._entries.get(peer)
+        if entry is not None:
+            entry.named = entry.lasting = False
+
     def met(self, peer: ID, addresses: list[Multiaddr]) -> None:
         """A peer that agreed with us before."""
         if str(peer) != self._own:

@@ -61,7 +61,7 @@ BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one c
 WINDOW = 1024 * 1024  # bytes a peer may send on one stream before it must wait for us
 WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
 FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame; ours have 64 KiB
-STREAM_LIMIT = 256  # streams a peer may have open on one connection
+STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
 MAX_CONNECTIONS = 256
 CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other side lost
 PENDING_LIMIT = 64  # accepted connections in the handshake
@@ -288,7 +288,7 @@ class GuardedSwarm(Swarm):
     """
 
     def __init__(self, keys: KeyPair, meter: Meter, registered: Callable[[str], bool], dropped: Reject) -> None:
-        self._registered = registered
+        self.registered = registered
         self._dropped = dropped
         self._handshakes: dict[MeteredStream, Place] = {}
         self._rate = Buckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
@@ -349,7 +349,7 @@ class GuardedSwarm(Swarm):
     def _place(self, muxed: GuardedYamux) -> Place:
         peer = str(muxed.peer_id)
         # first come among equals: whoever is here longest has not come to push others out
-        return Place(peer, prefix(_tcp(muxed).address), self._registered(peer), muxed.in_use, -muxed.since)
+        return Place(peer, prefix(_tcp(muxed).address), self.registered(peer), muxed.in_use, -muxed.since)
 
     async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
         # The library's own version keeps a slot and a task per accepted connection until the swarm ends,
@@ -373,7 +373,7 @@ class GuardedSwarm(Swarm):
         """Whether there is time and a place for it; another may have to go."""
         address = stream.address
         # of those that are alike the oldest goes: a handshake takes a second, unless nothing is said
-        place = Place(address, prefix(address), self._registered(address), False, trio.current_time())
+        place = Place(address, prefix(address), self.registered(address), False, trio.current_time())
         if not place.registered and not is_loopback(address) and not self._rate.take(place.prefix):
             self._dropped("handshakes", address)
             return False
@@ -398,6 +398,7 @@ class GuardedHost(BasicHost):
         self._admit = admit
         self._open_protocols = open_protocols
         self._reject = reject
+        self._registered = network.registered
         self._active: dict[int, int] = {}
         self._announced: list[Multiaddr] = []
         super().__init__(network, disable_identify_address_discovery=True)
@@ -425,7 +426,7 @@ class GuardedHost(BasicHost):
         key = id(net_stream.muxed_conn)
         self._active[key] = self._active.get(key, 0) + 1
         try:
-            if self._active[key] > STREAM_LIMIT:
+            if self._active[key] > (STREAM_LIMIT if self._registered(peer) else STRANGER_STREAMS):
                 self._reject("streams", peer)
             else:
                 await super()._swarm_stream_handler(net_stream)

@@ -93,11 +93,12 @@ class Host:
         self._meter = Meter()
         self._meters = {kind: Meter() for kind in TRAFFIC if kind != "signalling"}
         self._member_hosts: frozenset[str] = frozenset()  # IP addresses that the ledger has of them
-        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter, self._is_registered, self._dropped)
+        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter, self.is_registered, self._dropped)
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
         self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
         self.peer_id = str(self.libp2p.get_id())
         self.members: frozenset[str] = frozenset()  # peer ids that the ledger names, ours too; see `meet`
+        self._wanted: set[str] = set()  # peers to keep connected, whatever the ledger says
         self._peers: dict[ID, _Peer] = {}
         self._banned: dict[ID, float] = {}
         self._services: list[Service] = []
@@ -109,10 +110,13 @@ class Host:
             address, peer = parse_address(text)
             if peer is None:
                 raise AddressError(f"bootstrap address {text!r} must end in /p2p/<peer id>")
+            self._wanted.add(str(peer))
             self._dialer.known(peer, [address], patient=False)
+        self._met_before: frozenset[str] = frozenset()  # whom the ledger named
         self._store = PeerStore(peer_store) if peer_store is not None else None
         self._met = trio.Event()  # somebody who agreed is to be saved
         if self._store is not None:
+            self._met_before = self._store.named()
             for peer, addresses in self._store.peers():
                 self._dialer.met(peer, addresses)
             self.add_service(self._remember)
@@ -176,19 +180,27 @@ class Host:
 
         Addresses that cannot be used are left out. Raises AddressError when a peer id is none.
         """
-        self.members = frozenset(members)
+        for peer in self.members - members.keys() - self._wanted:
+            self._dialer.unnamed(parse_peer_id(peer))
+        self.members, self._met_before = frozenset(members), frozenset()
         self._member_hosts = frozenset(ip for texts in members.values() for ip in ip_addresses(texts))
         for peer, addresses in members.items():
-            self.known(peer, addresses)
+            self._know(peer, addresses)
+
+    def is_registered(self, name: str) -> bool:
+        """Whether the ledger names a peer id, or an IP address as one of a peer that it names.
+
+        Before anything is known of the ledger, whom it named when the node last ran.
+        """
+        return name in self.members or name in self._member_hosts or name in self._met_before
 
     def known(self, peer_id: str, addresses: Sequence[str]) -> None:
         """A peer to keep connected. Addresses that cannot be used are left out.
 
         Raises AddressError when `peer_id` is none.
         """
-        peer = parse_peer_id(peer_id)
-        if peer != self.libp2p.get_id():
-            self._dialer.known(peer, usable(addresses, peer))
+        self._wanted.add(peer_id)
+        self._know(peer_id, addresses)
 
     def peers(self) -> tuple[PeerStatus, ...]:
         return tuple(self._status(peer) for peer in self._peers.values() if self._network.get_connections(peer.id))
@@ -261,8 +273,10 @@ class Host:
 
     # -- connections
 
-    def _is_registered(self, name: str) -> bool:
-        return name in self.members or name in self._member_hosts
+    def _know(self, peer_id: str, addresses: Sequence[str]) -> None:
+        peer = parse_peer_id(peer_id)
+        if peer != self.libp2p.get_id():
+            self._dialer.known(peer, usable(addresses, peer))
 
     def _dropped(self, reason: str, name: str) -> None:
         self.reject(reason, name)
@@ -374,6 +388,8 @@ class Host:
         entry = self._peers.setdefault(peer, _Peer(peer))
         with trio.move_on_after(HELLO_DEADLINE):
             await entry.settled.wait()
+        if entry.hello is None and not self._network.get_connections(peer):  # it went meanwhile
+            self._forget(peer)
         return entry.hello is not None
 
     async def _await_agreement(self, peer: ID) -> bool:

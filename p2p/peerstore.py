@@ -60,6 +60,10 @@ class PeerStore:
                 found.append((peer, addresses))
         return found
 
+    def named(self) -> frozenset[str]:
+        """Peer ids of those whom the ledger or the operator named."""
+        return frozenset(known.peer_id for known in self._peers.values() if known.named)
+
     def agreed(self, peer: ID, addresses: list[Multiaddr], named: bool, when: float) -> None:
         """A peer that agreed with us, last at the unix time `when`. Beyond PEERS the last in line is forgotten."""
         texts = tuple(str(address) for address in addresses[:ADDRESSES_PER_PEER])

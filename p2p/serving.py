@@ -83,7 +83,7 @@ class BlobServer:
                     if request.length > CHUNK:
                         self._host.reject("blob_request", peer)
                         return
-                    if peer in self._host.members:
+                    if self._host.is_registered(peer):
                         await self._answer_member(stream, request)
                     elif await self._await_turn(place, request.length):
                         await self._answer(stream, request)
@@ -105,7 +105,7 @@ class BlobServer:
             gone = new
         elif len(self._streams) >= STREAMS:
             streams = [*self._streams, new]
-            gone = streams[worst([stream.place(stream.peer in self._host.members) for stream in streams])]
+            gone = streams[worst([stream.place(self._host.is_registered(stream.peer)) for stream in streams])]
         if gone is not None:
             self._host.reject("blob_busy", gone.peer)
         if gone is new:

@@ -172,18 +172,21 @@ async def test_an_exception_in_a_handler_costs_one_stream(tmp_path):
 
 async def test_streams_per_connection_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(p2p.guard, "STREAM_LIMIT", 10)
-    async with network(tmp_path, 2) as (node, other):
+    monkeypatch.setattr(p2p.guard, "STRANGER_STREAMS", 6)
+    async with network(tmp_path, 3) as (node, other, member):
+        node.host.meet({member.id: []})
 
         async def waits(stream: INetStream, peer: str) -> None:
             await trio.sleep_forever()
 
         node.host.serve("/test/waits", waits)
-        opened = 0
-        with pytest.raises(StreamBroken):
-            for _ in range(20):
-                await other.host.open_stream(node.id, "/test/waits", 5)
-                opened += 1
-        assert 0 < opened <= 10 and node.rejected["streams"]
+        for peer, limit in ((other, 6), (member, 10)):
+            opened, refused = 0, node.rejected["streams"]
+            with pytest.raises(StreamBroken):
+                for _ in range(20):
+                    await peer.host.open_stream(node.id, "/test/waits", 5)
+                    opened += 1
+            assert limit - 6 < opened <= limit and node.rejected["streams"] > refused
 
 
 async def test_accepting_goes_on_however_many_came_before(tmp_path):

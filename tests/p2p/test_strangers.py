@@ -183,3 +183,28 @@ async def test_members_are_served_before_strangers(tmp_path):
 
 def _received(nodes: list[Node]) -> int:
     return sum(node.host.bytes_received for node in nodes)
+
+
+async def test_whom_the_ledger_names_no_more_is_a_stranger_again(tmp_path):
+    node, member, friend = Node(1, tmp_path), Node(2, tmp_path), Node(3, tmp_path)
+    where = "/ip4/203.0.113.7/tcp/1"
+    node.host.known(friend.id, [where])
+    node.host.meet({member.id: [where], friend.id: [where], node.id: []})
+    assert all(map(node.host.is_registered, (member.id, friend.id, node.id, "203.0.113.7")))
+    node.host.meet({node.id: []})
+    assert not any(map(node.host.is_registered, (member.id, friend.id, "203.0.113.7")))
+    for peer, named in ((member, False), (friend, True)):
+        assert node.host._dialer.entry(peer.host.libp2p.get_id())[1] is named
+
+
+async def test_whom_the_ledger_named_comes_first_until_the_chain_is_read(tmp_path):
+    known, member = tmp_path / "peers.json", Node(2, tmp_path)
+    async with member.host.run():
+        node = Node(1, tmp_path, known=known)
+        node.host.meet({member.id: member.host.addresses})
+        async with node.host.run():
+            await until(lambda: node.host.agreed())
+    again = Node(1, tmp_path, known=known)
+    assert again.host.is_registered(member.id) and not again.host.members
+    again.host.meet({})
+    assert not again.host.is_registered(member.id)
