@@ -53,6 +53,7 @@ from multiaddr import Multiaddr
 from dlx.ground.errors import DlxError
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.places import Place, is_loopback, prefix, worst
+from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
 from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
 
@@ -67,6 +68,8 @@ CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other 
 PENDING_LIMIT = 64  # accepted connections in the handshake
 HANDSHAKE_RATE, HANDSHAKE_BURST = 8.0, 64.0  # accepted connections a second of one prefix
 _UNLIMITED = 1 << 20  # the library would refuse whoever comes last
+DHT_STREAMS, DHT_STREAMS_PER_PEER = 10, 4  # served at once; below the library's 12, as who has to go goes slowly
+DHT_DEADLINE = 30.0  # s for what is asked on one
 NEGOTIATION_LIMIT = 1024  # bytes of a protocol name
 
 log = logging.getLogger(__name__)
@@ -400,6 +403,9 @@ class GuardedHost(BasicHost):
         self._reject = reject
         self._registered = network.registered
         self._active: dict[int, int] = {}
+        self._dht = ServedStreams(
+            DHT_STREAMS, DHT_STREAMS_PER_PEER, network.registered, lambda peer: reject("dht_busy", peer)
+        )
         self._announced: list[Multiaddr] = []
         super().__init__(network, disable_identify_address_discovery=True)
 
@@ -411,15 +417,22 @@ class GuardedHost(BasicHost):
         return list(self._announced)  # the library's own makes them anew with every message
 
     def set_stream_handler(self, protocol_id: TProtocol, stream_handler: StreamHandlerFn) -> None:
-        # the DHT serves 12 streams at once, and waits for ever on each
-        seconds = 30 if protocol_id == KAD_ID else float("inf")
-
         async def admitted(stream: INetStream) -> None:
             if await self._admit(stream.muxed_conn.peer_id):
-                with trio.move_on_after(seconds):
+                if protocol_id == KAD_ID:
+                    await self._serve_dht(stream, stream_handler)
+                else:
                     await stream_handler(stream)
 
         super().set_stream_handler(protocol_id, stream_handler if protocol_id in self._open_protocols else admitted)
+
+    async def _serve_dht(self, stream: INetStream, handler: StreamHandlerFn) -> None:
+        """The library serves 12 streams at once, whoever comes first, and waits for ever on each."""
+        with self._dht.admit(str(stream.muxed_conn.peer_id), address_of(stream)) as served:
+            if served is not None:
+                served.busy = False
+                with trio.move_on_after(DHT_DEADLINE):
+                    await handler(stream)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
         peer = str(net_stream.muxed_conn.peer_id)

@@ -14,7 +14,8 @@ from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.guard import address_of
 from dlx.p2p.host import Host
-from dlx.p2p.places import Leftover, Place, owner, prefix, worst
+from dlx.p2p.places import Leftover, owner
+from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, read_short, write_short
 
 BLOB = "/dlx/blob/1"
@@ -28,20 +29,6 @@ REQUEST_COST = 16 * 1024  # bytes that every request counts besides those that i
 RECHECK = 60.0  # s that a look at a blob counts: as long as a ban for a damaged one
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Stream:
-    peer: str
-    address: str
-    since: float  # it was opened, or asked last
-    busy: bool = True  # with a request; one is on its way
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    def place(self, registered: bool) -> Place:
-        """Of the idle the one that is so longest gives way first, of the busy the youngest."""
-        turn = -self.since if self.busy else self.since
-        return Place(self.peer, prefix(self.address), registered, self.busy, turn)
 
 
 @dataclass
@@ -58,34 +45,29 @@ class BlobServer:
     def __init__(self, host: Host, store: BlobStore) -> None:
         self._host = host
         self._store = store
-        self._streams: list[_Stream] = []
+        self._streams = ServedStreams(
+            STREAMS, STREAMS_PER_PEER, host.is_registered, lambda peer: host.reject("blob_busy", peer)
+        )
         self._budget = Buckets(STRANGER_BYTES / 60, STRANGER_BYTES)
         self._leftover, self._line = Leftover(time.monotonic), trio.Lock()
         self._looks: dict[bytes, _Look] = {}
         host.serve(BLOB, self._serve)
 
-    @property
-    def streams(self) -> int:
-        """Open now."""
-        return len(self._streams)
-
     async def _serve(self, stream: INetStream, peer: str) -> None:
-        place = _Stream(peer, address_of(stream), trio.current_time())
-        if not self._let_in(place):
-            return
+        address = address_of(stream)
         try:
-            with place.scope:
-                while True:
-                    place.busy = False
+            with self._streams.admit(peer, address) as served:
+                while served is not None:
+                    served.busy = False
                     with trio.fail_after(IDLE):
                         request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
-                    place.since, place.busy = trio.current_time(), True
+                    served.since, served.busy = trio.current_time(), True
                     if request.length > CHUNK:
                         self._host.reject("blob_request", peer)
                         return
                     if self._host.is_registered(peer):
                         await self._answer_member(stream, request)
-                    elif await self._await_turn(place, request.length):
+                    elif await self._await_turn(owner(peer, address), request.length):
                         await self._answer(stream, request)
                     else:
                         self._host.reject("blob_wait", peer)
@@ -94,27 +76,6 @@ class BlobServer:
             self._host.reject(f"blob_{error.reason}", peer)
         except (StreamBroken, trio.TooSlowError):
             pass  # the client is done, or gone
-        finally:
-            if place in self._streams:
-                self._streams.remove(place)
-
-    def _let_in(self, new: _Stream) -> bool:
-        """Whether there is a place for one more stream; another may have to go."""
-        gone: _Stream | None = None
-        if sum(stream.peer == new.peer for stream in self._streams) >= STREAMS_PER_PEER:
-            gone = new
-        elif len(self._streams) >= STREAMS:
-            streams = [*self._streams, new]
-            gone = streams[worst([stream.place(self._host.is_registered(stream.peer)) for stream in streams])]
-        if gone is not None:
-            self._host.reject("blob_busy", gone.peer)
-        if gone is new:
-            return False
-        if gone is not None:
-            self._streams.remove(gone)
-            gone.scope.cancel()
-        self._streams.append(new)
-        return True
 
     async def _answer_member(self, stream: INetStream, request: wire.BlobRequest) -> None:
         self._leftover.begin()
@@ -124,11 +85,11 @@ class BlobServer:
         finally:
             self._leftover.end(size)
 
-    async def _await_turn(self, place: _Stream, length: int) -> bool:
+    async def _await_turn(self, name: str, length: int) -> bool:
         """Whether a stranger's turn came in time: it has a budget, and members come first."""
         cost = length + REQUEST_COST
         with trio.move_on_after(LONGEST_WAIT) as scope:
-            await trio.sleep(self._budget.owe(owner(place.peer, place.address), cost))
+            await trio.sleep(self._budget.owe(name, cost))
             if length:
                 async with self._line:
                     while not self._leftover.take(cost):

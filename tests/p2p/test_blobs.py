@@ -356,11 +356,11 @@ async def test_a_blob_that_is_served_is_looked_at_again_after_a_while(tmp_path, 
 async def test_streams_that_one_peer_may_hold_are_bounded(tmp_path):
     async with network(tmp_path, 2) as (one, two):
         streams = [await one.host.open_stream(two.id, exchange.BLOB, 5) for _ in range(serving.STREAMS_PER_PEER)]
-        await until(lambda: two.blobs._server.streams == serving.STREAMS_PER_PEER)
+        await until(lambda: len(two.blobs._server._streams) == serving.STREAMS_PER_PEER)
         with pytest.raises(StreamBroken):
             await ask(one, two, bytes(32), 0, 0)
         assert two.rejected["blob_busy"] == 1
         for stream in streams:
             await stream.reset()
-        await until(lambda: not two.blobs._server.streams)
+        await until(lambda: not two.blobs._server._streams)
         assert await ask(one, two, bytes(32), 0, 0)

@@ -138,12 +138,23 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
 
             for node in holders * serving.STREAMS_PER_PEER:
                 nursery.start_soon(hold, node)
-            await until(lambda: server.blobs._server.streams == serving.STREAMS)
+            await until(lambda: len(server.blobs._server._streams) == serving.STREAMS)
             for node in (member, stranger):
                 name = server.store.put(os.urandom(3 * CHUNK))
                 await node.blobs.fetch(name, 4 * MIB, [server.id], 30)
             assert server.rejected["blob_busy"]
             nursery.cancel_scope.cancel()
+
+
+async def test_strangers_do_not_hold_all_streams_of_the_dht(tmp_path):
+    async with network(tmp_path, 4) as (server, *holders):
+        for node in holders * guard.DHT_STREAMS_PER_PEER:
+            await node.host.libp2p.new_stream(server.host.libp2p.get_id(), [guard.KAD_ID])  # and says nothing
+        await until(lambda: len(server.host.libp2p._dht) == guard.DHT_STREAMS)
+        seeker = Node(9, tmp_path, server.host.addresses)
+        async with seeker.host.run():
+            await until(lambda: len(seeker.host.agreed()) == 4)  # the others are known from the DHT alone
+        assert server.rejected["dht_busy"]
 
 
 async def test_a_stranger_that_downloads_for_ever_has_a_budget_of_its_own(tmp_path, monkeypatch):

@@ -1,0 +1,68 @@
+"""Streams of one protocol that are served at once: a bounded number, of which the worst has to go for a better one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from dlx.p2p.places import Place, prefix, worst
+
+
+@dataclass(eq=False)
+class Served:
+    """One of them."""
+
+    peer: str
+    prefix: str
+    since: float = field(default_factory=trio.current_time)  # it was opened, or asked last
+    busy: bool = True  # with a request; at first one is on its way
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def place(self, registered: bool) -> Place:
+        """Of the idle the one that is so longest goes first, of the busy the youngest."""
+        turn = -self.since if self.busy else self.since
+        return Place(self.peer, self.prefix, registered, self.busy, turn)
+
+
+class ServedStreams:
+    """`registered(peer id)`: whether it comes before strangers. `gone(peer id)` is told whose stream had to go."""
+
+    def __init__(
+        self, limit: int, per_peer: int, registered: Callable[[str], bool], gone: Callable[[str], None]
+    ) -> None:
+        self._limit = limit
+        self._per_peer = per_peer
+        self._registered = registered
+        self._gone = gone
+        self._streams: list[Served] = []
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @contextmanager
+    def admit(self, peer: str, address: str) -> Iterator[Served | None]:
+        """None if there is no place for it. What is done in the context is cancelled when another needs the place."""
+        new = Served(peer, prefix(address))
+        if not self._let_in(new):
+            yield None
+            return
+        try:
+            with new.scope:
+                yield new
+        finally:
+            if new in self._streams:
+                self._streams.remove(new)
+
+    def _let_in(self, new: Served) -> bool:
+        there, gone = [*self._streams, new], None
+        if sum(stream.peer == new.peer for stream in there) > self._per_peer:
+            gone = new
+        elif len(there) > self._limit:
+            gone = there[worst([stream.place(self._registered(stream.peer)) for stream in there])]
+        if gone is not None:
+            self._gone(gone.peer)
+            gone.scope.cancel()
+            there.remove(gone)
+        self._streams = there
+        return gone is not new
