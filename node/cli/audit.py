@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 BlobsOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--blobs", metavar="DIR", help="A blob folder of your own; can be given more than once.", show_default="none"
+        "--blobs",
+        metavar="DIR",
+        help="A blob folder of your own; can be given more than once.",
+        show_default="none",
+        readable=False,  # typer would call that a wrong command
     ),
 ]
 
