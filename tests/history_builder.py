@@ -37,10 +37,11 @@ from dlx.node.round.plans import manifest_plan
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training import codecs
 from dlx.training.data.prepare import prepare
+from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.stages import initialise, stage_shapes
 from dlx.training.outer import policy
-from dlx.training.outer.step import SealedPayload, apply_round, measure_round
+from dlx.training.outer.step import SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing
@@ -254,6 +255,8 @@ class _Stage:
         self._shapes = stage_shapes(manifest, stage)
         self._codec = codecs.codec(manifest.codec.name)
         self._plans = plans  # as sealed, by (stage, round)
+        self._unused = unused(manifest, stage)
+        self._stated: dict[str, list[Contribution]] = {account: [] for account in self._members}  # newest first
 
     def plan(self, round: int) -> LedgerPlan:
         """The one in force: its stage's level and rank, stage 0's inner steps."""
@@ -308,7 +311,15 @@ class _Stage:
         update = {name: torch.randn(shape, generator=noise) * scale for name, shape in self._shapes.items()}
         plan = self.plan(round)
         payload = self._codec.encode(update, manifest_plan(plan))
-        base = max(0, round - self._manifest.outer.delay)
+        base, outer = max(0, round - self._manifest.outer.delay), self._manifest.outer
+        previous = next(iter(self._stated[account]), None)
+        weights_before, start = self.versions[base][0], ZERO
+        if previous is not None and previous.round == round - 1 and outer.delay and outer.alpha:
+            start, blobs = previous.payload, self._network.blobs
+            earlier = manifest_plan(self.plan(round - 1))
+            weights_before = start_hash(
+                self._manifest, self.stage, blobs / weights_before.hex(), blobs / start.hex(), earlier
+            )
         statement = Contribution(
             run=self._run,
             round=round,
@@ -322,23 +333,25 @@ class _Stage:
             plan=plan.hash(),
             inner_steps=plan.inner_steps,
             loss=5_500_000 - 300_000 * round,
-            previous=ZERO,
-            start_payload=ZERO,
+            previous=previous.hash() if previous else ZERO,
+            start_payload=start,
             folded_payload=ZERO,
             folded_payload2=ZERO,
-            weights_before=ZERO,
-            weights_after=ZERO,
-            optimiser_before=ZERO,
-            optimiser_after=ZERO,
-            residual_before=ZERO,
-            residual_after=ZERO,
+            weights_before=weights_before,
+            weights_after=hashlib.sha256(f"weights {seed}".encode()).digest(),
+            optimiser_before=previous.optimiser_after if previous else self._unused.optimiser,
+            optimiser_after=hashlib.sha256(f"optimiser {seed}".encode()).digest(),
+            residual_before=previous.residual_after if previous else self._unused.residual,
+            residual_after=hashlib.sha256(f"residual {seed}".encode()).digest(),
             segments_root=ZERO,
             segments=segments_in(plan.inner_steps),
             compute_ms=1,
             exchange_ms=1,
             flags=0,
         )
-        return self._mischief.statement(statement).sign(self._domain, self._network.keys[account])
+        stated = self._mischief.statement(statement)
+        self._stated[account].insert(0, stated)
+        return stated.sign(self._domain, self._network.keys[account])
 
 
 @pytest.fixture(scope="session")

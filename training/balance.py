@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlx.training.codecs import payload_sizes
-from dlx.training.inner.loop import optimiser_shapes
+from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Outer, Recipe, activation_bytes, parse_model

@@ -5,7 +5,7 @@ Both who audits a history and who rebuilds a version that nobody keeps any more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from dlx.training.outer.step import (
     apply_round,
     measure_round,
     read_payload,
+    start_hash,
 )
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
@@ -51,6 +52,10 @@ class State:
     version: int
     weights: Path
     momentum: Path | None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.weights,) if self.momentum is None else (self.weights, self.momentum)
 
 
 class Replay:
@@ -84,24 +89,40 @@ class Replay:
 
     def statement(self, sealed: Sealed, record: Record) -> Contribution:
         """All that a counted contribution states. Raises BlobMissing or StatementError."""
-        data = self._blobs.get(record.statement, CONTRIBUTION_SIZE).read_bytes()
-        self._blobs.drop(record.statement)
-        try:
-            found = Contribution.decode(data)
-        except TypedError as error:
-            raise StatementError(f"it is no statement: {error}") from error
+        found = self.statement_named(record.statement)
         place, stated = (sealed.run, sealed.round, sealed.stage), (found.run, found.round, found.stage)
         if place != stated or found.record(record.multiplier) != record:
             raise StatementError("it says something else than the seal's record of it")
         return found
 
+    def statement_named(self, name: bytes) -> Contribution:
+        """The statement of this name, whoever's it is. Raises BlobMissing or StatementError."""
+        data = self._blobs.get(name, CONTRIBUTION_SIZE).read_bytes()
+        self._blobs.drop(name)
+        try:
+            return Contribution.decode(data)
+        except TypedError as error:
+            raise StatementError(f"it is no statement: {error}") from error
+
     def payload(self, sealed: Sealed, record: Record) -> Path:
         """The checked blob of a counted payload. Raises BlobMissing or PayloadError."""
         try:
-            most = self._codec.size(self._shapes[sealed.stage], self._plan_of(sealed))
+            return self._payload(sealed.stage, sealed.round, record.payload)
         except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
             raise PayloadError(record, str(error)) from error
-        return self._blobs.get(record.payload, most)
+
+    def start(self, base: State, own: bytes) -> bytes:
+        """The hash of the start of round `base.version` + 1 that has the payload `own` of the round before it.
+
+        Raises BlobMissing; CodecError, BlobError for what is no such payload.
+        """
+        stage, round = base.stage, base.version
+        payload = self._payload(stage, round, own)
+        try:
+            return start_hash(self.manifest, stage, base.weights, payload, manifest_plan(self.plan(stage, round)))
+        finally:
+            if all(own != record.payload for record in self.view.sealed[stage, round].records):
+                self._blobs.drop(own)  # nobody comes to it any more
 
     def check_payload(self, sealed: Sealed, record: Record, payload: Path) -> None:
         """Raises PayloadError unless the payload decodes."""
@@ -128,22 +149,22 @@ class Replay:
         """What the run's aggregation policy needs to know of the payloads that a seal counts. Raises as `step`."""
         return measure_round(self.manifest, stage, self._counted(self.view.sealed[stage, round]))
 
-    def advance(self, state: State, made: Version) -> State:
-        """The state after `step`. Working copies that are no longer needed go away."""
-        paths = {self._blobs.work / made.weights.hex(), self._blobs.work / made.momentum.hex()}
-        self.forget(state, keep=paths)
+    def after(self, state: State, made: Version) -> State:
+        """The state after `step`."""
         momentum = None if made.momentum == NO_HASH else self._blobs.work / made.momentum.hex()
         return State(state.stage, state.version + 1, self._blobs.work / made.weights.hex(), momentum)
 
-    def forget(self, state: State, keep: Collection[Path] = ()) -> None:
-        """Drop the working copies of a version."""
-        for path in (state.weights, state.momentum):
-            if path is not None and path not in keep:
+    def forget(self, state: State | None, *needed: State | None) -> None:
+        """Drop the working copies of a version, except for files that another one needs."""
+        keep = {path for one in needed if one is not None for path in one.files}
+        for path in state.files if state is not None else ():
+            if path not in keep:
                 path.unlink(missing_ok=True)
 
     def forget_payloads(self, stage: int, round: int) -> None:
         """Drop the working copies of a round's payloads."""
-        for record in self.view.sealed[stage, round].records:
+        sealed = self.view.sealed.get((stage, round))
+        for record in sealed.records if sealed is not None else ():
             self._blobs.drop(record.payload)
 
     def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> State:
@@ -166,7 +187,8 @@ class Replay:
                     f"stage {stage}, round {round}: the payloads give {made.weights.hex()}, "
                     f"sealed is {sealed.hex()}: run `dlx-node audit`"
                 )
-            state = self.advance(state, made)
+            before, state = state, self.after(state, made)
+            self.forget(before, state)
         return state
 
     def _newest(self, stage: int, version: int) -> State:
@@ -184,6 +206,10 @@ class Replay:
             SealedPayload(self.payload(sealed, record), record.inner_steps, record.multiplier, plan)
             for record in sealed.records
         ]
+
+    def _payload(self, stage: int, round: int, name: bytes) -> Path:
+        plan = manifest_plan(self.plan(stage, round))
+        return self._blobs.get(name, self._codec.size(self._shapes[stage], plan))
 
     def _plan_of(self, sealed: Sealed) -> ManifestPlan:
         return manifest_plan(self.plan(sealed.stage, sealed.round))

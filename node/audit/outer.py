@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dlx.ground.constants import UNIT
@@ -12,6 +13,7 @@ from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
+from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
@@ -86,6 +88,8 @@ class _Audit:
         self._view = replay.view
         self._progress = progress
         self._states: dict[int, State | None] = {}
+        self._bases: dict[int, State | None] = {}  # the version before, where the next round's starts need it
+        self._continuity = Continuity(report, replay)
 
     def run(self) -> None:
         stages = range(self._view.config.stages)
@@ -100,6 +104,9 @@ class _Audit:
                     self._round(stage, round)
         if finished(self._replay.terms, self._view):
             self._report.facts["state"] = "complete"  # perhaps by its inner steps, of which the ledger knows nothing
+        for stage in stages:
+            self._replay.forget(self._bases.pop(stage, None), self._states[stage])
+            self._replay.forget_payloads(stage, self._view.next_round(stage) - 1)
 
     def _genesis(self, stage: int) -> State | None:
         digest = self._view.genesis[stage]
@@ -121,6 +128,7 @@ class _Audit:
         statements = [self._statement(sealed, record) for record in sealed.records]
         state = self._states[stage] or self._restart(stage, round)
         usable = self._payloads(sealed, statements, decode=state is None)
+        self._continuity.check(sealed, statements, self._bases.get(stage))
         self._multipliers(sealed, usable)
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
@@ -128,12 +136,21 @@ class _Audit:
             self._report.cannot_establish(
                 f"what the payloads of round {round} make of stage {stage} (its hash was sealed, not recomputed)"
             )
-            if state is not None:
-                self._replay.forget(state)
-            self._states[stage] = None
+            after = None
         else:
-            self._states[stage] = self._step(state, sealed)
-        self._replay.forget_payloads(stage, round)
+            after = self._step(state, sealed)
+        self._turn(stage, state, after)
+        self._replay.forget_payloads(stage, round - 1)  # those of this round may be in the next one's starts
+
+    def _turn(self, stage: int, before: State | None, after: State | None) -> None:
+        """From now on `after` is the stage's state, and `before` what the next round starts from where the delay is 1;
+        working copies of others go away."""
+        base = None
+        if before is not None and self._continuity.needs_base:
+            base = replace(before, momentum=None)
+        self._replay.forget(before, base, after)
+        self._replay.forget(self._bases.get(stage), base, after)
+        self._states[stage], self._bases[stage] = after, base
 
     def _terms(self, sealed: Sealed) -> None:
         """May the seal change the plan in this way, and does the run still have this round?"""
@@ -234,15 +251,14 @@ class _Audit:
             made = self._replay.step(state)
         except (PayloadError, OuterError, WeightsError, CodecError) as error:
             self._add("replay", "FAIL", stage, round, weights, f"cannot be computed: {error}")
-            self._replay.forget(state)
             return self._restart(stage, round + 1)
-        after = self._replay.advance(state, made)
+        after = self._replay.after(state, made)
         fault = outcome_fault(made, self._view, sealed)
         self._add("replay", "FAIL" if fault else "PASS", stage, round, weights, fault)
         if not fault:
             return after
         # The rest is judged from what was sealed, where that is stored: one wrong seal must not hide the next.
-        self._replay.forget(after)
+        self._replay.forget(after, state)
         return self._restart(stage, round + 1)
 
     def _restart(self, stage: int, version: int) -> State | None:

@@ -17,7 +17,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Adaptive
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 
-CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version; pull and audit read everything
+CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version, and folds back nothing older
 
 Energy = Mapping[int, float]  # rank -> the part of the shared update that it keeps, as measured by this node
 
@@ -33,6 +33,7 @@ class Terms:
     adaptive: Adaptive | None
     tokens_per_step: int
     private_data: bool = False  # whether contributions may come from it
+    alpha: float = 0.0  # the part of the own payload that the start already has, where the delay is 1
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Terms":
@@ -45,6 +46,7 @@ class Terms:
             adaptive=manifest.adaptive,
             tokens_per_step=manifest.tokens_per_step,
             private_data=manifest.data.private,
+            alpha=manifest.outer.alpha,
         )
 
     @cached_property

@@ -8,7 +8,7 @@ from eth_utils import keccak, to_canonical_address
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
-from dlx.node.round.plans import Terms, has_round, plan_of
+from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segments_in
 
@@ -79,15 +79,21 @@ def base_version(terms: Terms, round: int) -> int:
 
 
 def left_out(rules: Rules, view: RunView, stage: int, own: dict[int, bytes], round: int) -> tuple[bytes, ...]:
-    """Own payloads (`own`: round -> payload hash) of rounds <= t-1-d that their seals left out, oldest first."""
-    found = []
-    for earlier in sorted(own):
-        sealed = view.sealed.get((stage, earlier))
-        if earlier > round - 1 - rules.delay or sealed is None:
-            continue
-        if all(record.payload != own[earlier] for record in sealed.records):
-            found.append(own[earlier])
-    return tuple(found)
+    """Own payloads (`own`: round -> hash) that their seals left out and that `round` folds back, oldest first."""
+    due = [earlier for earlier in sorted(own) if is_folded(rules, earlier, round)]
+    return tuple(own[earlier] for earlier in due if is_left_out(view, stage, earlier, own[earlier]))
+
+
+def is_folded(terms: Terms, earlier: int, round: int) -> bool:
+    """Whether `round` may fold back a payload of round `earlier`: its seal is there by then, and every member still has
+    it, however long the maker was away."""
+    return round - CATCH_UP_ROUNDS <= earlier <= round - 1 - terms.delay
+
+
+def is_left_out(view: RunView, stage: int, round: int, payload: bytes) -> bool:
+    """Whether the round is sealed without the payload."""
+    sealed = view.sealed.get((stage, round))
+    return sealed is not None and all(record.payload != payload for record in sealed.records)
 
 
 def may_count(view: RunView, statement: Contribution) -> bool:

@@ -5,12 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dlx.training.models.weights import Shapes
+from dlx.training.inner.states import ADAMW_MOMENTS
 from dlx.training.recipe.recipe import Inner
-
-STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
-
-_MOMENTS = STATE_KINDS[:2]
 
 
 class AdamW:
@@ -34,7 +30,7 @@ class AdamW:
         state = self._optimiser.state
         moments = {
             f"{moment}.{name}": state[parameter][moment].clone()
-            for moment in _MOMENTS
+            for moment in ADAMW_MOMENTS
             for name, parameter in self._parameters.items()
         }
         count = state[next(iter(self._parameters.values()))]["step"]  # the same for every parameter
@@ -47,7 +43,7 @@ class AdamW:
                 "step": tensors["step"].clone().reshape(()) if tensors else torch.zeros(()),
                 **{
                     moment: tensors[f"{moment}.{name}"].clone() if tensors else torch.zeros_like(parameter)
-                    for moment in _MOMENTS
+                    for moment in ADAMW_MOMENTS
                 },
             }
 
@@ -55,9 +51,3 @@ class AdamW:
         """One step along the parameters' gradients at `factor` times the manifest's rate."""
         self._optimiser.param_groups[0]["lr"] = self._lr * factor
         self._optimiser.step()
-
-
-def state_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Of the state for parameters of these shapes, at least one."""
-    moments = {f"{moment}.{name}": shape for moment in _MOMENTS for name, shape in shapes.items()}
-    return moments | {"step": (1,)}

@@ -1,7 +1,6 @@
 """The inner loop of one slot: optimiser steps of its stage on the replica's own data."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,14 +9,12 @@ from torch import Tensor
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import adamw, muon, schedule
 from dlx.training.inner.pipeline import Link, norm_and_loss, run_step
+from dlx.training.inner.states import divide, optimiser_shapes
 from dlx.training.models.stages import StageModel, stage_shapes
-from dlx.training.models.weights import Shapes
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner, Recipe
+from dlx.training.recipe.recipe import Inner
 
 MOST_LOSS = 1e9  # nats per token; no model that learns comes near, and a contribution cannot state much more
-
-STATE_KINDS = (*adamw.STATE_KINDS, *muon.STATE_KINDS)  # of the optimiser state: a name is a kind, or "kind.parameter"
 
 
 class TrainingError(RuntimeError):
@@ -122,34 +119,15 @@ class InnerLoop:
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
 
 
-def optimiser_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the optimiser state of a stage."""
-    matrices, others = _divide(stage_shapes(recipe, stage), recipe.inner)
-    return muon.state_shapes(matrices) | (adamw.state_shapes(others) if others else {})
-
-
 def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
     """Those that step these parameters, a model's or a stage's, all float32."""
-    matrices, others = _divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
+    matrices, others = divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
     found: list[adamw.AdamW | muon.Muon] = []
     if matrices:
         found.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
     if others:
         found.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
     return found
-
-
-def _divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
-    """Which parameters Muon steps and which AdamW: with `muon`, the matrices of the layers and all others."""
-    if inner.optimiser == "adamw":
-        return {}, shapes
-    matrices = {name: shape for name, shape in shapes.items() if _is_layer_matrix(name, shape)}
-    return matrices, {name: shape for name, shape in shapes.items() if name not in matrices}
-
-
-def _is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    # In every family a layer's parameters carry the layer's number, and embeddings, last norm and head carry none.
-    return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
 def _expect(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:

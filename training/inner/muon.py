@@ -14,11 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Inner
-
-STATE_KINDS = ("muon.momentum",)
-
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that grows small singular values fastest
 _STEPS = 5
@@ -55,11 +51,6 @@ class Muon:
             direction = orthogonal(parameter.grad.lerp(momentum, decay))
             parameter.mul_(1 - rate * self._inner.weight_decay)
             parameter.add_(direction, alpha=-rate * _UPDATE_SIZE * math.sqrt(max(parameter.shape)))
-
-
-def state_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Of the state for parameters of these shapes."""
-    return {f"muon.momentum.{name}": shape for name, shape in shapes.items()}
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

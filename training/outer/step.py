@@ -164,6 +164,18 @@ def start_weights(version: Mapping[str, Tensor], own: Mapping[str, Tensor] | Non
     return {name: tensor.sub(own[name].mul(factor)) for name, tensor in version.items()}
 
 
+def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: Plan) -> bytes:
+    """The hash of `start_weights` from two blobs: the version's weights, and the slot's own payload of that plan.
+
+    Raises Damaged, WeightsError for what is no version, and as `read_payload` does."""
+    shapes = stage_shapes(manifest, stage)
+    start, payload = _read_version(version, shapes), read_payload(manifest, shapes, own, plan)
+    factor = np.float32(_float32(manifest.outer.alpha))
+    for name, values in start.items():
+        values -= payload[name] * factor
+    return weights.weights_hash(start)
+
+
 def pseudo_gradient(
     start: Mapping[str, Tensor],
     end: Mapping[str, Tensor],

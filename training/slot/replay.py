@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dlx.ground.blobs import Damaged
 from dlx.training.data.shards import Dataset
-from dlx.training.inner.loop import STATE_KINDS, InnerLoop, TrainingError, optimiser_shapes
+from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Link, queue_links
+from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.recipe.manifest import Manifest

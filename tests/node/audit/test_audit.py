@@ -26,12 +26,13 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import RunCreated, Sealed, event_topic
-from dlx.ledger.typed import PRIVATE_DATA, Contribution, Outcome, RunConfig
+from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Outcome, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.node.audit import Check, Folder, Report, Training, audit
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary
+from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.recipe.recipe import Adaptive, Codec, Outer, Plan
@@ -89,7 +90,7 @@ def test_an_honest_history_passes_every_check(
     assert _words(report) == "PASS", report.text()
     assert {check.check for check in made} == {
         *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
-        *("manifest", "genesis", "base and plan", "terms", "payload", "replay"),
+        *("manifest", "genesis", "base and plan", "continuity", "terms", "payload", "replay"),
     }
     replayed = {(c.stage, c.round, c.hash) for c in made if c.check == "replay"}
     assert replayed == {(s, t - 1, h.hex()) for (s, t), h in honest_history.versions.items() if t}
@@ -352,8 +353,9 @@ def test_a_statement_that_is_gone_is_a_warning_and_the_replay_goes_on(
     (folder / digest.hex()).unlink()
     report = run_audit(honest_history, own=[folder])
     assert _words(report) == "WARN"
-    (gone,) = [c for c in report.checks if c.verdict == "WARN"]
+    gone, later = [c for c in report.checks if c.verdict == "WARN"]
     assert (gone.check, gone.stage, gone.round, gone.hash) == ("base and plan", 1, 1, digest.hex())
+    assert (later.check, later.round) == ("continuity", 2) and digest.hex() in later.detail
     assert {c.verdict for c in made if c.check == "replay"} == {"PASS"}
     assert any("stated of its contribution to round 1" in line for line in report.not_established)
 
@@ -376,9 +378,74 @@ def test_a_statement_that_its_plan_does_not_give_fails(
 
     history = history_network.run(f"states-{min(changes)}", Mischief(statement=lie))
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
-    failures = [c for c in report.checks if c.verdict == "FAIL"]
+    failures = [c for c in report.checks if c.verdict == "FAIL" and c.check != "continuity"]
     assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
     assert all(why in c.detail for c in failures)
+
+
+JUNK = b"J" * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"previous": JUNK}, f"names {JUNK.hex()} as its previous contribution"),
+        ({"previous": bytes(32)}, "names no previous contribution, but one to round 0 was counted"),
+        ({"start_payload": JUNK}, f"has {JUNK.hex()} in its start"),
+        ({"start_payload": bytes(32)}, "has no payload in its start"),
+        ({"weights_before": JUNK}, f"starts from the weights {JUNK.hex()}"),
+        ({"folded_payload": JUNK}, f"folds back {JUNK.hex()}"),
+        ({"folded_payload2": JUNK}, f"folds back no payload and {JUNK.hex()}"),
+        ({"optimiser_before": JUNK}, f"begins with the optimiser state {JUNK.hex()}"),
+        ({"residual_before": JUNK}, f"begins with the residual {JUNK.hex()}"),
+        ({"flags": STATE_RESET}, "begins with the residual"),
+        ({"flags": 64}, "has the flags 64"),
+    ],
+)
+def test_a_statement_that_does_not_follow_from_the_one_before_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], changes: dict[str, Any], why: str
+) -> None:
+    def lie(one: Contribution) -> Contribution:
+        return replace(one, **changes) if (one.stage, one.round, one.replica) == (1, 1, 0) else one
+
+    name = f"follows-{min(changes)}-{len(why)}".replace("_", "-")
+    history = history_network.run(name, Mischief(statement=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert _failures(report) == {("continuity", 1, 1, history.statements[1, 1][0].hex())}
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert why in failure.detail
+
+
+@pytest.mark.parametrize("field", ["optimiser_before", "residual_before", "weights_before", "previous"])
+def test_a_first_statement_that_does_not_begin_with_nothing_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], field: str
+) -> None:
+    def lie(one: Contribution) -> Contribution:
+        return replace(one, **{field: JUNK}) if (one.stage, one.round, one.replica) == (0, 0, 1) else one
+
+    history = history_network.run(f"begins-{field}".replace("_", "-"), Mischief(statement=lie))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert _failures(report) == {("continuity", 0, 0, history.statements[0, 0][1].hex())}
+
+
+def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    """Whoever lost its data folder, and the book of what it signed too, goes on from zeros."""
+    zeros = {stage: unused(history_network.run("to-measure").manifest, stage) for stage in range(2)}
+
+    def lost(one: Contribution) -> Contribution:
+        if one.round != 1:
+            return one
+        nothing = dict(
+            flags=STATE_RESET, start_payload=bytes(32), weights_before=one.base_weights,
+            optimiser_before=zeros[one.stage].optimiser, residual_before=zeros[one.stage].residual,
+        )  # fmt: skip
+        return replace(one, **nothing, previous=one.previous if one.replica else bytes(32))
+
+    history = history_network.run("lost", Mischief(statement=lost))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert _words(report) == "PASS", report.text()
 
 
 def test_multipliers_that_the_norms_do_not_give_fail(

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
-from dlx.training.inner.loop import InnerLoop, TrainingError, optimiser_shapes
+from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Link, PipeBroken, Stopped, queue_links
+from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest, canonical_bytes

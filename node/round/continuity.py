@@ -1,0 +1,162 @@
+"""Does a statement follow from what its account stated before, and from the stage's seals?
+
+Everything that a statement says of its start can be recomputed: which payload of its own is in the start and which ones
+are folded back follows from round numbers and seals, the states before are those after the account's previous
+contribution, and the weights before are the base version less that payload. Attesters and auditors ask the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution
+from dlx.ledger.view import RunView
+from dlx.node.round.plans import Terms
+from dlx.node.round.rules import is_folded, is_left_out
+from dlx.training.inner.states import Unused
+
+FLAGS = PRIVATE_DATA | STATE_RESET
+PREVIOUS = "wrong_previous"
+
+
+class Fault(NamedTuple):
+    """What a statement says against its past: a short metric label, and the rest of a sentence about the statement."""
+
+    reason: str
+    detail: str
+
+
+class Counted(NamedTuple):
+    """An account's newest contribution to a stage before some round that a seal counts: its round and name."""
+
+    round: int
+    name: bytes
+
+
+def named_wrongly(statement: Contribution, counted: Counted | None) -> Fault | None:
+    """What is wrong with the name of its previous contribution, before anybody has looked at that."""
+    if statement.previous == NO_HASH:
+        if counted is not None and not statement.flags & STATE_RESET:  # who lost everything says so
+            return Fault(PREVIOUS, f"names no previous contribution, but one to round {counted.round} was counted")
+    elif statement.round == 0:
+        return Fault(PREVIOUS, "names a previous contribution, to the first round")
+    elif counted is not None and counted.round == statement.round - 1 and counted.name != statement.previous:
+        return Fault(
+            PREVIOUS, f"names {statement.previous.hex()} as its previous contribution, not {counted.name.hex()}"
+        )
+    return None
+
+
+def next_needed(terms: Terms, statement: Contribution, earlier: Sequence[Contribution]) -> bytes | None:
+    """The name of the next earlier statement by which `statement` is judged, where `earlier` (newest first) are those
+    that were asked for before; None where it needs no more."""
+    if not earlier:
+        return statement.previous if statement.previous != NO_HASH else None
+    previous = earlier[0]
+    further = len(earlier) == 1 and terms.delay == 1 and not (statement.flags | previous.flags) & STATE_RESET
+    if not further or previous.previous == NO_HASH or not is_folded(terms, previous.round - 1, statement.round):
+        return None
+    return previous.previous
+
+
+def start_of(terms: Terms, statement: Contribution, earlier: Sequence[Contribution]) -> bytes:
+    """The payload that its start has to contain; NO_HASH for none."""
+    if terms.delay == 0 or terms.alpha == 0 or statement.flags & STATE_RESET or not earlier:
+        return NO_HASH
+    return earlier[0].payload if earlier[0].round == statement.round - 1 else NO_HASH
+
+
+def last_counted(view: RunView, account: str, stage: int, before: int) -> Counted | None:
+    """As far as the view has the seals."""
+    for round in range(min(before, view.next_round(stage)) - 1, view.sealed.oldest(stage) - 1, -1):
+        sealed = view.sealed[stage, round]
+        for record, maker in zip(sealed.records, sealed.accounts, strict=True):
+            if maker == account:
+                return Counted(round, record.statement)
+    return None
+
+
+def left_out_by(view: RunView) -> Callable[[Contribution], bool]:
+    """Whether the seal of a contribution's round leaves its payload out."""
+    return lambda one: is_left_out(view, one.stage, one.round, one.payload)
+
+
+def faults(
+    terms: Terms,
+    unused: Unused,
+    statement: Contribution,
+    earlier: Sequence[Contribution],
+    counted: Counted | None,
+    left_out: Callable[[Contribution], bool],
+    start: bytes | None,
+) -> list[Fault]:
+    """Everything that is wrong with a statement whose base version and plan are right, and that is not `named_wrongly`.
+
+    `earlier`: the statements that `next_needed` names. `counted`: of its account, before its round. `start`: the hash
+    of the base version less alpha times the payload that `start_of` names; None where it names none, or nobody could
+    compute it.
+    """
+    previous = earlier[0] if earlier else None
+    if wrong := _previous(statement, previous, counted):
+        return [Fault(PREVIOUS, wrong)]
+    found = []
+    if statement.flags & ~FLAGS:
+        found.append(Fault("wrong_flags", f"has the flags {statement.flags}, of which some mean nothing"))
+    own = start_of(terms, statement, earlier)
+    if statement.start_payload != own:
+        found.append(Fault("wrong_start", f"has {_name(statement.start_payload)} in its start, not {_name(own)}"))
+    before = statement.base_weights if own == NO_HASH else start
+    if before is not None and statement.weights_before != before:
+        stated = statement.weights_before.hex()
+        found.append(Fault("wrong_start", f"starts from the weights {stated}, not from {before.hex()}"))
+    folded, stated_folded = _folded(terms, statement, earlier, left_out), _folds(statement)
+    if stated_folded != folded:
+        given, due = (" and ".join(map(_name, one)) for one in (stated_folded, folded))
+        found.append(Fault("wrong_folded", f"folds back {given}, its seals left out {due}"))
+    goes_on = previous is not None and not statement.flags & STATE_RESET
+    states = (previous.optimiser_after, previous.residual_after) if previous is not None and goes_on else unused
+    whence = "its previous contribution ended with" if goes_on else "a state that was never used is"
+    for what, stated, due in (
+        ("optimiser state", statement.optimiser_before, states[0]),
+        ("residual", statement.residual_before, states[1]),
+    ):
+        if stated != due:
+            found.append(Fault("wrong_state", f"begins with the {what} {stated.hex()}, {whence} {due.hex()}"))
+    return found
+
+
+def _previous(statement: Contribution, previous: Contribution | None, counted: Counted | None) -> str:
+    if previous is None:
+        return ""
+    if (previous.run, previous.stage, previous.account) != (statement.run, statement.stage, statement.account):
+        return "names as its previous contribution one of another account, stage or run"
+    if previous.round >= statement.round:
+        return f"names as its previous contribution one to round {previous.round}"
+    if counted is not None and (
+        previous.round < counted.round or (previous.round == counted.round and previous.hash() != counted.name)
+    ):
+        return f"names {previous.hash().hex()} as its previous contribution, but later {counted.name.hex()} was counted"
+    return ""
+
+
+def _folded(
+    terms: Terms, statement: Contribution, earlier: Sequence[Contribution], left_out: Callable[[Contribution], bool]
+) -> list[bytes]:
+    """The own payloads that have to be folded back, oldest first: those decided since the previous contribution was
+    trained, which looked at all that were decided before."""
+    if statement.flags & STATE_RESET or not earlier:
+        return []
+    undecided = [one for one in earlier[1:] if one.round > earlier[0].round - 1 - terms.delay]
+    due = [one for one in (*reversed(undecided), earlier[0]) if is_folded(terms, one.round, statement.round)]
+    return [one.payload for one in due if left_out(one)]
+
+
+def _folds(statement: Contribution) -> list[bytes]:
+    both = [statement.folded_payload, statement.folded_payload2]
+    while both and both[-1] == NO_HASH:
+        both.pop()
+    return both
+
+
+def _name(payload: bytes) -> str:
+    return "no payload" if payload == NO_HASH else payload.hex()
