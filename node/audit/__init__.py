@@ -52,7 +52,7 @@ def audit(
     """Levels 1 and 2 of the design over the whole history of a run, or up to the block `head`: then what the chain node
     says of the chain is proven to that block's hash.
 
-    Working copies of blobs go to the empty folder `work`: never more than two versions of each stage and one round's
+    Working copies of blobs go to the empty folder `work`: never more than three versions of each stage and two rounds'
     payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
     """
     from dlx.node.audit.chain import audit_chain

@@ -51,13 +51,13 @@ class Continuity:
         counted = self._counted.get((statement.stage, statement.account))
         if fault := named_wrongly(statement, counted):
             return "FAIL", fault.detail
-        try:
-            while (name := next_needed(terms, statement, earlier)) is not None:
+        while (name := next_needed(terms, statement, earlier)) is not None:
+            try:
                 earlier.append(self._statement(statement, name))
-        except BlobMissing as error:
-            return "WARN", f"the earlier statement {name.hex()} is gone: {error.reason}"
-        except StatementError as error:
-            return "FAIL", f"the earlier statement {name.hex()}: {error}"
+            except BlobMissing as error:
+                return "WARN", f"the earlier statement {name.hex()} is gone: {error.reason}"
+            except StatementError as error:
+                return "FAIL", f"the earlier statement {name.hex()}: {error}"
         own, start, unknown = start_of(terms, statement, earlier), None, ""
         if own != NO_HASH:
             try:

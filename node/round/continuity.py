@@ -109,19 +109,22 @@ def faults(
     if before is not None and statement.weights_before != before:
         stated = statement.weights_before.hex()
         found.append(Fault("wrong_start", f"starts from the weights {stated}, not from {before.hex()}"))
-    folded, stated_folded = _folded(terms, statement, earlier, left_out), _folds(statement)
-    if stated_folded != folded:
-        given, due = (" and ".join(map(_name, one)) for one in (stated_folded, folded))
-        found.append(Fault("wrong_folded", f"folds back {given}, its seals left out {due}"))
-    goes_on = previous is not None and not statement.flags & STATE_RESET
-    states = (previous.optimiser_after, previous.residual_after) if previous is not None and goes_on else unused
-    whence = "its previous contribution ended with" if goes_on else "a state that was never used is"
-    for what, stated, due in (
-        ("optimiser state", statement.optimiser_before, states[0]),
-        ("residual", statement.residual_before, states[1]),
+    folds, due = _folds(statement), _due(terms, statement, earlier, left_out)
+    if folds != due:
+        found.append(Fault("wrong_folded", f"folds back {_names(folds)}, its seals left out {_names(due)}"))
+    if previous is not None and not statement.flags & STATE_RESET:
+        ended, whence = (
+            Unused(previous.optimiser_after, previous.residual_after),
+            "its previous contribution ended with",
+        )
+    else:
+        ended, whence = unused, "a state that was never used is"
+    for what, begins, ends in (
+        ("optimiser state", statement.optimiser_before, ended.optimiser),
+        ("residual", statement.residual_before, ended.residual),
     ):
-        if stated != due:
-            found.append(Fault("wrong_state", f"begins with the {what} {stated.hex()}, {whence} {due.hex()}"))
+        if begins != ends:
+            found.append(Fault("wrong_state", f"begins with the {what} {begins.hex()}, {whence} {ends.hex()}"))
     return found
 
 
@@ -139,7 +142,7 @@ def _previous(statement: Contribution, previous: Contribution | None, counted: C
     return ""
 
 
-def _folded(
+def _due(
     terms: Terms, statement: Contribution, earlier: Sequence[Contribution], left_out: Callable[[Contribution], bool]
 ) -> list[bytes]:
     """The own payloads that have to be folded back, oldest first: those decided since the previous contribution was
@@ -156,6 +159,10 @@ def _folds(statement: Contribution) -> list[bytes]:
     while both and both[-1] == NO_HASH:
         both.pop()
     return both
+
+
+def _names(payloads: Sequence[bytes]) -> str:
+    return " and ".join(map(_name, payloads)) or "nothing"
 
 
 def _name(payload: bytes) -> str:

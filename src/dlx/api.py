@@ -181,7 +181,7 @@ class Run:
 
         What is wrong with the run is no exception: `report.failed` says whether anything is, `report.verdict` what
         holds of record, outer steps and training each; `report.checks` has every check that did not pass,
-        `report.text()` and `report.json()` all of it. Needs room for two versions of
+        `report.text()` and `report.json()` all of it. Needs room for three versions of
         each stage in the folder for temporary files.
 
         `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
