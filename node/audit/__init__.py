@@ -71,6 +71,6 @@ def audit(
     report.cannot_establish(
         "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
     )
-    report.cannot_establish("that the data is clean: payloads, not data shards, were looked at")
+    report.cannot_establish("that the data is clean: its bytes are the manifest's, what they say was not read")
     report.cannot_establish("that two accounts are two people")
     return report

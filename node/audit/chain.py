@@ -18,6 +18,7 @@ from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, 
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_conviction, verify_seal
 from dlx.ledger.view import RunView, ViewError
+from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
 from dlx.node.audit.source import name_source
 from dlx.node.home.errors import Failure
@@ -140,6 +141,8 @@ class _Recount:
         self._domain = domain
         self._progress = progress
         self._seals: dict[tuple[int, int], tuple[Place, tuple[str, ...]]] = {}
+        self._makers: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._repeats = Repeats(report)
         self._view = RunView(report.run, domain, 1, self._read)
 
     def run(self) -> RunView:
@@ -154,6 +157,8 @@ class _Recount:
             self._report.cannot_establish(f"what happened on the ledger after its first {count} events of this run")
         else:
             self._report.add(LEVEL, "events", "PASS", f"{count} events, each possible where it stands")
+        finally:
+            self._repeats.close()
         return self._view
 
     def _read(self, stage: int, round: int) -> Sealed:
@@ -184,8 +189,10 @@ class _Recount:
                 self._convicted(event)
         view.apply(event)
         if isinstance(event, Sealed):
-            made_by = view.sealed[event.stage, event.round].accounts
-            self._seals[event.stage, event.round] = (event.at.block, event.at.log_index), made_by
+            sealed = view.sealed[event.stage, event.round]
+            makers = self._makers.setdefault(sealed.accounts, sealed.accounts)  # mostly those of the round before
+            self._seals[event.stage, event.round] = (event.at.block, event.at.log_index), makers
+            self._repeats.check(sealed)
 
     def _created(self, event: RunCreated) -> None:
         expected = run_id(self._domain.chain_id, self._domain.ledger, event.creator, event.config.manifest)

@@ -14,6 +14,7 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.continuity import Continuity
+from dlx.node.audit.data import audit_data
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
@@ -54,6 +55,7 @@ def audit_outer(report: Report, view: RunView, sources: Sequence[Source], work: 
     blobs = Blobs(sources, work, wrong_copy)
     manifest = _manifest(report, view, blobs)
     if manifest is not None:
+        audit_data(report, manifest, blobs, progress)
         _Audit(report, Replay(manifest, view, blobs), progress).run()
 
 

@@ -153,13 +153,17 @@ def check(
 ) -> Iterator[Problem]:
     """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
     size once it was read."""
-    limit = 0 if manifest.tokenizer == "bytes" else manifest.vocab_size  # a byte is below BYTE_VALUES anyway
-    tokenizer = None if manifest.tokenizer == "bytes" else manifest.tokenizer
     for blob in dict.fromkeys(manifest.blobs()):  # a shard may be listed many times
-        found = _wrong(blobs / blob.sha256, blob, manifest.dtype, 0 if blob == tokenizer else limit)
+        found = _problem(manifest, blob, blobs / blob.sha256)
         if found:
             yield found
         progress(blob.size)
+
+
+def fault_of(manifest: DataManifest, blob: BlobRef, path: Path) -> str:
+    """What is wrong with the file as that blob of the data, as the rest of a sentence; empty where it is right."""
+    found = _problem(manifest, blob, path)
+    return "" if found is None else found.reason
 
 
 def check_private(folder: Path, public: DataManifest) -> None:
@@ -326,6 +330,11 @@ def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
         return np.memmap(blobs / shard.sha256, np.dtype(dtype).newbyteorder("<"), "r", shape=(shard.tokens,))
     except (FileNotFoundError, ValueError) as error:  # gone, or shorter than it was
         raise DataDamaged(bytes.fromhex(shard.sha256), str(error)) from None
+
+
+def _problem(manifest: DataManifest, blob: BlobRef, path: Path) -> Problem | None:
+    in_shards = manifest.tokenizer != "bytes" and blob != manifest.tokenizer  # a byte is below BYTE_VALUES anyway
+    return _wrong(path, blob, manifest.dtype, manifest.vocab_size if in_shards else 0)
 
 
 def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:

@@ -13,14 +13,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import eth_abi
 import msgspec
+import numpy as np
 import pytest
 import requests
 
 from dlx import contracts
+from dlx.ground.blobs import write_blob
 from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
 from dlx.ledger.abi import static_fields
@@ -28,14 +31,17 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import RunCreated, Sealed, event_topic
 from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Outcome, RunConfig
 from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Check, Folder, Report, Training, audit
+from dlx.node.audit.data import audit_data
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary
+from dlx.training.data.shards import DataManifest, Shard, canonical_bytes, parse_data_manifest
 from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
-from dlx.training.recipe.recipe import Adaptive, Codec, Outer, Plan
+from dlx.training.recipe.recipe import Adaptive, BlobRef, Codec, Outer, Plan
 from tests.history_builder import History, Mischief, Network
 
 pytest_plugins = ["tests.history_builder"]
@@ -90,7 +96,18 @@ def test_an_honest_history_passes_every_check(
     assert _words(report) == "PASS", report.text()
     assert {check.check for check in made} == {
         *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
-        *("manifest", "genesis", "base and plan", "continuity", "terms", "payload", "replay"),
+        *(
+            "manifest",
+            "genesis",
+            "repeated payload",
+            "data manifest",
+            "data",
+            "base and plan",
+            "continuity",
+            "terms",
+            "payload",
+            "replay",
+        ),
     }
     replayed = {(c.stage, c.round, c.hash) for c in made if c.check == "replay"}
     assert replayed == {(s, t - 1, h.hex()) for (s, t), h in honest_history.versions.items() if t}
@@ -284,6 +301,49 @@ def test_a_folder_is_never_listed(
     assert _words(audit(honest_history.client(), honest_history.run, sources, work)) == "PASS"
 
 
+# The data.
+
+
+def test_data_that_is_gone_or_wrong_is_named(
+    honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    data = honest_history.manifest.data.manifest.sha256
+    shard = parse_data_manifest((folder / data).read_bytes()).train[0].sha256
+    (folder / shard).unlink()
+    report = run_audit(honest_history, own=[folder])
+    assert [(c.check, c.verdict, c.hash) for c in report.checks] == [("data", "WARN", shard)]
+    (folder / data).unlink()
+    shutil.rmtree(tmp_path / "work")
+    report = run_audit(honest_history, own=[folder])
+    assert [(c.check, c.verdict) for c in report.checks] == [("data manifest", "WARN"), ("data", "SKIP")]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "why"),
+    [
+        ({"vocab_size": 300}, "data", "holds token 300, which is not below vocab_size (300)"),
+        ({"vocab_size": 70_000, "dtype": "uint16"}, "data manifest", "expected dtype uint32"),
+        ({"vocab_size": 65_000}, "data manifest", "its tokens are below 65000, the model knows 256"),
+        ({}, "data manifest", "it has "),
+    ],
+)
+def test_data_that_contradicts_its_manifest_fails(tmp_path: Path, change: dict[str, Any], check: str, why: str) -> None:
+    ids = np.array([1, 2, 300, 4], np.uint16).tobytes()
+    shard = Shard(write_blob(tmp_path, [ids]).hex(), len(ids), 4)
+    tokenizer = BlobRef(write_blob(tmp_path, [b"{}"]).hex(), 2)
+    made = DataManifest([shard], [], tokenizer, 400, 0, "uint16")
+    content = canonical_bytes(msgspec.structs.replace(made, **change))
+    named = BlobRef(write_blob(tmp_path, [content]).hex(), len(content) + (not change))
+    manifest: Any = SimpleNamespace(
+        data=SimpleNamespace(manifest=named), model=SimpleNamespace(config={"vocab_size": 256})
+    )
+    (tmp_path / "work").mkdir()
+    report = Report(bytes(32))
+    audit_data(report, manifest, Blobs([Folder(tmp_path, True)], tmp_path / "work"), lambda line: None)
+    failed = [c for c in report.checks if c.check == check and c.verdict == "FAIL"]
+    assert len(failed) == 1 and why in failed[0].detail
+
+
 # What a colluding quorum can make the chain accept.
 
 
@@ -381,6 +441,32 @@ def test_a_statement_that_its_plan_does_not_give_fails(
     failures = [c for c in report.checks if c.verdict == "FAIL" and c.check != "continuity"]
     assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
     assert all(why in c.detail for c in failures)
+
+
+def test_payloads_that_come_twice_are_named(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    payloads: dict[tuple[int, int, int], Contribution] = {}
+    copied = {(0, 1, 1): (0, 1, 0), (1, 2, 0): (1, 1, 1), (1, 2, 1): (1, 0, 1)}  # a mate's, its stale one, its own
+
+    def copy(one: Contribution) -> Contribution:
+        at = one.stage, one.round, one.replica
+        if at in copied:
+            other = payloads[copied[at]]
+            one = replace(one, payload=other.payload, payload_size=other.payload_size, payload_root=other.payload_root)
+        payloads[at] = one
+        return one
+
+    history = history_network.run("copies", Mischief(statement=copy))
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    found = {(c.stage, c.round): c.detail for c in report.checks if c.check == "repeated payload"}
+    assert not report.failed and report.verdict.record == "WARN" and set(found) == {(0, 1), (1, 2)}
+    accounts = {slot: account for account, slot in history.slots.items()}
+    assert found[0, 1] == (
+        f"two accounts, one payload: {accounts[1, 0]} was counted with that of {accounts[0, 0]} in round 1"
+    )
+    stale = [c.detail for c in report.checks if (c.check, c.stage) == ("repeated payload", 1)]
+    assert stale[0].startswith("two accounts, one payload: ") and stale[1].startswith("one payload, two rounds: ")
 
 
 JUNK = b"J" * 32
