@@ -1,163 +1,295 @@
-"""How far an inner replay ends from the claim: honest ones that differ in process, threads or sums, and mild cheats.
+"""How far replays end from the claim: honest ones that differ in process, threads or instruction set, and mild cheats.
 
-`python -m benchmarks.replay [--json FILE]` trains two segments of 20 steps with one thread, and replays the second from
-the committed states, each time in a new process. Distances as in training/slot/replay.py, whose threshold they justify.
+`python -m benchmarks.replay [--width 128] [--json FILE]` trains two rounds of a replica of three stages with one thread
+and checks the last segment of the second, as level 3 of the audit does, each time in a new process. Each cheat trains
+the second round in its own way, from the honest state. Distances as in training/slot/replay.py, whose thresholds they
+justify. A row has the largest over the stages, for cheats the smallest: what the threshold must lie between.
 """
 
 import json
 import multiprocessing
 import os
 import platform
+import shutil
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import torch
 import typer
-from safetensors.torch import load_file
+from msgspec.structs import replace
 
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.pipeline import Link, queue_links
 from dlx.training.models import weights
 from dlx.training.models.stages import initialise
+from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner
-from dlx.training.slot.replay import THRESHOLD, Segment, replay
-from dlx.training.slot.segments import SEGMENT_STEPS
+from dlx.training.recipe.recipe import Inner, Plan
+from dlx.training.slot import replay, segments
+from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.slot import Slot
+from dlx.training.slot.undecided import Undecided
 
-TOTAL_STEPS = 200  # of the run, which decides the learning rates
-
-_PARTS = ("weights", "optimiser", "end_weights", "end_optimiser")  # of a Segment
-
-_MODEL: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128, "hidden_act": "silu",
-    "attention_bias": False, "mlp_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "initializer_range": 0.02, "tie_word_embeddings": False,
-}  # fmt: skip
+STAGES = 3
+ROUNDS = 10  # of the run, which decides the learning rates
 
 
 @dataclass(frozen=True)
 class Case:
-    """One replay, of honest work done otherwise or (with what differs) of a cheat's."""
+    """One contribution, checked: honest ones in another environment, cheats trained in another way."""
 
     name: str
-    honest: bool
+    honest: bool = True
     threads: int = 1
-    micro_batches: int = 4
+    environment: dict[str, str] = field(default_factory=dict)
     rate: float = 1.0  # the learning rates are those of the manifest times this
-    left_out: int | None = None  # of the segment's steps
+    left_out: bool = False  # a step of the segment, though the tensors of it were sent
     replica: int = 0  # whose data
+    late: int = 0  # so many steps ago the data was due
+    precision: str = ""
 
 
-CASES = (
-    Case("another process", True),
-    Case("2 threads", True, threads=2),
-    Case("3 threads", True, threads=3),
-    Case("half as many micro-batches", True, micro_batches=2),
+def _instructions(aten: str, onednn: str, mkl: str) -> dict[str, str]:
+    """No others are used, as on an older machine."""
+    return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
+
+
+HONEST = (
+    Case("another process"),
+    Case("2 threads", threads=2),
+    Case("3 threads", threads=3),
+    Case("AVX2", environment=_instructions("avx2", "AVX2", "AVX2")),
+    Case("SSE", environment=_instructions("default", "SSE41", "SSE4_2")),
+    Case("AVX-512 without bfloat16", environment=_instructions("avx512", "AVX512_CORE", "AVX512")),
+)
+CHEATS = (
     Case("learning rate + 1%", False, rate=1.01),
-    Case("one step of 20 left out", False, left_out=7),
+    Case("learning rate + 10%", False, rate=1.1),
+    Case("learning rate - 10%", False, rate=0.9),
+    Case("one step left out", False, left_out=True),
     Case("another replica's data", False, replica=1),
+    Case("the data of the round before", False, late=1),
+    Case("the other precision", False, precision="other"),
 )
 
 
 def main(
+    width: Annotated[int, typer.Option(help="Hidden size; layers, heads and the rest follow.")] = 128,
+    layers: Annotated[int, typer.Option(help="Of the model, at least one for each stage.")] = 6,
+    length: Annotated[int, typer.Option(help="Segment length in bfloat16, in inner steps.")] = 0,
+    precisions: Annotated[str, typer.Option(help="Which, separated by commas.")] = "float32,bfloat16",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result there.")
     ] = None,
 ) -> None:
-    """Print every case's distances, of the weights and of the optimiser's state, for both optimisers."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="dlx-replay-") as folder:
+    """Print every case's distances, for both optimisers and precisions."""
+    if length:
+        segments.SEGMENT_STEPS["bfloat16"] = length
+    rows: list[dict[str, Any]] = []
+    titles = ("weights", "optimiser", "activations", "gradients", "loss")
+    sys.stdout.write(f"{'':<47}" + "".join(f"{title:>12}" for title in titles) + "\n")
+    for precision in precisions.split(","):
         for optimiser in ("adamw", "muon"):
-            manifest = _manifest(Path(folder), Inner(optimiser=optimiser, muon_lr=1e-2))  # type: ignore[arg-type]
-            _apart(_train, manifest, Path(folder))
-            for case in CASES:
-                weights, state = _apart(_distance, manifest, Path(folder), case)
-                row = {"optimiser": optimiser, "case": case.name, "honest": case.honest}
-                rows.append(row | {"weights": weights, "state": state})
-                sys.stdout.write(f"{optimiser:<8}{case.name:<30}{weights:>10.1e}{state:>10.1e}\n")
-                sys.stdout.flush()
+            with tempfile.TemporaryDirectory(prefix="dlx-replay-") as folder:
+                bench = _Bench(Path(folder), precision, optimiser, width, layers)
+                for case in (*HONEST, *CHEATS):
+                    measured = bench.measure(case)
+                    row = {title: _extreme([one[title] for one in measured], case.honest) for title in titles}
+                    what = {"precision": precision, "optimiser": optimiser, "case": case.name, "honest": case.honest}
+                    rows.append(what | row | {"passes": [one["passes"] for one in measured]})
+                    numbers = "".join(f"{row[title]:>12.1e}" for title in titles)
+                    sys.stdout.write(f"{precision:<10}{optimiser:<7}{case.name:<30}{numbers}\n")
+                    sys.stdout.flush()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    sys.stdout.write(f"threshold {THRESHOLD:g}; {machine}\n")
+    sys.stdout.write(f"{replay.THRESHOLDS}; {machine}\n")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
-    wrong = [row for row in rows if row["honest"] != (max(row["weights"], row["state"]) <= THRESHOLD)]
+    wrong = [row for row in rows if any(passes != row["honest"] for passes in row["passes"])]
     for row in wrong:
-        sys.stderr.write(f"{row['optimiser']}, {row['case']}: on the wrong side of the threshold\n")
+        sys.stderr.write(f"{row['precision']}, {row['optimiser']}, {row['case']}: on the wrong side of a threshold\n")
     raise typer.Exit(1 if wrong else 0)
 
 
-def _manifest(folder: Path, inner: Inner) -> Manifest:
-    """A run of one stage on the standard library's sources."""
-    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    data = prepare(sources, folder)
-    draft = Draft(
-        name="replay",
-        model=DraftModel(_MODEL),
-        stages=[(0, 4)],
-        data=DraftData(source=[str(path) for path in sources], sequence_length=128, batch_size=8, micro_batches=4),
-        inner=inner,
-        rounds=TOTAL_STEPS // 20,
-        tokens_per_step=8 * 128,
-    )
-    return complete(draft, [data], data, bytes(32))  # the genesis is drawn where it is needed: any blob stands for it
+def _extreme(distances: Sequence[float], honest: bool) -> float:
+    """The largest over the stages; of a cheat the smallest of those that have any (the last sends no activations)."""
+    return max(distances) if honest else min(filter(None, distances), default=0.0)
 
 
-def _apart(function: Any, *arguments: Any) -> Any:
+class _Bench:
+    """A run on the standard library's sources, whose replica has trained its first round honestly."""
+
+    def __init__(self, folder: Path, precision: str, optimiser: str, width: int, layers: int) -> None:
+        self.folder, self.length = folder, segments.SEGMENT_STEPS[precision]  # type: ignore[index]
+        sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        data = prepare(sources, folder)
+        model: dict[str, Any] = {
+            "model_type": "llama", "vocab_size": 256, "hidden_size": width, "intermediate_size": width // 3 * 8,
+            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "max_position_embeddings": 128, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02, "tie_word_embeddings": False,
+        }  # fmt: skip
+        per_stage = layers // STAGES
+        draft = Draft(
+            name="replay",
+            model=DraftModel(model),
+            stages=[(per_stage * stage, per_stage * (stage + 1)) for stage in range(STAGES)],
+            data=DraftData(source=[str(path) for path in sources], sequence_length=128, batch_size=8, micro_batches=4),
+            inner=Inner(optimiser=optimiser, muon_lr=1e-2),  # type: ignore[arg-type]
+            plan=Plan(inner_steps=20),
+            precision=precision,  # type: ignore[arg-type]
+            rounds=ROUNDS,
+            tokens_per_step=8 * 128,
+        )
+        genesis = [weights.write_blob(initialise(draft, stage), folder) for stage in range(STAGES)]
+        self.manifest = complete(
+            draft, [msgspec.structs.replace(data, sha256=one.hex()) for one in genesis], data, bytes(32)
+        )
+        self.trained = _apart({}, _rounds, self.manifest, folder)
+
+    def measure(self, case: Case) -> list[dict[str, Any]]:
+        """Of each stage."""
+        trained = self.trained if case.honest else _apart({}, _cheat, self.manifest, self.folder, case)
+        slots = self.folder / ("honest" if case.honest else "cheat")
+        return _apart(case.environment, _check, self.manifest, self.folder, slots, trained, case.threads)
+
+
+def _apart(environment: dict[str, str], function: Any, *arguments: Any) -> Any:
     """The function's result in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    os.environ |= environment
+    try:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(_with_lengths, (dict(segments.SEGMENT_STEPS), function, arguments))
+    finally:
+        for name in environment:
+            del os.environ[name]
 
 
-def _train(manifest: Manifest, folder: Path) -> None:
-    """The honest work: states at the second segment's ends."""
-    loop = _loop(manifest, folder, 0, threads=1)
-    loop.load_weights(initialise(manifest, 0))
-    for index in range(SEGMENT_STEPS):
-        loop.step(index, TOTAL_STEPS, None, None)
-    start = loop.weights(), loop.optimiser_state()
-    for index in range(SEGMENT_STEPS, 2 * SEGMENT_STEPS):
-        loop.step(index, TOTAL_STEPS, None, None)
-    for part, tensors in zip(_PARTS, (*start, loop.weights(), loop.optimiser_state()), strict=True):
-        weights.write(tensors, folder / f"{part}.safetensors")
+def _with_lengths(lengths: dict[Any, int], function: Any, arguments: Sequence[Any]) -> Any:
+    segments.SEGMENT_STEPS.update(lengths)
+    return function(*arguments)
 
 
-def _distance(manifest: Manifest, folder: Path, case: Case) -> tuple[float, float]:
-    torch.set_num_threads(case.threads)
-    honest = Segment(*(load_file(folder / f"{part}.safetensors") for part in _PARTS))
-    ours, claim = manifest, honest
-    if case.honest:
-        data = msgspec.structs.replace(manifest.data, micro_batches=case.micro_batches)
-        ours = msgspec.structs.replace(manifest, data=data)
-    else:
-        claim = _cheat(manifest, folder, honest, case)
+def _rounds(manifest: Manifest, folder: Path) -> list[Trained]:
+    """The honest work: two rounds, of which the second is returned; after the first, the slots are copied."""
+    bases = [bytes.fromhex(one.sha256) for one in manifest.genesis]
+    first = _train(manifest, manifest, folder, folder / "honest", 0, bases, Case("honest"))
+    shutil.copytree(folder / "honest", folder / "first")
+    (folder / "bases").write_bytes(b"".join(_next_bases(manifest, folder, bases, first)))
+    return _train(manifest, manifest, folder, folder / "honest", 1, _bases(folder), Case("honest"))
+
+
+def _cheat(manifest: Manifest, folder: Path, case: Case) -> list[Trained]:
+    inner = replace(manifest.inner, lr=manifest.inner.lr * case.rate, muon_lr=manifest.inner.muon_lr * case.rate)
+    other = "bfloat16" if manifest.precision == "float32" else "float32"
+    precision = other if case.precision else manifest.precision
+    shutil.rmtree(folder / "cheat", ignore_errors=True)
+    shutil.copytree(folder / "first", folder / "cheat")
+    altered = replace(manifest, inner=inner, precision=precision)  # type: ignore[arg-type]
+    return _train(manifest, altered, folder, folder / "cheat", 1, _bases(folder), case)
+
+
+def _next_bases(manifest: Manifest, folder: Path, bases: Sequence[bytes], trained: Sequence[Trained]) -> list[bytes]:
+    found = []
+    for stage, (base, one) in enumerate(zip(bases, trained, strict=True)):
+        sealed = [SealedPayload(folder / one.payload.hex(), one.inner_steps, 32768, manifest.plan)]
+        found.append(apply_round(manifest, stage, folder / base.hex(), None, sealed, folder).weights)
+    return found
+
+
+def _bases(folder: Path) -> list[bytes]:
+    data = (folder / "bases").read_bytes()
+    return [data[at : at + 32] for at in range(0, len(data), 32)]
+
+
+class _Loop(InnerLoop):
+    """An inner loop that may cheat."""
+
+    case: Case
+    skipped: int
+
+    def step(self, index: int, total_steps: int, *rest: Any) -> float:
+        kept = (self.weights(), self.optimiser_state()) if self.case.left_out and index == self.skipped else None
+        loss = super().step(index - 20 * self.case.late, total_steps, *rest)
+        if kept:
+            self.load_weights(kept[0])
+            self.load_optimiser_state(kept[1])
+        return loss
+
+
+def _train(
+    manifest: Manifest, altered: Manifest, folder: Path, slots: Path, round: int, bases: Sequence[bytes], case: Case
+) -> list[Trained]:
+    """One round of all stages, each in a thread; they train as `altered` says."""
+    torch.set_num_threads(1)
     dataset = Dataset.open(folder / manifest.data.manifest.sha256, folder)
-    (distance,) = replay(ours, 0, [claim], SEGMENT_STEPS, SEGMENT_STEPS, TOTAL_STEPS, dataset)
-    return distance.weights, distance.optimiser
+    steps = manifest.plan.inner_steps
+
+    def slot(stage: int) -> Slot:
+        loop = _Loop(altered, stage, case.replica, dataset)
+        loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
+        return Slot(manifest, loop, stage, slots / str(stage), folder)
+
+    def work(one: Slot, stage: int, previous: Link | None, next: Link | None) -> Trained:
+        inputs = RoundInputs(round, manifest.plan, round * steps, ROUNDS * steps, round, bases[stage])
+        return one.train(inputs, previous, next)
+
+    links = [queue_links(3600.0) for _ in range(STAGES - 1)]
+    before, after = [None, *(behind for _, behind in links)], [*(ahead for ahead, _ in links), None]
+    ours = [slot(stage) for stage in range(STAGES)]
+    with ThreadPoolExecutor(STAGES) as pool:
+        return list(pool.map(work, ours, range(STAGES), before, after))
 
 
-def _cheat(manifest: Manifest, folder: Path, honest: Segment, case: Case) -> Segment:
-    inner = manifest.inner
-    inner = msgspec.structs.replace(inner, lr=inner.lr * case.rate, muon_lr=inner.muon_lr * case.rate)
-    loop = _loop(msgspec.structs.replace(manifest, inner=inner), folder, case.replica, case.threads)
-    loop.load_weights(honest.weights)
-    loop.load_optimiser_state(honest.optimiser)
-    for index in range(SEGMENT_STEPS):
-        if index != case.left_out:
-            loop.step(SEGMENT_STEPS + index, TOTAL_STEPS, None, None)
-    return Segment(honest.weights, honest.optimiser, loop.weights(), loop.optimiser_state())
+@dataclass(frozen=True)
+class _Said:
+    """The statement of a trained round."""
+
+    trained: Trained
+
+    def __getattr__(self, name: str) -> Any:
+        folded = (*self.trained.folded, bytes(32), bytes(32))
+        return {"folded_payload": folded[0], "folded_payload2": folded[1]}.get(name) or getattr(self.trained, name)
 
 
-def _loop(manifest: Manifest, folder: Path, replica: int, threads: int) -> InnerLoop:
+def _check(
+    manifest: Manifest, folder: Path, slots: Path, trained: Sequence[Trained], threads: int
+) -> list[dict[str, Any]]:
+    """The last segment of the round, of every stage."""
     torch.set_num_threads(threads)
-    return InnerLoop(manifest, 0, replica, Dataset.open(folder / manifest.data.manifest.sha256, folder))
+    dataset = Dataset.open(folder / manifest.data.manifest.sha256, folder)
+    rounds = [Undecided(slots / str(stage)) for stage in range(STAGES)]
+    finished = [one.find(1) for one in rounds]
+    folders = [folder, *(one.folder(1) for one in rounds)]
+    found = []
+    for stage, (one, kept) in enumerate(zip(trained, finished, strict=True)):
+        assert kept is not None
+        after = finished[stage + 1] if stage + 1 < STAGES else None
+        drawn = replay.Drawn(
+            stage=stage,
+            replica=0,
+            segment=one.segments - 1,
+            statement=_Said(one),  # type: ignore[arg-type]
+            trace=kept.trace,
+            plan=manifest.plan,
+            steps_before=manifest.plan.inner_steps,
+            total_steps=ROUNDS * manifest.plan.inner_steps,
+            next_trace=after.trace if after else None,
+        )
+        checked = replay.check_contribution(manifest, drawn, dataset, folders)
+        loss = abs(checked.loss_replayed - checked.loss_stated) / checked.loss_stated if checked.loss_stated else 0.0
+        names = ("weights", "optimiser", "activations", "gradients")
+        found.append({name: getattr(checked, name) for name in names} | {"loss": loss, "passes": checked.honest})
+    return found
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ class Contribution:
     optimiser_after: Bytes32
     residual_before: Bytes32
     residual_after: Bytes32
-    segments_root: Bytes32
+    trace: Bytes32
     segments: U16
     compute_ms: U32
     exchange_ms: U32

@@ -151,7 +151,7 @@ def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | 
     """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None."""
     if statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
         return "wrong_plan"
-    if statement.segments != segments_in(plan.inner_steps):
+    if statement.segments != segments_in(plan.inner_steps, terms.segment_steps):
         return "wrong_segments"
     if statement.flags & PRIVATE_DATA and not terms.private_data:
         return "private_data"

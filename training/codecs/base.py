@@ -56,6 +56,14 @@ class Codec(ABC):
             raise CodecError(f"payload: expected {size} bytes, got {len(payload)}")
         return {name: self._decode(name, part, shapes[name], plan) for name, part in self._parts(shapes, plan, payload)}
 
+    def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
+        """Why an honest encoder would not have made this payload, which decodes, of these tensors; empty where it may
+        have. Of a codec whose encoder gives the same bits on every machine that is any other payload than its own."""
+        try:
+            return "" if self.encode(tensors, plan) == payload else "the encoder gives other bytes"
+        except CodecError as error:
+            return str(error)
+
     def size(self, shapes: Shapes, plan: Plan) -> int:
         """The bytes that every payload of tensors of `shapes` has. Raises CodecError for a plan of another codec."""
         low, high = self.info.ranks

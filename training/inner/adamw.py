@@ -39,12 +39,13 @@ class AdamW:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The counterpart of `state`; {} stands for zeros."""
         for name, parameter in self._parameters.items():
+            steps = tensors["step"].reshape(()) if tensors else torch.zeros(())
+            moments = {
+                one: tensors[f"{one}.{name}"] if tensors else torch.zeros(parameter.shape) for one in ADAMW_MOMENTS
+            }
+            state = {"step": steps} | moments
             self._optimiser.state[parameter] = {
-                "step": tensors["step"].clone().reshape(()) if tensors else torch.zeros(()),
-                **{
-                    moment: tensors[f"{moment}.{name}"].clone() if tensors else torch.zeros_like(parameter)
-                    for moment in ADAMW_MOMENTS
-                },
+                one: tensor.to(parameter.device, copy=True) for one, tensor in state.items()
             }
 
     def step(self, factor: float) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from dlx.ground.constants import MOST_LOSS
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import adamw, muon, schedule
-from dlx.training.inner.pipeline import Link, norm_and_loss, run_step
+from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
 from dlx.training.inner.states import divide, optimiser_shapes
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
-
-MOST_LOSS = 1e9  # nats per token; no model that learns comes near, and a contribution cannot state much more
 
 
 class TrainingError(RuntimeError):
@@ -26,7 +25,7 @@ class InnerLoop:
 
     `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
     thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
-    time for memory, see StageModel.
+    time for memory, see StageModel. Whatever the `device`, all that goes in and comes out is in main memory.
     """
 
     def __init__(
@@ -36,11 +35,13 @@ class InnerLoop:
         replica: int,
         dataset: Dataset | None,
         checkpoint_activations: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
-        self._model = StageModel(manifest, stage, checkpoint_activations)
+        self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
+        self._model = StageModel(manifest, stage, checkpoint_activations, device)
         self._needs_data = self._model.is_first or self._model.is_last
         if self._needs_data:
             self._check_data()
@@ -62,11 +63,11 @@ class InnerLoop:
 
     def weights(self) -> dict[str, Tensor]:
         """Clones of the weights."""
-        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        return {name: parameter.detach().clone().cpu() for name, parameter in self._parameters.items()}
 
     def optimiser_state(self) -> dict[str, Tensor]:
         """Clones of the float32 state, named as in `optimiser_shapes`."""
-        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
+        return {name: tensor.cpu() for one in self._optimisers for name, tensor in one.state().items()}
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
         """The counterpart of `optimiser_state`; {} stands for a fresh optimiser. Raises TrainingError."""
@@ -93,12 +94,13 @@ class InnerLoop:
             ids = self._dataset.assigned(
                 data.seed, index, self._replica, self._manifest.max_replicas, data.batch_size, data.sequence_length
             )
-            batch = self._dataset.batch("train", ids, data.sequence_length)
+            batch = self._dataset.batch("train", ids, data.sequence_length).to(self._model.device)
             micro_batches = batch.split(data.batch_size // data.micro_batches)
         self._model.zero_grad(set_to_none=True)
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm, loss = norm_and_loss(gradients, mean, index, previous, next)
+        self.norms, loss = norm_and_loss(gradients, mean, index, previous, next)
+        norm = self.norms.replica
         if not (math.isfinite(norm) and loss <= MOST_LOSS):  # nor NaN
             values = f"the loss is {loss:g} and the gradient norm {norm:g}"
             raise TrainingError(f"inner step {index}: {values}; the run has diverged")

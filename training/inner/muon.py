@@ -36,7 +36,9 @@ class Muon:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The counterpart of `state`; {} stands for zeros."""
         self._momentum = {
-            name: tensors[f"muon.momentum.{name}"].clone() if tensors else torch.zeros_like(parameter)
+            name: tensors[f"muon.momentum.{name}"].to(parameter.device, copy=True)
+            if tensors
+            else torch.zeros_like(parameter)
             for name, parameter in self._parameters.items()
         }
 

@@ -7,7 +7,7 @@ All of a link's messages come in an order that both sides know; anything else is
 import queue
 import struct
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def run_step(
         if previous is None:
             source = micro_batches[micro][:, :-1]  # type: ignore[index]
         else:
-            source = _tensor(previous.recv("activation", step, micro), shape).requires_grad_()
+            source = _tensor(previous.recv("activation", step, micro), shape).to(model.device).requires_grad_()
         output = model(source)
         if next is None:
             output = model.loss(output, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
@@ -71,7 +71,7 @@ def run_step(
     def backward(micro: int) -> None:
         _check(stop)
         source, output = in_flight.pop(micro)
-        output.backward(None if next is None else _tensor(next.recv("gradient", step, micro), shape))
+        output.backward(None if next is None else _tensor(next.recv("gradient", step, micro), shape).to(model.device))
         if previous is not None:
             previous.send("gradient", step, micro, _bytes(source.grad))  # type: ignore[arg-type]
 
@@ -85,15 +85,24 @@ def run_step(
     return total if next is None else None
 
 
+class Norms(NamedTuple):
+    """Of one inner step's gradient."""
+
+    received: float  # the sum of squares that came from the stages before; 0.0 on the first
+    passed_on: float  # the same with this stage's
+    replica: float  # the norm of all stages
+
+
 def norm_and_loss(
     gradients: Sequence[Tensor], loss: float | None, step: int, previous: Link | None, next: Link | None
-) -> tuple[float, float]:
-    """The gradient norm (float64) of the whole replica and the loss, the same bits on every stage.
+) -> tuple[Norms, float]:
+    """The gradient norms (float64) and the loss; the whole replica's have the same bits on every stage.
 
     Squared norms are added one tensor after the other along the pipe, so the sum does not depend on where the model is
     split; the last stage, which knows the loss, sends both back. Raises PipeBroken.
     """
-    total = 0.0 if previous is None else _numbers(previous.recv("norm", step, 0), 1)[0]
+    received = 0.0 if previous is None else _numbers(previous.recv("norm", step, 0), 1)[0]
+    total = received
     for gradient in gradients:
         total += torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2
     if next is None:
@@ -106,18 +115,27 @@ def norm_and_loss(
             raise PipeBroken(f"the replica's gradient norm cannot be {norm:g}: up to this stage it is {total**0.5:g}")
     if previous is not None:
         previous.send("total", step, 0, struct.pack("<2d", norm, loss))
-    return norm, loss
+    return Norms(received, total, norm), loss
 
 
-def barrier(step: int, previous: Link | None, next: Link | None) -> None:
-    """Return only once every stage of the replica has come here: a wave to the last stage and back."""
+def barrier(step: int, previous: Link | None, next: Link | None, behind: bytes = b"", ahead: bytes = b"") -> None:
+    """Return only once every stage of the replica has come here: a wave to the last stage and back.
+
+    `behind` and `ahead` are what this stage recorded of the links to the previous and the next one. Raises PipeBroken
+    where a neighbour recorded something else: nobody is to publish what contradicts it.
+    """
     if previous is not None:
-        _numbers(previous.recv("barrier", step, 0), 0)
+        _compare(previous.recv("barrier", step, 0), behind, "previous")
     if next is not None:
-        next.send("barrier", step, 0, b"")
-        _numbers(next.recv("release", step, 0), 0)
+        next.send("barrier", step, 0, ahead)
+        _compare(next.recv("release", step, 0), ahead, "next")
     if previous is not None:
-        previous.send("release", step, 0, b"")
+        previous.send("release", step, 0, behind)
+
+
+def _compare(its: bytes, mine: bytes, which: str) -> None:
+    if its != mine:
+        raise PipeBroken(f"the {which} stage recorded other tensors or norms of this round than went over the pipe")
 
 
 def queue_links(timeout: float = 60.0) -> tuple[Link, Link]:
@@ -153,7 +171,7 @@ def _check(stop: Callable[[], bool]) -> None:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
 def _tensor(data: bytes, shape: tuple[int, ...]) -> Tensor:

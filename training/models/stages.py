@@ -29,7 +29,7 @@ class StageModel(nn.Module):
         config = parse_model(recipe.model)
         layout, (low, high) = config.layout, recipe.stages[stage]
         self.stage, self.stages = stage, len(recipe.stages)
-        self.checkpoint_activations = checkpoint_activations
+        self.checkpoint_activations, self.device = checkpoint_activations, device
         data = recipe.data
         self.micro_batches = data.micro_batches
         samples = data.batch_size // data.micro_batches

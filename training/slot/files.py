@@ -1,20 +1,13 @@
-"""What a slot keeps in its directory: `slot.json`, and beside it the tensors that it names.
+"""What a slot keeps in its directory: `slot.json`, beside it the optimiser state and the residual that the next round
+starts from (canonical files named by their sha256), and in `rounds/` what audits may ask for (see slot.undecided).
 
-The tensors are canonical files named by their sha256. Some stay because an auditor may ask for them:
-
-- of the last KEPT_ROUNDS rounds the residual and the optimiser state before and after, and the weights after;
-- of the last delay + 1 of these also weights and optimiser state between the segments. A round's samples are drawn from
-  a block after its seal, and when a round is sealed the slot has finished at most `delay` later ones: so an auditor has
-  at least until the end of the round that the slot trains next.
-
-With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little) and n segments a round, that is
-KEPT_ROUNDS * (2 W + O) + W + O + (delay + 1) * (n - 1) * (W + O) bytes, and n * (W + O) + W more while the next round
-is trained. The weights at a round's start are not kept: anyone can compute them.
+With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little), n segments a round and a segment's
+received tensors of B, a round takes n (W + O + B) + W there, and each is kept until its draw is known.
 """
 
 import contextlib
+import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,9 +20,10 @@ from dlx.training.models import weights
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import Trained
+from dlx.training.slot.trace import Trace
+from dlx.training.slot.undecided import Undecided, most_undecided
 
-KEPT_ROUNDS = 3
-FORMAT = 2  # of slot.json; raised when an older dlx-node could not go on from what this one writes
+FORMAT = 3  # of slot.json; raised when an older dlx-node could not go on from what this one writes
 
 _STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
 
@@ -54,7 +48,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format: int = 1
     manifest: bytes
     stage: int
-    recent: tuple[Trained, ...]  # the last rounds, newest last; its state files are the slot's state
+    last: Trained  # the newest finished round; its state files are the slot's state
     own: tuple[Own, ...]  # whose seals no trained round has looked at yet, oldest first; at most delay + 1
 
 
@@ -63,7 +57,8 @@ class SlotFiles:
 
     def __init__(self, manifest: Manifest, stage: int, directory: Path) -> None:
         self._manifest, self._stage, self._directory = manifest_hash(manifest), stage, directory
-        self._whole_rounds = manifest.outer.delay + 1
+        self._most_undecided = most_undecided(manifest)
+        self.undecided = Undecided(directory)
         directory.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> State | None:
@@ -92,21 +87,27 @@ class SlotFiles:
             if error.errno not in LOST:  # a full or busy machine's
                 raise
             raise self.damaged(f"slot.json: {error}") from error
-        if (state.manifest, state.stage) != (self._manifest, self._stage) or not state.recent:
+        if (state.manifest, state.stage) != (self._manifest, self._stage):
             raise SlotError(f"{self._directory} holds the state of another run or stage (stage {state.stage})")
         return state
 
-    def commit(self, before: State | None, trained: Trained, still_open: tuple[Own, ...], plan: Plan) -> State:
-        """Make the round the slot's state, in one rename; whatever it names has been written before."""
-        recent = (*(before.recent if before else ()), trained)[-KEPT_ROUNDS:]
+    def commit(
+        self, before: State | None, trained: Trained, trace: Trace, still_open: tuple[Own, ...], plan: Plan
+    ) -> State:
+        """Make the round the slot's state, in one rename; all its files are in its folder of `undecided`."""
+        folder = self.undecided.folder(trained.round)
+        for source, target, digests in (
+            (self._directory, folder, (trained.optimiser_before, trained.residual_before)),
+            (folder, self._directory, (trained.optimiser_after, trained.residual_after)),
+        ):
+            for digest in digests:
+                _link(source / digest.hex(), target / digest.hex())
+            durable.sync_directory(target)
+        self.undecided.finish(trained, trace)
         own = (*still_open, Own(trained.round, trained.payload, plan))
-        state = State(format=FORMAT, manifest=self._manifest, stage=self._stage, recent=recent, own=own)
+        state = State(format=FORMAT, manifest=self._manifest, stage=self._stage, last=trained, own=own)
         durable.write_bytes(self._file, msgspec.json.encode(state))
         return state
-
-    def write(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """The tensors' hash; they are on disk then, and stay if the next state names them."""
-        return weights.write_blob(tensors, self._directory)
 
     def read(self, digest: bytes, shapes: weights.Shapes) -> dict[str, Tensor]:
         """Tensors that the state names. Raises SlotError."""
@@ -115,12 +116,10 @@ class SlotFiles:
         except (Damaged, weights.WeightsError) as error:
             raise self.damaged(str(error)) from error
 
-    def remove_all_but(self, state: State | None) -> None:
-        """Remove the files that are not kept of the state's rounds."""
-        recent = state.recent if state else ()
-        between = [one for trained in recent[-self._whole_rounds :] for one in trained.between]
-        digests = [digest for one in between for digest in (one.weights, one.optimiser)]
-        kept = {digest.hex() for digest in (*digests, *(digest for one in recent for digest in _ends(one)))}
+    def clean(self, state: State | None) -> None:
+        """Remove what the state does not need, and rounds that wait for their draw beyond the newest few."""
+        self.undecided.clean(state.last.round if state else None, self._most_undecided)
+        kept = {one.hex() for one in (state.last.optimiser_after, state.last.residual_after)} if state else set()
         for path in self._directory.iterdir():
             if _STATE_FILE.fullmatch(path.name) and path.name not in kept:
                 with contextlib.suppress(OSError):  # tried again after the next round
@@ -135,9 +134,7 @@ class SlotFiles:
         return self._directory / "slot.json"
 
 
-def _ends(trained: Trained) -> tuple[bytes, ...]:
-    before, after = (
-        (trained.optimiser_before, trained.residual_before),
-        (trained.optimiser_after, trained.residual_after),
-    )
-    return *before, trained.weights_after, *after
+def _link(source: Path, target: Path) -> None:
+    """A second name; a state of zeros has no file, and some states are equal."""
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        os.link(source, target)

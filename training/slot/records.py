@@ -3,7 +3,6 @@
 from msgspec import Struct
 
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.segments import SegmentState
 
 
 class RoundInputs(Struct, frozen=True):
@@ -35,18 +34,11 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     optimiser_after: bytes
     residual_before: bytes
     residual_after: bytes
-    segments_root: bytes  # over the leaves of `states`, see training.slot.segments
+    trace: bytes  # a public blob, see training.slot.trace
     segments: int
     inner_steps: int
     tokens: int
-    loss: int  # mean over the steps, in micro-nats per token
+    loss: int  # mean over the steps, in micro-nats per token, as a statement has it
     training_ms: int  # with the waiting for stage neighbours
     reset: bool  # residual and moments started from zero
-    between: tuple[SegmentState, ...] = ()  # the states between two segments, oldest first
     private_data: bool = False  # the replica trained on data of its own
-
-    @property
-    def states(self) -> tuple[SegmentState, ...]:
-        """All that `segments_root` commits to: at the start, between the segments, at the end."""
-        start = SegmentState(self.weights_before, self.optimiser_before)
-        return start, *self.between, SegmentState(self.weights_after, self.optimiser_after)

@@ -1,191 +1,417 @@
-"""The inner replay: a segment of a replica's inner steps run again on one machine, and how far it ends from the claim.
+"""Level 3 of the audit: was a drawn contribution trained? One stage's work is checked alone, from public files by hash.
 
-The distance of a stage is norm(replayed change - claimed change) / norm(claimed change) over the segment, in float64.
-Honest float32 work of another process or machine stays below 1e-4; the mildest cheats measured are above 1e-2. So the
-threshold is 1e-3, and a segment has at most SEGMENT_STEPS steps, because honest distances grow with the steps.
+Its payload must be the encoding of its change, and its drawn segment, trained again from its own committed start and
+the tensors that it recorded, must end where it says and give the tensors that its neighbours recorded. So blame is
+exact: whoever was fed junk replays as honest.
+
+A distance is norm(replayed change - claimed change) / norm(claimed change) over the segment, in float64; of tensors
+that were sent, norm(replayed - sent) / norm(sent). docs/auditor.md has what was measured for the thresholds.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
-from dlx.ground.blobs import Damaged
+from dlx.ground.blobs import BlobError, Damaged, file_hash
+from dlx.ground.constants import NO_HASH
+from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
-from dlx.training.inner.pipeline import Link, queue_links
+from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
+from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.segments import SEGMENT_STEPS, SegmentState
+from dlx.training.recipe.recipe import Plan, Precision, activation_bytes
+from dlx.training.slot.segments import segment, segment_steps
+from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
-THRESHOLD = 1e-3  # of a distance: above it the work was not honest
 
-_PATIENCE = 3600.0  # seconds that a stage waits for the next one's part of a step
+class Thresholds(NamedTuple):
+    """Above these the work was not honest."""
+
+    change: float  # distance of the weights, and of the optimiser's state
+    sent: float  # distance of the tensors that were sent
+    numbers: float  # relative difference of norms and losses
+
+
+THRESHOLDS: dict[Precision, Thresholds] = {
+    "float32": Thresholds(change=1e-3, sent=1e-3, numbers=1e-3),
+    "bfloat16": Thresholds(change=5e-2, sent=5e-2, numbers=1e-2),
+}
 
 Tensors = Mapping[str, Tensor]
 
 
-class NotReplayable(Exception):
-    """The run's or the contribution's terms rule a replay out (an audit says SKIP); the message says which."""
+class Missing(Exception):
+    """Files without which nothing can be said: `blobs` are their names. Ask its maker and the members for them."""
+
+    def __init__(self, blobs: Sequence[bytes]) -> None:
+        super().__init__(f"missing: {', '.join(one.hex() for one in blobs)}")
+        self.blobs = tuple(blobs)
 
 
-class ReplayError(ValueError):
-    """A state is missing, damaged, or not the committed one: there is nothing to compare."""
+class NotCheckable(Exception):
+    """This machine cannot say anything about the contribution, whatever is in it; the message says why."""
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One stage's states at both ends of a segment: float32 weights by name and the optimiser's state. Use
-    `read_segment`, which checks them against their hashes."""
-
-    weights: Tensors
-    optimiser: Tensors
-    end_weights: Tensors
-    end_optimiser: Tensors
-
-
-class Distance(NamedTuple):
-    """Of one stage. Infinite where a change is not finite, or the replay diverges where the claim does not.
-
-    `optimiser` is the largest over the kinds of optimiser state: false moments at a segment's end would steer the next.
-    """
+class Drawn:
+    """A drawn contribution. `statement` and `trace` are as its maker signed them, with the plan's numbers."""
 
     stage: int
-    weights: float
-    optimiser: float
+    replica: int
+    segment: int
+    statement: Statement
+    trace: Trace
+    plan: Plan  # of its round
+    steps_before: int  # inner steps of the run before its round
+    total_steps: int  # of the run
+    own_plans: Mapping[bytes, Plan] = field(default_factory=dict)  # of the own payloads that the statement names
+    next_trace: Trace | None = None  # of the stage after, where it is here: the norms that this one passed on
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """What was found. Distances are 0.0 where there was nothing to compare, or it was wrong before."""
+
+    reasons: tuple[str, ...]  # why it is false; empty: honest
+    weights: float = 0.0
+    optimiser: float = 0.0  # the largest over its kinds: false moments at a segment's end would steer the next one
+    activations: float = 0.0  # sent to the stage after
+    gradients: float = 0.0  # sent to the stage before
+    loss_stated: float = 0.0  # nats, mean over the segment's steps
+    loss_replayed: float = 0.0  # the same as stated but on the last stage, which computes it
+    uncompared: tuple[str, ...] = ()  # of "activations", "gradients": the stage that received them gave no file
 
     @property
     def honest(self) -> bool:
-        return max(self.weights, self.optimiser) <= THRESHOLD
+        return not self.reasons
 
 
-def read_segment(
-    manifest: Manifest, stage: int, start: SegmentState, end: SegmentState, folders: Sequence[Path]
-) -> Segment:
-    """The states that a contribution has committed to as `start` and `end`, from files named by their hash, each in
-    one of the folders (a state of zeros needs no file). Every file's bytes are hashed. Raises ReplayError."""
-    shapes = stage_shapes(manifest, stage)
-    moments = optimiser_shapes(manifest, stage)
-    return Segment(
-        _read(start.weights, shapes, folders),
-        _read(start.optimiser, moments, folders),
-        _read(end.weights, shapes, folders),
-        _read(end.optimiser, moments, folders),
-    )
+def needed(drawn: Drawn) -> list[bytes]:
+    """Names of the files without which `check_contribution` says Missing. Of a state of zeros there is none."""
+    said = drawn.statement
+    shared = (said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2, said.payload)
+    found = (*handed_over(drawn.trace, drawn.segment, said.residual_before).values(), *shared)
+    return [name for name in dict.fromkeys(found) if name != NO_HASH]
 
 
-def replay(
-    manifest: Manifest,
-    replica: int,
-    segments: Sequence[Segment],
-    first_step: int,
-    steps: int,
-    total_steps: int,
-    dataset: Dataset,
-    *,
-    private_data: bool = False,
-) -> list[Distance]:
-    """Train a replica's inner steps `first_step` .. `first_step + steps - 1` of a run of `total_steps` once more, from
-    the start of `segments` (one per stage, in order), and compare with their end.
+def sent(drawn: Drawn) -> list[bytes]:
+    """Names of the files that the neighbours hand over for it: what it sent them. Without one, that is not compared."""
+    between = drawn.trace.boundaries[drawn.segment]
+    return [name for name in (between.activations_out, between.gradients_out) if name != NO_HASH]
 
-    `private_data`: the contribution's flag. All stages run here, each in a thread of its own; set torch's threads to
-    one before. Raises NotReplayable, ReplayError for tensors that do not fit the stages, ValueError for a number of
-    steps or stages that no segment has.
+
+def check_contribution(
+    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, folders: Sequence[Path], device: str = "cpu"
+) -> Checked:
+    """Everything that level 3 asks of one contribution: its trace, its payload, its drawn segment.
+
+    Files are named by their sha256 and lie in one of `folders`; every byte is hashed. `dataset` is the run's, needed on
+    the first and the last stage. Set torch's threads to one before. `device`: where the segment is trained again.
+    Raises Missing, NotCheckable (private data, or tensors that the device cannot take), OSError.
     """
-    refuse(manifest, private_data)
-    if len(segments) != len(manifest.stages):
-        raise ValueError(f"expected {len(manifest.stages)} stages, got {len(segments)}")
-    if not 1 <= steps <= SEGMENT_STEPS:
-        raise ValueError(f"expected 1 to {SEGMENT_STEPS} steps, got {steps}")
+    files = _Files(manifest, drawn, folders)
+    faults = trace_faults(drawn.statement, drawn.stage, len(manifest.stages), drawn.trace)
+    if faults:
+        return Checked(reasons=tuple(faults))
+    files.require(needed(drawn))
     try:
-        loops = [_loop(manifest, stage, replica, dataset, segment) for stage, segment in enumerate(segments)]
+        start = files.round_start()
+        faults = _payload_faults(manifest, drawn, files, start)
+        return _replay(manifest, drawn, dataset, files, start, faults, device)
+    except _Fault as fault:
+        return Checked(reasons=(*faults, str(fault)))
+
+
+class _Fault(Exception):
+    """What the contribution committed to cannot have come of honest work."""
+
+
+class _Files:
+    """Files of one contribution's stage, by hash, from folders that anybody may have filled."""
+
+    def __init__(self, manifest: Manifest, drawn: Drawn, folders: Sequence[Path]) -> None:
+        self._manifest, self._drawn, self._folders = manifest, drawn, folders
+        self.shapes, self.moments = stage_shapes(manifest, drawn.stage), optimiser_shapes(manifest, drawn.stage)
+
+    def require(self, names: Sequence[bytes]) -> None:
+        """Raises Missing for those that are in no folder, unless they are states of zeros."""
+        absent = [name for name in names if not any(self._paths(name))]
+        zeros = {weights.weights_hash(_zeros(shapes)) for shapes in (self.shapes, self.moments)} if absent else set()
+        if missing := [name for name in absent if name not in zeros]:
+            raise Missing(missing)
+
+    def state(self, name: bytes, shapes: weights.Shapes, what: str) -> dict[str, Tensor]:
+        """Weights or a state, float32 and finite. Raises Missing, _Fault."""
+        for path in self._paths(name):
+            with contextlib.suppress(Damaged), _blaming(what):  # another folder may have a good copy
+                return weights.read(path, shapes, sha256=name, finite=True)
+        zeros = _zeros(shapes)
+        if weights.weights_hash(zeros) == name:
+            return zeros
+        raise Missing([name])
+
+    def payload(self, name: bytes, plan: Plan, what: str) -> dict[str, Tensor]:
+        """A decoded payload. Raises Missing, _Fault."""
+        for path in self._paths(name):
+            with contextlib.suppress(Damaged), _blaming(what):
+                found = read_payload(self._manifest, self.shapes, path, plan)
+                return {key: torch.from_numpy(values) for key, values in found.items()}
+        raise Missing([name])
+
+    def own_payload(self, name: bytes) -> dict[str, Tensor]:
+        """A decoded payload of the slot's own that the statement names. Raises Missing, NotCheckable, _Fault."""
+        plan = self._drawn.own_plans.get(name)
+        if plan is None:
+            raise NotCheckable(f"the plan of the slot's earlier payload {name.hex()[:12]} is not known")
+        return self.payload(name, plan, "an earlier payload")
+
+    def encoded(self, name: bytes) -> bytes:
+        """A payload's bytes, once it has been decoded."""
+        return next(self._paths(name)).read_bytes()
+
+    def round_start(self) -> dict[str, Tensor]:
+        """start[t], as the version and the slot's own payload give it."""
+        said = self._drawn.statement
+        version = self.state(said.base_weights, self.shapes, "the version before")
+        own = None if said.start_payload == NO_HASH else self.own_payload(said.start_payload)
+        return start_weights(version, own, self._manifest.outer.alpha)
+
+    def recorded(self, name: bytes) -> Path | None:
+        """A file of recorded tensors, its bytes hashed; None where no folder has it."""
+        return next((path for path in self._paths(name) if file_hash(path) == name), None)
+
+    def _paths(self, name: bytes) -> Iterator[Path]:
+        return (path for folder in self._folders if (path := folder / name.hex()).is_file())
+
+
+@contextlib.contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Bytes that are what their name says and still no such thing are their maker's fault."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except (BlobError, CodecError, weights.WeightsError) as error:
+        raise _Fault(f"{what}: {error}") from error
+
+
+def _zeros(shapes: weights.Shapes) -> dict[str, Tensor]:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Tensors) -> list[str]:
+    """Whether the payload is the encoding of the round's change, and the residual what that leaves."""
+    said, chosen = drawn.statement, codec(manifest.codec.name)
+    if weights.weights_hash(start) != said.weights_before:
+        return ["the weights before are not what the version and its own payload give"]
+    decoded = files.payload(said.payload, drawn.plan, "the payload")
+    folded = [files.own_payload(one) for one in (said.folded_payload, said.folded_payload2) if one != NO_HASH]
+    update = pseudo_gradient(
+        start,
+        files.state(said.weights_after, files.shapes, "the weights after"),
+        files.state(said.residual_before, files.shapes, "the residual before"),
+        chosen.info.decay,
+        folded,
+    )
+    fault = chosen.fault(update, files.encoded(said.payload), drawn.plan)
+    faults = [f"the payload is not what the round's change gives: {fault}"] if fault else []
+    residual = {name: tensor.sub_(decoded[name]) for name, tensor in update.items()}
+    if weights.weights_hash(residual) != said.residual_after:
+        faults.append("the residual after is not what the payload leaves of the round's change")
+    return faults
+
+
+def _replay(
+    manifest: Manifest,
+    drawn: Drawn,
+    dataset: Dataset | None,
+    files: _Files,
+    start: Tensors,
+    faults: Sequence[str],
+    device: str,
+) -> Checked:
+    """The drawn segment trained again, beside what was found before."""
+    index, trace = drawn.segment, drawn.trace
+    first, steps = segment(index, 0, drawn.statement.inner_steps, segment_steps(manifest))
+    said = trace.steps[first : first + steps]
+    before, after, between = trace.states[index], trace.states[index + 1], trace.boundaries[index]
+    if index:
+        start = files.state(before.weights, files.shapes, "the weights at the segment's start")
+    moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
+    loop = _loop(manifest, drawn, dataset, start, moments, device)
+    norms, losses = [], []
+    with contextlib.ExitStack() as opened:
+        link = _Opener(manifest, files, first + drawn.steps_before, steps, opened)
+        behind, ahead = (
+            link.open(between.activations_in, between.gradients_out, {"norm": [(one.norm_in,) for one in said]}),
+            link.open(between.gradients_in, between.activations_out, {"total": [(one.norm, one.loss) for one in said]}),
+        )
+        try:
+            for step in range(first + drawn.steps_before, first + drawn.steps_before + steps):
+                losses.append(loop.step(step, drawn.total_steps, behind, ahead))
+                norms.append(loop.norms)
+        except (PipeBroken, TrainingError) as error:
+            return Checked(reasons=(*faults, f"the replay breaks off: {error}"))
+    found = Checked(
+        reasons=(),
+        weights=_distance(
+            start, files.state(after.weights, files.shapes, "the weights at the segment's end"), loop.weights()
+        ),
+        optimiser=_optimiser_distance(
+            moments,
+            files.state(after.optimiser, files.moments, "the optimiser state at the segment's end"),
+            loop.optimiser_state(),
+        ),
+        activations=0.0 if ahead is None else ahead.distance,
+        gradients=0.0 if behind is None else behind.distance,
+        loss_stated=math.fsum(one.loss for one in said) / steps,
+        loss_replayed=math.fsum(losses) / steps,
+        uncompared=tuple(
+            what
+            for what, one in (("activations", ahead), ("gradients", behind))
+            if one is not None and not one.is_compared
+        ),
+    )
+    limits = THRESHOLDS[manifest.precision]
+    if ahead is None:
+        stated, replayed = [one.norm for one in said], [one.replica for one in norms]
+    elif drawn.next_trace is not None:
+        stated, replayed = (
+            [math.sqrt(one.norm_in) for one in drawn.next_trace.steps[first : first + steps]],
+            [math.sqrt(one.passed_on) for one in norms],
+        )
+    else:
+        stated, replayed = [], []
+    apart = max(map(_relative, replayed, stated), default=0.0)
+    measured = (
+        ("the weights' change", found.weights, limits.change),
+        ("the optimiser state's change", found.optimiser, limits.change),
+        ("the activations sent", found.activations, limits.sent),
+        ("the gradients sent", found.gradients, limits.sent),
+        ("a gradient norm", apart, limits.numbers),
+        ("a loss", max(map(_relative, losses, (one.loss for one in said))), limits.numbers),
+    )
+    reasons = [
+        f"{what} is {value:.2g} off, at most {most:g} is honest" for what, value, most in measured if not value <= most
+    ]
+    return replace(found, reasons=(*faults, *reasons))
+
+
+def _loop(
+    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Tensors, moments: Tensors, device: str
+) -> InnerLoop:
+    needs_data = drawn.stage in (0, len(manifest.stages) - 1)
+    if needs_data and dataset is None:
+        raise NotCheckable("the first and the last stage of this replica train on data of its own")
+    try:
+        loop = InnerLoop(manifest, drawn.stage, drawn.replica, dataset if needs_data else None, device=device)
+        loop.load_weights(start)
+        loop.load_optimiser_state(moments)
     except TrainingError as error:
-        raise ReplayError(str(error)) from error
-    indices = range(first_step, first_step + steps)
-    if not _run(loops, indices, total_steps):
-        return [Distance(stage, math.inf, math.inf) for stage in range(len(loops))]
-    return [_compare(stage, segment, loop) for stage, (segment, loop) in enumerate(zip(segments, loops, strict=True))]
-
-
-def refuse(manifest: Manifest, private_data: bool) -> None:
-    """Raises NotReplayable where no honest replay could come near the claim."""
-    if manifest.precision != "float32":
-        raise NotReplayable(f"the run's precision is {manifest.precision}: honest machines differ by more than cheats")
-    if private_data:
-        raise NotReplayable("the replica trains on data of its own, which only it has")
-
-
-def _read(digest: bytes, shapes: weights.Shapes, folders: Sequence[Path]) -> Tensors:
-    for folder in folders:
-        path = folder / digest.hex()
-        if path.exists():
-            try:
-                return weights.read(path, shapes, sha256=digest, finite=True)
-            except (Damaged, weights.WeightsError) as error:
-                raise ReplayError(str(error)) from error
-    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    if weights.weights_hash(zeros) == digest:
-        return zeros
-    raise ReplayError(f"{digest.hex()}: in none of the folders")
-
-
-def _loop(manifest: Manifest, stage: int, replica: int, dataset: Dataset, segment: Segment) -> InnerLoop:
-    needs_data = stage in (0, len(manifest.stages) - 1)
-    loop = InnerLoop(manifest, stage, replica, dataset if needs_data else None)
-    loop.load_weights(segment.weights)
-    loop.load_optimiser_state(segment.optimiser)
+        raise NotCheckable(str(error)) from error
     return loop
 
 
-def _run(loops: Sequence[InnerLoop], indices: Iterable[int], total_steps: int) -> bool:
-    """Take the steps with all stages; False when the replica diverges."""
-    links = [queue_links(_PATIENCE) for _ in loops[1:]]
-    before = [None, *(behind for _, behind in links)]
-    after = [*(ahead for ahead, _ in links), None]
-    with ThreadPoolExecutor(len(loops)) as pool:
-        running = [
-            pool.submit(_steps, loop, indices, total_steps, previous, next)
-            for loop, previous, next in zip(loops, before, after, strict=True)
-        ]
-    errors = [error for one in running if (error := one.exception())]
-    diverged = any(isinstance(error, TrainingError) for error in errors)
-    if errors and not diverged:
-        raise errors[0]
-    return not diverged
+class _Opener:
+    """Makes the links of a replay."""
+
+    def __init__(self, manifest: Manifest, files: _Files, first: int, steps: int, opened: contextlib.ExitStack) -> None:
+        self._piece, self._files, self._first, self._opened = activation_bytes(manifest), files, first, opened
+        self._size = steps * manifest.data.micro_batches * self._piece
+
+    def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "_Recorded | None":
+        """None where there is no such neighbour. Raises Missing, _Fault."""
+        if came == NO_HASH:
+            return None
+        received, sent_there = self._file(came), self._file(went)
+        if received is None:
+            raise Missing([came])
+        return _Recorded(received, sent_there, self._piece, numbers, self._first)
+
+    def _file(self, name: bytes) -> BinaryIO | None:
+        path = self._files.recorded(name)
+        if path is None:
+            return None
+        file = self._opened.enter_context(path.open("rb"))
+        if (found := os.fstat(file.fileno()).st_size) != self._size:
+            raise _Fault(f"the recorded tensors {name.hex()[:12]} have {found} bytes, not {self._size}")
+        return file
 
 
-def _steps(loop: InnerLoop, indices: Iterable[int], total_steps: int, previous: Link | None, next: Link | None) -> None:
-    try:
-        for index in indices:
-            loop.step(index, total_steps, previous, next)
-    except BaseException:
-        for link in (previous, next):
-            if link is not None:
-                link.send("broken", 0, 0, b"")  # or the neighbour would wait for what never comes
-        raise
+class _Recorded:
+    """A `Link` to a neighbour of the past: gives what it sent, and compares what it got, in the recorded order."""
+
+    def __init__(
+        self,
+        came: BinaryIO,
+        went: BinaryIO | None,
+        piece: int,
+        numbers: Mapping[str, Sequence[tuple[float, ...]]],
+        first: int,
+    ) -> None:
+        self._came, self._went, self._piece, self._numbers, self._first = came, went, piece, numbers, first
+        self._apart = self._whole = 0.0
+
+    @property
+    def is_compared(self) -> bool:
+        return self._went is not None
+
+    @property
+    def distance(self) -> float:
+        return _ratio(self._apart, self._whole)
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        if kind in ("activation", "gradient") and self._went is not None:
+            there = np.frombuffer(self._went.read(self._piece), "<f4").astype(np.float64)
+            self._apart += float(np.square(np.frombuffer(data, "<f4") - there).sum())
+            self._whole += float(np.square(there).sum())
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        if kind in self._numbers:
+            numbers = self._numbers[kind][step - self._first]
+            return struct.pack(f"<{len(numbers)}d", *numbers)
+        return self._came.read(self._piece)
 
 
-def _compare(stage: int, segment: Segment, loop: InnerLoop) -> Distance:
-    state = loop.optimiser_state()
-    kinds = (_distance(segment.optimiser, segment.end_optimiser, state, kind) for kind in STATE_KINDS)
-    return Distance(stage, _distance(segment.weights, segment.end_weights, loop.weights()), max(kinds))
+def _optimiser_distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> float:
+    def of(kind: str) -> Callable[[str], bool]:
+        return lambda name: name == kind or name.startswith(f"{kind}.")
+
+    return max(
+        _distance(start, claimed, {name: one for name, one in replayed.items() if of(kind)(name)})
+        for kind in STATE_KINDS
+    )
 
 
-def _distance(start: Tensors, claimed: Tensors, replayed: Tensors, kind: str | None = None) -> float:
-    """Over all tensors, or over those of one kind of optimiser state."""
+def _distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> float:
     apart = change = 0.0
     for name, end in replayed.items():
-        if kind is None or name == kind or name.startswith(f"{kind}."):
-            claim = claimed[name].double()
-            apart += (end.double() - claim).square().sum().item()
-            change += (claim - start[name]).square().sum().item()
+        claim = claimed[name].double()
+        apart += (end.double() - claim).square().sum().item()
+        change += (claim - start[name]).square().sum().item()
+    return _ratio(apart, change)
+
+
+def _ratio(apart: float, whole: float) -> float:
+    """The root of a quotient of squares; infinite where it is no number, or the claim is nothing."""
     if apart == 0:
         return 0.0
-    return math.sqrt(apart / change) if change > 0 and math.isfinite(apart) else math.inf
+    return math.sqrt(apart / whole) if whole > 0 and math.isfinite(apart) else math.inf
+
+
+def _relative(one: float, claimed: float) -> float:
+    return _ratio((one - claimed) ** 2, claimed**2)

@@ -5,6 +5,7 @@ happens before that (a broken pipe, a kill, a full disk) leaves the state of the
 attempt gives the same bits as if nothing had happened.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dlx.ground.blobs import BlobError, read_blob, write_blob
-from dlx.ground.constants import MICRO, NO_HASH
+from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import tree_root
 from dlx.training.codecs import codec
 from dlx.training.data.shards import Dataset
@@ -25,8 +26,10 @@ from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
+from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
-from dlx.training.slot.segments import SEGMENT_STEPS, SegmentState, segments_root
+from dlx.training.slot.segments import SegmentState, segment_steps
+from dlx.training.slot.trace import Trace, stated_loss
 
 
 class Slot:
@@ -63,12 +66,7 @@ class Slot:
     @property
     def last(self) -> Trained | None:
         """The newest finished round."""
-        return self._state.recent[-1] if self._state else None
-
-    @property
-    def recent(self) -> tuple[Trained, ...]:
-        """The last rounds, newest last, whose private states lie in the slot's directory (see training.slot.files)."""
-        return self._state.recent if self._state else ()
+        return self._state.last if self._state else None
 
     def train(
         self,
@@ -92,22 +90,24 @@ class Slot:
             return self.last
         self._check(inputs)
         self._is_as_on_disk = False
-        trained, residual = self._train(inputs, previous, next, stop, on_step)
-        self._state = self._files.commit(self._state, trained, self._still_open(inputs), inputs.plan)
+        folder = self._files.undecided.begin(inputs.round)
+        with contextlib.closing(Recorder(folder, previous, next)) as recorder:
+            trained, trace, residual = self._train(inputs, folder, recorder, stop, on_step)
+        self._state = self._files.commit(self._state, trained, trace, self._still_open(inputs), inputs.plan)
         self._residual, self._is_as_on_disk = residual, True
-        self._files.remove_all_but(self._state)
+        self._files.clean(self._state)
         return trained
 
     def _train(
         self,
         inputs: RoundInputs,
-        previous: Link | None,
-        next: Link | None,
+        folder: Path,
+        recorder: Recorder,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
-    ) -> tuple[Trained, dict[str, Tensor]]:
-        """The round and its residual; writes every file but `slot.json`."""
-        began = time.monotonic()
+    ) -> tuple[Trained, Trace, dict[str, Tensor]]:
+        """The round, its trace and its residual; writes every file but `slot.json`, the private ones to `folder`."""
+        began, (previous, next) = time.monotonic(), (recorder.previous, recorder.next)
         private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
         own, folded = self._own_in_start(inputs), self._left_out(inputs)
         start = self._start(inputs, own)
@@ -115,13 +115,12 @@ class Slot:
         before = SegmentState(weights.weights_hash(start), self._optimiser_hash())
         residual_before = weights.weights_hash(self._residual)
         # Private files may be written before the neighbours are done: nothing names them until the commit.
-        between, loss = self._steps(inputs, previous, next, stop, on_step)
-        end = self._loop.weights()
-        payload, residual = self._encode(inputs.plan, start, end, folded)
-        after = self._write_state()
-        residual_after = self._files.write(residual)
-        leaves = [state.leaf() for state in (before, *between, after)]
-        barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next)
+        after = self._steps(inputs, folder, recorder, stop, on_step)
+        payload, residual = self._encode(inputs.plan, start, self._loop.weights(), folded)
+        residual_after = weights.write_blob(residual, folder)
+        ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
+        barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
+        trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
         trained = Trained(
             round=inputs.round,
             payload=write_blob(self._blobs, [payload]),
@@ -131,39 +130,40 @@ class Slot:
             start_payload=own.payload if own else NO_HASH,
             folded=tuple(one.payload for one in folded),
             weights_before=before.weights,
-            weights_after=after.weights,
+            weights_after=after[-1].weights,
             optimiser_before=before.optimiser,
-            optimiser_after=after.optimiser,
+            optimiser_after=after[-1].optimiser,
             residual_before=residual_before,
             residual_after=residual_after,
-            segments_root=segments_root(leaves),
-            segments=len(leaves) - 1,
+            trace=write_blob(self._blobs, [trace.encode()]),
+            segments=len(after),
             inner_steps=inputs.plan.inner_steps,
             tokens=inputs.plan.inner_steps * self._manifest.tokens_per_step,
-            loss=round(loss * MICRO),
+            loss=stated_loss([one.loss for one in trace.steps]),
             training_ms=round((time.monotonic() - began) * 1000),
             reset=self._state is None,
-            between=tuple(between),
             private_data=private_data,
         )
-        return trained, residual
+        return trained, trace, residual
 
     def _steps(
         self,
         inputs: RoundInputs,
-        previous: Link | None,
-        next: Link | None,
+        folder: Path,
+        recorder: Recorder,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
-    ) -> tuple[list[SegmentState], float]:
-        """The round's inner steps: the states between segments, written, and the mean loss in nats."""
-        between, losses = [], []
+    ) -> list[SegmentState]:
+        """The round's inner steps: the states at the end of each segment, written."""
+        links, states, length = (recorder.previous, recorder.next), [], segment_steps(self._manifest)
         for done in range(1, inputs.plan.inner_steps + 1):
-            losses.append(self._loop.step(inputs.steps_before + done - 1, inputs.total_steps, previous, next, stop))
-            if done % SEGMENT_STEPS == 0 and done < inputs.plan.inner_steps:
-                between.append(self._write_state())
-            on_step(done, losses[-1])
-        return between, sum(losses) / len(losses)
+            loss = self._loop.step(inputs.steps_before + done - 1, inputs.total_steps, *links, stop)
+            recorder.end_step(self._loop.norms, loss)
+            if done % length == 0 or done == inputs.plan.inner_steps:
+                recorder.end_segment()
+                states.append(self._write_state(folder))
+            on_step(done, loss)
+        return states
 
     def _encode(
         self, plan: Plan, start: dict[str, Tensor], end: dict[str, Tensor], folded: Sequence[Own]
@@ -226,9 +226,9 @@ class Slot:
     def _optimiser_hash(self) -> bytes:
         return weights.weights_hash(self._loop.optimiser_state())
 
-    def _write_state(self) -> SegmentState:
-        weights_hash = self._files.write(self._loop.weights())
-        return SegmentState(weights_hash, self._files.write(self._loop.optimiser_state()))
+    def _write_state(self, folder: Path) -> SegmentState:
+        weights_hash = weights.write_blob(self._loop.weights(), folder)
+        return SegmentState(weights_hash, weights.write_blob(self._loop.optimiser_state(), folder))
 
     def _restore(self) -> None:
         """Take up the committed state, and forget what a round that broke off has left."""
@@ -240,5 +240,5 @@ class Slot:
         else:
             self._residual = {name: torch.zeros(shape) for name, shape in shapes.items()}
             self._loop.load_optimiser_state({})
-        self._files.remove_all_but(self._state)
+        self._files.clean(self._state)
         self._is_as_on_disk = True

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.training.data.shards import Dataset
-from dlx.training.inner.pipeline import Link, PipeBroken, Stopped, barrier, norm_and_loss, queue_links, run_step
+from dlx.training.inner.pipeline import Link, Norms, PipeBroken, Stopped, barrier, norm_and_loss, queue_links, run_step
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 
@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_unsplit_model_bit_for_bit(
         expected_loss += loss.item()
     expected = {name: parameter.grad for name, parameter in unsplit.named_parameters()}
 
-    def work(stage: int, previous: Link | None, following: Link | None) -> tuple[float | None, tuple[float, float]]:
+    def work(stage: int, previous: Link | None, following: Link | None) -> tuple[float | None, tuple[Norms, float]]:
         data = batches if previous is None or following is None else None
         loss = run_step(models[stage], 3, data, previous, following)
         gradients = [parameter.grad for parameter in models[stage].parameters()]
@@ -62,8 +62,10 @@ def test_gradients_are_those_of_the_unsplit_model_bit_for_bit(
         assert torch.equal(found[name], expected[name]), name
     assert [loss for loss, _ in results] == [None] * (len(split) - 1) + [expected_loss]
     squares = sum(float(gradient.double().square().sum()) for gradient in expected.values())
-    assert len({norm for _, norm in results}) == 1
-    assert results[0][1] == (pytest.approx(squares**0.5, rel=1e-12), expected_loss)
+    assert {(norms.replica, loss) for _, (norms, loss) in results} == {(results[0][1][0].replica, expected_loss)}
+    assert results[0][1][0].replica == pytest.approx(squares**0.5, rel=1e-12)
+    along = [norms for _, (norms, _) in results]
+    assert [norms.received for norms in along] == [0.0, *(norms.passed_on for norms in along[:-1])]
 
 
 def _data(micro_batches: int) -> DraftData:
@@ -85,9 +87,10 @@ def test_the_norm_does_not_depend_on_where_the_model_is_split(
     parts = [tensors[low:high] for low, high in pairwise(cuts)]
 
     def work(stage: int, previous: Link | None, following: Link | None) -> tuple[float, float]:
-        return norm_and_loss(parts[stage], 2.5 if stage == 2 else None, 0, previous, following)
+        norms, loss = norm_and_loss(parts[stage], 2.5 if stage == 2 else None, 0, previous, following)
+        return norms.replica, loss
 
-    assert together(3, work) == [whole] * 3
+    assert together(3, work) == [(whole[0].replica, whole[1])] * 3
 
 
 class _Recording:

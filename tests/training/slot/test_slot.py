@@ -27,12 +27,17 @@ from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Outer, Plan
 from dlx.training.slot.records import RoundInputs, Trained
-from dlx.training.slot.segments import SEGMENT_STEPS, SegmentState, prove, proves, segments_root
+from dlx.training.slot.segments import SEGMENT_STEPS as LENGTHS
+from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot, SlotError
+from dlx.training.slot.trace import Boundary, Step, Trace, decode
+from dlx.training.slot.undecided import Undecided, most_undecided
 
 DELAYS = {0: Outer(lr=1.0), 1: Outer(lr=0.8, delay=1, alpha=0.8)}
 
 RunMaker = Callable[..., Manifest]
+SEGMENT_STEPS = LENGTHS["float32"]
+ALONE = Boundary(NO_HASH, NO_HASH, NO_HASH, NO_HASH)  # of a replica of one stage
 
 
 class _History:
@@ -121,7 +126,10 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         optimiser_before = weights.weights_hash(loop.optimiser_state())
         residual_before = weights.weights_hash(residual)
         loop.load_weights(start)
-        losses = [loop.step(4 * t + index, 32, None, None) for index in range(4)]
+        steps = []
+        for index in range(4):
+            loss = loop.step(4 * t + index, 32, None, None)
+            steps.append(Step(0.0, loop.norms.replica, loss))
         end = loop.weights()
         update = {name: (start[name] - end[name]) + residual[name] for name in start}
         for one in fold_at.get(t, []):
@@ -132,8 +140,8 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
 
         trained = run.round()
         optimiser_after = weights.weights_hash(loop.optimiser_state())
-        leaves = [weights.weights_hash(start) + optimiser_before, weights.weights_hash(end) + optimiser_after]
-        left, right = (hashlib.sha256(leaf).digest() for leaf in leaves)
+        ends = (weights.weights_hash(start), optimiser_before), (weights.weights_hash(end), optimiser_after)
+        trace = Trace(tuple(SegmentState(*one) for one in ends), (ALONE,), tuple(steps)).encode()
         assert _bits([trained])[0] == Trained(
             round=t,
             payload=hashlib.sha256(payload).digest(),
@@ -148,15 +156,16 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
             optimiser_after=optimiser_after,
             residual_before=residual_before,
             residual_after=weights.weights_hash(residual),
-            segments_root=hashlib.sha256(left + right).digest(),
+            trace=hashlib.sha256(trace).digest(),
             segments=1,
             inner_steps=4,
             tokens=4 * 64,
-            loss=round(sum(losses) / 4 * 1e6),
+            loss=round(sum(one.loss for one in steps) / 4 * 1e6),
             training_ms=0,
             reset=t == 0,
         )
         assert (run.blobs / trained.payload.hex()).read_bytes() == payload
+        assert (run.blobs / trained.trace.hex()).read_bytes() == trace
 
 
 def test_without_alpha_the_start_is_the_base_version(
@@ -205,15 +214,11 @@ def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
         if index < steps:
             loop.step(index, 8 * steps, None, None)
     trained = run.round()
-    assert trained.states == tuple(states)
+    assert _trace(run, trained).states == tuple(states)
     assert trained.segments == 3
-    leaves = [state.leaf() for state in states]
-    assert trained.segments_root == segments_root(leaves)
-    for index, leaf in enumerate(leaves):
-        assert proves(trained.segments_root, trained.segments, index, leaf, prove(leaves, index))
     # All but the first: its weights are the version that the round started from, its optimiser state is fresh.
-    assert files == _names(run) - {"slot.json", trained.residual_after.hex()}
-    assert run.slot.recent == (trained,)
+    assert files == _kept(run, 0) - {trained.residual_after.hex()}
+    assert _names(run) == {"slot.json", "rounds", trained.optimiser_after.hex(), trained.residual_after.hex()}
 
 
 # ---- what is finished stays, what is not leaves nothing
@@ -286,7 +291,9 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_state_as_it_was(
     assert _names(run) == _names(undisturbed)
 
 
-_FSYNCS = 2 * (2 + 1 + 1 + 1)  # file and folder: weights and optimiser state, residual, payload, slot.json
+# File and folder: weights and optimiser state, residual, payload, trace; two folders of links; the round's file, its
+# folder, that of all rounds; slot.json.
+_FSYNCS = 2 * 5 + 2 + 3 + 2
 
 
 def _disk_full(done: int, loss: float | None) -> None:
@@ -298,26 +305,35 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("steps", [4, SEGMENT_STEPS + 1])
 @pytest.mark.parametrize("delay", DELAYS)
-def test_states_of_three_rounds_are_kept_and_those_between_segments_until_an_auditor_could_ask(
-    delay: int, steps: int, history: Callable[..., _History]
+def test_rounds_are_kept_until_they_are_decided_and_never_more_than_a_few(
+    delay: int, history: Callable[..., _History]
 ) -> None:
-    run = history(delay, plan=Plan(inner_steps=steps))
+    run = history(delay)
+    most = most_undecided(run.manifest)
     (run.folder / "slot-0" / "contribution").write_text("somebody else's")
-    for _ in range(5):
+    undecided = Undecided(run.folder / "slot-0")
+    for _ in range(most + 2):
         run.round()
+    assert undecided.rounds() == [*range(2, most + 2)]
     litter = run.folder / "slot-0" / f".{'0' * 16}.tmp"
     litter.write_bytes(b"half")
-    again = history(delay, plan=Plan(inner_steps=steps))
-    assert again.slot.recent == tuple(run.trained[2:])
-    states = {run.trained[1].optimiser_after, run.trained[1].residual_after}
+    history(delay)
+    last = run.trained[-1]
+    own = {last.optimiser_after.hex(), last.residual_after.hex()}
+    assert _names(run) == own | {"slot.json", "rounds", "contribution"}
     for one in run.trained[2:]:
-        assert len(one.states) == 1 + -(-steps // SEGMENT_STEPS)
-        whole = one.round >= 4 - delay
-        states |= {d for state in one.states[1 if whole else -1 :] for d in (state.weights, state.optimiser)}
-        states.add(one.residual_after)
-    assert _names(run) == {digest.hex() for digest in states} | {"slot.json", "contribution"}
+        ends = (one.weights_after, one.optimiser_after, one.residual_after, one.optimiser_before, one.residual_before)
+        assert _kept(run, one.round) == {digest.hex() for digest in ends}
+
+
+def _kept(run: _History, round: int) -> set[str]:
+    """What is there of a round that is not decided."""
+    return {path.name for path in (run.folder / "slot-0" / "rounds" / str(round)).iterdir()} - {"round"}
+
+
+def _trace(run: _History, trained: Trained) -> Trace:
+    return decode((run.blobs / trained.trace.hex()).read_bytes(), trained.segments, trained.inner_steps)
 
 
 def _names(run: _History) -> set[str]:
@@ -330,10 +346,12 @@ def test_an_attempt_that_broke_off_leaves_its_files_until_the_next_one_only(hist
     before, seen = _names(run), []
     with pytest.raises(Stopped):
         run.round(stop=lambda: len(seen) > SEGMENT_STEPS - 1, on_step=lambda done, loss: seen.append(done))
-    assert len(_names(run) - before) == 2
+    assert len(_kept(run, 1)) == 2
+    assert Undecided(run.folder / "slot-0").rounds() == [0]
     with pytest.raises(Stopped):
         run.round(stop=lambda: True)
     assert _names(run) == before
+    assert not _kept(run, 1)
 
 
 def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_does_without_a_lost_one(
@@ -413,12 +431,12 @@ def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callabl
     folder = run.folder / "slot-0"
     state = folder / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    assert numbered["format"] == 2
-    state.write_bytes(msgspec.json.encode(numbered | {"format": 3, "something": "new"}))
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 3, this one knows 2\)"):
+    assert numbered["format"] == 3
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 4, "something": "new"}))
+    before = _files(folder)
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 4, this one knows 3\)"):
         history(0)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert _files(folder) == before
 
 
 def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callable[..., _History]) -> None:
@@ -428,7 +446,7 @@ def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callab
     numbered = msgspec.json.decode(state.read_bytes())
     del numbered["format"]  # as the first files had none
     state.write_bytes(old := msgspec.json.encode(numbered))
-    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 2\): remove .*slot-0"):
+    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 3\): remove .*slot-0"):
         history(0)
     assert state.read_bytes() == old
 
@@ -565,7 +583,9 @@ def processes() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-_END = 4 + 5 * 3  # inner steps; fsync, rename and fsync of the folder for each of 5 files
+# The inner steps; fsync, rename and fsync of the folder for each of 5 files; two folders of links; 3 for the round's
+# file, the folder of the rounds; 3 for slot.json.
+_END = 4 + 5 * 3 + 2 + 3 + 1 + 3
 KILL_POINTS = {0: [3, 9, _END - 3, _END - 2], 1: [2, *range(4, _END)]}
 
 
@@ -594,8 +614,8 @@ def test_killed_between_segments_and_in_the_middle_of_an_epoch_a_muon_history_go
     )
     epoch = dataset.len_samples("train", 16) / samples
     assert _ROUNDS_BEFORE * steps < epoch < (_ROUNDS_BEFORE + 1) * steps  # ends in the round that is killed
-    # After 20 steps come two files of 3 events each, then one step and five files.
-    end = steps + 7 * 3
+    # After 20 steps come two files of 3 events each, then one step and what ends a round.
+    end = steps + 2 * 3 + _END - 4
     _kill_and_go_on(run, [15, SEGMENT_STEPS + 4, end - 3], end - 2, processes, tmp_path, rounds=2)
 
 
