@@ -79,7 +79,6 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
 def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
     while start <= end.number:
-        time_of = _block_times(rpc)
         pages = rpc.log_range
         last = min(end.number, start + pages.most - 1)
         try:
@@ -95,7 +94,8 @@ def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> I
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
         if logs:
             _check_canonical(rpc, logs[-1][0], block)
-        yield block, [(log, time_of(log) if time is None else time) for log, time in logs]
+        times = _times(rpc, [log for log, time in logs if time is None])
+        yield block, [(log, times[log.block_hash] if time is None else time) for log, time in logs]
         start = last + 1
 
 
@@ -126,12 +126,14 @@ def _time(log: dict[str, Any]) -> int | None:
     return int(log["blockTimestamp"], 16) if log.get("blockTimestamp") else None
 
 
-def _block_times(rpc: Rpc) -> Callable[[RawLog], int]:
-    known: dict[bytes, int] = {}
-
-    def time_of(log: RawLog) -> int:
-        if log.block_hash not in known:
-            known[log.block_hash] = insist(partial(rpc.header, log.block_hash), f"block {log.block}").time
-        return known[log.block_hash]
-
-    return time_of
+def _times(rpc: Rpc, logs: list[RawLog]) -> dict[bytes, int]:
+    """Of the logs' blocks, by their hashes: many at once."""
+    blocks = {log.block_hash: log.block for log in logs}
+    try:
+        found = list(rpc.headers(list(blocks)))
+    except RpcError:
+        found = [None] * len(blocks)
+    return {
+        name: (header or insist(partial(rpc.header, name), f"block {block}")).time
+        for (name, block), header in zip(blocks.items(), found, strict=True)
+    }

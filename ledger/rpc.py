@@ -149,6 +149,11 @@ class Rpc:
             found = self.call("eth_getBlockByNumber", hex(block) if isinstance(block, int) else block, False)
         return None if found is None else _header(found)
 
+    def headers(self, blocks: Sequence[bytes]) -> Iterator[Header | None]:
+        """Those with these hashes, in batches."""
+        for found in self.batch("eth_getBlockByHash", [("0x" + block.hex(), False) for block in blocks]):
+            yield None if found is None else _header(found)
+
     def head(self) -> Header:
         header = self.header("latest")
         if header is None:

@@ -163,14 +163,11 @@ def fake_chain() -> Iterator[FakeChain]:
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            batch = request if isinstance(request, list) else [request]
             with lock:
-                result = chain.answer(request["method"], request["params"])
-            if isinstance(result, bytes):
-                body = result
-            elif isinstance(result, dict) and "error" in result:
-                body = json.dumps({"jsonrpc": "2.0", "id": request["id"], **result}).encode()
-            else:
-                body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+                results = [chain.answer(one["method"], one["params"]) for one in batch]
+            answers = [_answer(one, result) for one, result in zip(batch, results, strict=True)]
+            body = b"[" + b",".join(answers) + b"]" if isinstance(request, list) else answers[0]
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -190,6 +187,13 @@ def fake_chain() -> Iterator[FakeChain]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def _answer(request: dict[str, Any], result: Any) -> bytes:
+    if isinstance(result, bytes):
+        return result
+    answer = result if isinstance(result, dict) and "error" in result else {"result": result}
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}).encode()
 
 
 ANVIL = ROOT / "contracts/node_modules/.bin/anvil"

@@ -16,7 +16,8 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `late` | a chain node that is `LAG` blocks behind; transactions reach the others |
 | `wrong_chain` | the same, of another chain |
 
-In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told.
+In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told;
+and refuse batches of more than `proxy.most` requests.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class FaultProxy:
         self._target, self._random = target, Random(1)
         self._fault, self._changed = Fault(), threading.Event()
         self.seen: list[str] = []
+        self.most: int | None = None
         self.lie: Callable[[str, list[Any], Any], Any] | None = None
         proxy = self
 
@@ -107,9 +109,12 @@ class FaultProxy:
 
     def told(self, body: bytes) -> bytes:
         """The chain node's answer to a request or a batch, with the lie."""
+        asked = json.loads(body)
+        if isinstance(asked, list) and self.most is not None and len(asked) > self.most:
+            return _error({}, -32600, "batch too large")
         if self.lie is None:
             return self.forward(body)
-        asked, answers = json.loads(body), json.loads(self.forward(body))
+        answers = json.loads(self.forward(body))
         by_id = {one["id"]: one for one in (asked if isinstance(asked, list) else [asked])}
         for answer in answers if isinstance(answers, list) else [answers]:
             request = by_id[answer["id"]]

@@ -328,6 +328,9 @@ class CappedNode:
         number = int.from_bytes(block, "big") if isinstance(block, bytes) else block
         return Header(number, number.to_bytes(32, "big"), (number - 1).to_bytes(32, "big"), number, 7)
 
+    def headers(self, blocks):
+        return map(self.header, blocks)
+
     def data(self, method, address, block):
         self.requests += 1
         return b"code" if int(block, 16) >= self.born else b""
