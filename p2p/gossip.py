@@ -74,6 +74,10 @@ class Gossip:
         """Peer ids that take the topic."""
         return tuple(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
 
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Messages that came so far and their bytes: `new` ones, and `repeated` ones that had come before."""
+        return dict(self._pubsub.traffic)
+
     async def _run(self, task_status: Any) -> None:
         async with background_trio_service(self._router), background_trio_service(self._pubsub):
             await self._pubsub.wait_until_ready()

@@ -126,6 +126,7 @@ class GuardedPubsub(Pubsub):
         self._refusal = refusal
         self._deliver = deliver
         self._abuse = abuse
+        self.traffic = {"new": (0, 0), "repeated": (0, 0)}  # messages that came, and their bytes
         self.counter = time.time_ns()  # repeated sequence numbers after a restart pass for equivocation
 
     async def continuously_read_stream(self, stream: INetStream) -> None:
@@ -153,7 +154,12 @@ class GuardedPubsub(Pubsub):
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         """Also the way of own messages, which skip the checks."""
-        if self._is_msg_seen(msg):
+        seen = self._is_msg_seen(msg)
+        if msg_forwarder != self.my_id:
+            kind = "repeated" if seen else "new"
+            messages, size = self.traffic[kind]
+            self.traffic[kind] = messages + 1, size + msg.ByteSize()
+        if seen:
             return
         if msg_forwarder != self.my_id:
             reason = self._refusal(msg_forwarder, msg)

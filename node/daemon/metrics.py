@@ -107,6 +107,10 @@ class Metrics:
         """From now on `dlx_bytes_total` says what `traffic` does."""
         self.registry.register(_Bytes(traffic))
 
+    def count_gossip(self, traffic: Callable[[], Traffic]) -> None:
+        """From now on `dlx_gossip_messages_total` and `dlx_gossip_bytes_total` say what `traffic` does."""
+        self.registry.register(_Gossip(traffic))
+
     def rejected(self, reason: str) -> None:
         """Count one refusal. `reason` is one of the code's own few words, never text from the network."""
         self._rejected.labels(reason=reason).inc()
@@ -138,6 +142,21 @@ class _Bytes(Collector):
             family.add_metric(["sent", kind], sent)
             family.add_metric(["received", kind], received)
         yield family
+
+
+class _Gossip(Collector):
+    """As it came from peers: kind -> (messages, bytes)."""
+
+    def __init__(self, traffic: Callable[[], Traffic]) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        messages = CounterMetricFamily("dlx_gossip_messages", "Gossip messages that came", labels=["kind"])
+        size = CounterMetricFamily("dlx_gossip_bytes", "Their bytes", labels=["kind"])
+        for kind, (count, length) in self._traffic().items():
+            messages.add_metric([kind], count)
+            size.add_metric([kind], length)
+        yield from (messages, size)
 
 
 def _installed(package: str) -> str:

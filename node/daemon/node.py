@@ -83,6 +83,7 @@ class Node:
         prefix = f"/dlx/{startup.run.hex()}"
         self._topics = f"{prefix}/contributions", f"{prefix}/seals"
         self._gossip = Gossip(self._host, self._topics)
+        self._metrics.count_gossip(self._gossip.traffic)
         self._membership = Membership(client, self._follower, self._host, startup.run, account, startup.node_key.secret)
         self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage)
         self._door = Door(self._host, self._gossip, lambda: self._seat.session)
