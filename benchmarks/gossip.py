@@ -1,7 +1,7 @@
 """What gossip costs: messages and bytes that come to each node in a round, and what its network process computes.
 
-`python -m benchmarks.gossip [--replicas N] [--stages N] [--rounds N] [--json FILE]` runs real nodes on an embedded chain
-and reads their /metrics at the end.
+`python -m benchmarks.gossip [--replicas N] [--stages N] [--rounds N] [--json FILE]` runs real nodes on an embedded
+chain and reads their /metrics at the end.
 """
 
 import json
@@ -59,7 +59,9 @@ def _read(devnet: Devnet, found: dict[str, dict[str, float]]) -> None:
             continue
         samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
         found[name] = {
-            " ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples if sample.name in COUNTED
+            " ".join([sample.name, *sample.labels.values()]): sample.value
+            for sample in samples
+            if sample.name in COUNTED
         }
 
 

@@ -471,11 +471,13 @@ def split_conviction(data: bytes) -> tuple[ConvictionEntry, ...]:
 
 @dataclass(frozen=True)
 class Report:
-    """Which payloads of a round (named by their contributions' struct hashes) a member holds and lacks."""
+    """Which payloads of a round (named by their contributions) a member holds and lacks; `made`: when it said so, in ms
+    of the chain's time."""
 
     run: Bytes32
     round: U32
     stage: U16
+    made: U64
     holding: Annotated[tuple[bytes, ...], "bytes32[]"]
     missing: Annotated[tuple[bytes, ...], "bytes32[]"]
 

@@ -1,6 +1,8 @@
-"""Gossip: small signed statements to every peer of the run."""
+"""Gossip: small signed statements from members of the run to all of them, or to those of a stage."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import trio
@@ -12,10 +14,11 @@ from libp2p.tools.anyio_service import background_trio_service
 from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
-from dlx.p2p.mesh import GuardedGossipSub, GuardedPubsub
+from dlx.p2p.mesh import GuardedGossipSub, GuardedPubsub, topic_id
 
 ORIGIN_RATE = 20.0  # messages/s of one origin, through whomever they come
 FORWARDER_RATE = 400.0  # messages/s of one neighbour, whoever made them
+STRANGER_RATE = 10.0  # messages/s that one neighbour passes on for those whom our ledger does not name, or not yet
 QUEUE = 1024  # messages waiting to be read; the oldest gives way
 STRIKES = 200  # within a minute; then the peer is disconnected
 _WEIGHT = {
@@ -25,6 +28,8 @@ _WEIGHT = {
     "schema": 20,
     "signature": 20,
     "topic": 20,
+    "unregistered": 2,
+    "unregistered_relayed": 0,  # who passes it on may have a newer view of the ledger
     "rate": 1,
     "rate_relayed": 0,  # the origin's own neighbours cut it off; who passes its messages on is not to blame
 }
@@ -40,39 +45,56 @@ class Gossiped:
 
 
 class Gossip:
-    """Make it before the host runs. Every message is a wire.GossipMessage; others are neither delivered nor forwarded.
+    """Make it before the host runs. It takes `topics`, and of `choice` the one that it `follow`s.
 
+    Every message is a wire.GossipMessage of one of the host's `members`; others are neither delivered nor forwarded.
     Drops are counted through the host's `on_reject`: oversize_rpc (more than 1 MiB at once, ends the connection),
-    oversize, malformed, schema, signature, topic, rate or rate_relayed (of an origin or a neighbour),
-    queue (not read fast enough).
+    oversize, malformed, schema, signature, topic, unregistered or unregistered_relayed, rate or rate_relayed (of an
+    origin or a neighbour), queue (not read fast enough).
     """
 
-    def __init__(self, host: Host, topics: tuple[str, ...]) -> None:
+    def __init__(self, host: Host, topics: Sequence[str], choice: Sequence[str] = ()) -> None:
         self._host = host
-        self._topics = topics
+        self._topics, self._choice = tuple(topics), frozenset(choice)
+        self._followed: str | None = None
+        self._following = trio.Lock()
         self._send, self.messages = trio.open_memory_channel[Gossiped](QUEUE)
         self._origins = Buckets(ORIGIN_RATE)
         self._forwarders = Buckets(FORWARDER_RATE)
+        self._strangers = Buckets(STRANGER_RATE)
         self._strikes = Buckets(STRIKES / 60, burst=STRIKES)
         self._router = GuardedGossipSub(host.reject)
         self._pubsub = GuardedPubsub(
-            host.libp2p, self._router, frozenset(topics), self._refusal, self._deliver, self._abuse
+            host.libp2p, self._router, self._choice.union(topics), self._refusal, self._deliver, self._abuse
         )
         host.add_service(self._run)
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Send `data` (an encoded wire.GossipMessage) to the mesh; it does not come back to `messages`.
+        """Send `data` (an encoded wire.GossipMessage) to everybody who takes the topic; it does not come back to
+        `messages`. What was published or heard within the last two minutes is not sent again.
 
         Raises ValueError for an unknown topic, wire.WireError for data that others would refuse.
         """
-        if topic not in self._topics:
+        if topic not in self._topics and topic not in self._choice:
             raise ValueError(f"topic {topic!r} was not named when Gossip was made")
         _parse(data)
-        await self._pubsub.publish(topic, data)
+        if not self._pubsub.seen_messages.has(topic_id(topic, data)):
+            await self._pubsub.publish(topic, data)
+
+    async def follow(self, topic: str) -> None:
+        """From now on take this one of the choice, and no other of it."""
+        if topic not in self._choice:
+            raise ValueError(f"topic {topic!r} was not among the choice when Gossip was made")
+        async with self._following:
+            before, self._followed = self._followed, topic
+            if before != topic:
+                if before is not None:
+                    await self._pubsub.unsubscribe(before)
+                await self._pubsub.subscribe(topic)
 
     def neighbours(self, topic: str) -> tuple[str, ...]:
-        """Peer ids that take the topic."""
-        return tuple(str(peer) for peer in self._pubsub.peer_topics.get(topic, ()))
+        """Peer ids of connected members that take the topic."""
+        return tuple(sorted(self._host.members & {str(peer) for peer in self._pubsub.peer_topics.get(topic, ())}))
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Messages that came so far and their bytes: `new` ones, and `repeated` ones that had come before."""
@@ -89,15 +111,20 @@ class Gossip:
                 await trio.sleep(1)
 
     def _refusal(self, forwarder: ID, message: rpc_pb2.Message) -> str | None:
+        origin, neighbour = _name(message.from_id), str(forwarder)
+        if origin not in self._host.members:
+            relayed = origin != neighbour and self._strangers.take(neighbour)
+            return "unregistered_relayed" if relayed else "unregistered"
+        if not self._forwarders.take(neighbour):
+            return "rate" if origin == neighbour else "rate_relayed"
         try:
             _parse(message.data)
         except wire.WireError as error:
             return error.reason
-        if ID(message.from_id) == self._host.libp2p.get_id() or not _signed(message):
+        if origin == self._host.peer_id or not _signed(message):
             return "signature"
-        origin = ID(message.from_id)
-        if not self._forwarders.take(str(forwarder)) or not self._origins.take(str(origin)):
-            return "rate" if origin == forwarder else "rate_relayed"
+        if not self._origins.take(origin):
+            return "rate" if origin == neighbour else "rate_relayed"
         return None
 
     def _deliver(self, forwarder: ID, message: rpc_pb2.Message) -> None:
@@ -121,6 +148,11 @@ def _parse(data: bytes) -> wire.GossipMessage:
     if not isinstance(message, wire.GossipMessage):
         raise wire.WireError("schema", "not a gossip message")
     return message
+
+
+@lru_cache(maxsize=4096)
+def _name(peer: bytes) -> str:
+    return str(ID(peer))
 
 
 def _signed(message: rpc_pb2.Message) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
@@ -20,13 +21,19 @@ from dlx.p2p.streams import StreamBroken, read_some
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
 RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most
+RELAYED = 2  # of the mesh, who gets a message whose origin is our neighbour too: it has sent it to all of its own
 
 log = logging.getLogger(__name__)
 
 
 def message_id(message: rpc_pb2.Message) -> bytes:
-    """sha256 of topic and data: sequence numbers start again with the process and would pass for seen."""
-    return hashlib.sha256(message.topicIDs[0].encode() + b"\0" + message.data).digest()
+    """sha256 of topic and data, so that a record is known whoever sends it, and however often; besides, sequence
+    numbers start again with the process and would pass for seen."""
+    return topic_id(message.topicIDs[0], message.data)
+
+
+def topic_id(topic: str, data: bytes) -> bytes:
+    return hashlib.sha256(topic.encode() + b"\0" + data).digest()
 
 
 class GuardedGossipSub(GossipSub):
@@ -67,20 +74,21 @@ class GuardedGossipSub(GossipSub):
     def _get_peers_to_send(
         self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID, msg_id: bytes | None = None
     ) -> Iterable[ID]:
-        """Own messages go to every neighbour, and a mesh that is still thin is helped out.
+        """Own messages go to every neighbour, a neighbour's to a few of the mesh, for those whom it does not reach,
+        others' to the whole mesh; and a mesh that is still thin is helped out.
 
         The library sends to the mesh only, which is empty until the heartbeat after a connection; what was sent
         before is in no IHAVE to the peers that join the mesh then.
         """
-        chosen = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         assert self.pubsub is not None
-        for topic in topic_ids:
-            subscribed = self.pubsub.peer_topics.get(topic, set())
-            if origin == self.pubsub.my_id:
-                chosen |= subscribed
-            elif len(self.mesh.get(topic, ())) < self.degree_low:
-                chosen |= set(islice(subscribed, self.degree))
-        return chosen - {msg_forwarder, origin}
+        subscribed = set[ID]().union(*(self.pubsub.peer_topics.get(topic, ()) for topic in topic_ids))
+        if origin == self.pubsub.my_id:
+            return subscribed - {origin}
+        chosen = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
+        if len(chosen) < self.degree_low:
+            chosen |= set(islice(subscribed, self.degree))
+        chosen -= {msg_forwarder, origin}
+        return chosen if origin not in subscribed else random.sample(list(chosen), min(RELAYED, len(chosen)))
 
     async def heartbeat(self) -> None:
         while True:
@@ -193,10 +201,10 @@ class GuardedPubsub(Pubsub):
             self._records[peer] = rpc.senderRecord
         rpc.ClearField("senderRecord")  # checked; the router would check again
         for message in rpc.publish:
-            if len(message.topicIDs) == 1 and message.topicIDs[0] in self._topics:
-                await self.push_msg(peer, message)
-            else:
+            if len(message.topicIDs) != 1 or message.topicIDs[0] not in self._topics:
                 self._abuse("topic", peer)
+            elif message.topicIDs[0] in self.topic_ids:  # we may just have left one
+                await self.push_msg(peer, message)
         for subscription in rpc.subscriptions[: len(self._topics)]:
             self.handle_subscription(peer, subscription)
         if rpc.HasField("control"):

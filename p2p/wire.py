@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
-VERSIONS = (3, 3)  # of this protocol, the oldest and the newest that this node speaks
+VERSIONS = (4, 4)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -22,6 +22,7 @@ Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Feature = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z-]+\Z")]
+Record = Annotated[bytes, Meta(min_length=1, max_length=8192)]
 Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
 Hashes128 = Annotated[list[Bytes32], Meta(max_length=128)]
 
@@ -58,12 +59,10 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class ContributionMessage(_Message, frozen=True, tag="contribution"):
-    nonce: Bytes8
     statement: Signed  # and its signature
 
 
 class ProposalMessage(_Message, frozen=True, tag="proposal"):
-    nonce: Bytes8
     run: Bytes32
     stage: Uint16
     round: Uint32
@@ -73,7 +72,6 @@ class ProposalMessage(_Message, frozen=True, tag="proposal"):
 
 
 class AttestationMessage(_Message, frozen=True, tag="attestation"):
-    nonce: Bytes8
     run: Bytes32
     stage: Uint16
     round: Uint32
@@ -82,13 +80,29 @@ class AttestationMessage(_Message, frozen=True, tag="attestation"):
 
 
 class ReportMessage(_Message, frozen=True, tag="report"):
-    nonce: Bytes8
     run: Bytes32
     stage: Uint16
     round: Uint32
+    made: Uint63  # ms of the chain's time: a later one replaces it
     holding: Hashes128
     missing: Hashes64
     signature: Signature
+
+
+class RecordsRequest(_Message, frozen=True, tag="records"):
+    """Gossip messages about a round of a stage beyond those in `have` (the first 8 bytes of their sha256); with `seals`
+    not the contributions alone."""
+
+    stage: Uint16
+    round: Uint32
+    seals: bool
+    have: Annotated[list[Bytes8], Meta(max_length=1400)]
+
+
+class RecordsReply(_Message, frozen=True, tag="records-reply"):
+    """As many as there is room for."""
+
+    records: Annotated[list[Record], Meta(max_length=128)]
 
 
 class PipeHello(_Message, frozen=True, tag="pipe"):
@@ -127,6 +141,8 @@ Message = (
     | ProposalMessage
     | AttestationMessage
     | ReportMessage
+    | RecordsRequest
+    | RecordsReply
     | PipeHello
     | PipeAnswer
     | BlobRequest

@@ -12,6 +12,7 @@ from dlx.node.home.signed import SignedBook
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService
+from dlx.p2p.records import Records
 from dlx.training.recipe.manifest import Manifest
 
 
@@ -32,8 +33,7 @@ class RunContext:
     directory: Path  # of this run's state
     private_data: Path | None  # a prepared folder to train on instead of the run's data
     checkpoint_activations: bool
-    contributions_topic: str
-    seals_topic: str
+    records: Records
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution

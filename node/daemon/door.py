@@ -1,6 +1,7 @@
-"""What comes in from peers goes to the session of the moment, if there is one: gossip, and pipes from a neighbour."""
+"""What comes in from peers goes to the session of the moment, if there is one: gossip, questions about records, and
+pipes from a neighbour."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -10,6 +11,7 @@ from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
+from dlx.p2p.records import Records
 
 
 class Door:
@@ -18,6 +20,7 @@ class Door:
     def __init__(self, host: Host, gossip: Gossip, session: Callable[[], Session | None]) -> None:
         self._gossip, self._session = gossip, session
         self.pipes = PipeService(host, self._refusal)
+        self.records = Records(host, self._beyond)
 
     async def run(self, well: Well) -> None:
         """Raises what the session does with something; that is gone then, and run again it goes on with the next."""
@@ -34,6 +37,10 @@ class Door:
             if session is not None:
                 session.on_gossip(item)
                 well()
+
+    def _beyond(self, request: wire.RecordsRequest) -> Iterable[bytes]:
+        session = self._session()
+        return () if session is None else session.shelf.beyond(request)
 
     def _refusal(self, peer_id: str, hello: wire.PipeHello) -> str | None:
         session = self._session()

@@ -12,7 +12,7 @@ from dlx.ledger.typed import Contribution, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
-from dlx.node.daemon.messages import message_of
+from dlx.node.daemon.messages import contributions_topic, message_of, seals_topic
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
@@ -33,12 +33,14 @@ from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import RoundInputs, Trained
 
 STATE_FILES = 4  # of the size of the weights: those after a round, two moments, the residual
+ALIVE = 4  # in a round timeout: how often what we have reported is said again
 OWN_ROUNDS = 4  # whose payloads a later round may fold back: more than any delay
 log = logs.get(__name__)
 
 
 class SlotHands:
-    """The `Hands` of one slot's round machine: `view` is its newest view of the ledger, `own` its contributions."""
+    """The `Hands` of one slot's round machine: `view` is its newest view of the ledger, `own` its contributions;
+    `shelve` takes what is said, as gossip carries it."""
 
     def __init__(
         self,
@@ -52,11 +54,13 @@ class SlotHands:
         progress: Progress,
         own: dict[int, SignedContribution],
         view: Callable[[], RunView],
+        shelve: Callable[[bytes], None],
     ) -> None:
         self._context, self._rules, self._trainer = context, rules, trainer
         self._replica, self._stage = slot
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
-        self._versions, self._own = versions, own
+        self._versions, self._own, self._shelve = versions, own, shelve
+        self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
         self._retention = Retention(context.store, context.manifest, context.run, self._stage)
 
@@ -181,11 +185,23 @@ class SlotHands:
             await trio.to_thread.run_sync(keep_evidence, self._directory / "evidence", first, second)
 
     async def gossip(self, statement: a.Statement) -> None:
-        context = self._context
-        message = message_of(statement, context.run, self._stage, self._rules.domain, context.account_key)
+        context, made = self._context, int(self._context.now() * 1000)
+        if isinstance(statement, a.GossipReport) and not self._is_news(statement, made):
+            return
+        data = wire.encode(
+            message_of(statement, context.run, self._stage, self._rules.domain, context.account_key, made)
+        )
         contributes = isinstance(statement, a.GossipContribution)
-        topic = context.contributions_topic if contributes else context.seals_topic
-        await context.gossip.publish(topic, wire.encode(message))
+        topic = contributions_topic(context.run) if contributes else seals_topic(context.run, self._stage)
+        self._shelve(data)
+        await context.gossip.publish(topic, data)
+
+    def _is_news(self, report: a.GossipReport, made: int) -> bool:
+        """The same report again only says that we are alive."""
+        again = report == self._report[0] and made < self._report[1] + 1000 * self._rules.round_timeout / ALIVE
+        if not again:
+            self._report = report, made
+        return not again
 
     # ---- transactions ----
 

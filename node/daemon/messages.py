@@ -1,21 +1,62 @@
 """Between the round machine's words and the gossip schemas: signatures are recovered here, and made here."""
 
-import os
+from dataclasses import replace
+from functools import lru_cache
 
 from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover, sign
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
 
+MAX_STAGES = 64  # of any run: the ledger takes no more
 
-def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domain) -> e.Event | None:
-    """What a peer's statement says, with its signer; None where it is about another run.
 
-    Raises TypedError for bytes that are no statement, SignatureError for a signature that is nobody's.
+def contributions_topic(run: bytes) -> str:
+    """All members of the run take it: a contribution counts once its replica's other stages have made theirs."""
+    return f"/dlx/{run.hex()}/contributions"
+
+
+def seals_topic(run: bytes, stage: int) -> str:
+    """The stage's members take it."""
+    return f"/dlx/{run.hex()}/{stage}/seals"
+
+
+def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.Event | None:
+    """What an encoded gossip message says, with its signer; None where it is about another run.
+
+    Raises WireError for bytes that are no gossip message, TypedError for such as are no statement, SignatureError for a
+    signature that is nobody's.
     """
+    event = _read(data, run, domain)
+    return replace(event, peer=origin) if isinstance(event, e.ContributionSeen) else event
+
+
+def message_of(
+    action: a.Statement, run: bytes, stage: int, domain: Domain, key: bytes, made: int
+) -> wire.GossipMessage:
+    """The action as a message; the same one has the same bytes. Reports are signed here with the account's key, and say
+    when they were `made` (ms)."""
+    match action:
+        case a.GossipContribution(signed=signed):
+            return wire.ContributionMessage(signed.encode())
+        case a.GossipProposal(seal=seal):
+            return wire.ProposalMessage(run, stage, seal.round, action.attempt, seal.encode(), action.signature)
+        case a.GossipAttestation(round=round, digest=digest, signature=signature):
+            return wire.AttestationMessage(run, stage, round, digest, signature)
+        case a.GossipReport(round=round, holding=holding, missing=missing):
+            signature = sign(Report(run, round, stage, made, holding, missing).digest(domain), key)
+            return wire.ReportMessage(run, stage, round, made, list(holding), list(missing), signature)
+    raise AssertionError(action)
+
+
+@lru_cache(maxsize=4096)  # a record may come by gossip and by request, and again while it cannot be judged yet
+def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
+    message = wire.decode(data)
     if isinstance(message, wire.ContributionMessage):
         signed = SignedContribution.decode(message.statement)
-        return e.ContributionSeen(signed, signed.signer(domain), origin)
+        return e.ContributionSeen(signed, signed.signer(domain), "")
+    if not isinstance(message, wire.GossipMessage):
+        raise wire.WireError("schema", "not a gossip message")
     if message.run != run:
         return None
     match message:
@@ -30,21 +71,6 @@ def event_of(message: wire.GossipMessage, origin: str, run: bytes, domain: Domai
             return e.AttestationSeen(message.round, message.stage, message.digest, message.signature, signer)
         case wire.ReportMessage():
             holding, missing = tuple(message.holding), tuple(message.missing)
-            digest = Report(message.run, message.round, message.stage, holding, missing).digest(domain)
-            return e.ReportSeen(message.round, message.stage, holding, missing, recover(digest, message.signature))
-
-
-def message_of(action: a.Statement, run: bytes, stage: int, domain: Domain, key: bytes) -> wire.GossipMessage:
-    """The action as a message; a fresh nonce lets it be repeated. Reports are signed here with the account's key."""
-    nonce = os.urandom(8)
-    match action:
-        case a.GossipContribution(signed=signed):
-            return wire.ContributionMessage(nonce, signed.encode())
-        case a.GossipProposal(seal=seal):
-            return wire.ProposalMessage(nonce, run, stage, seal.round, action.attempt, seal.encode(), action.signature)
-        case a.GossipAttestation(round=round, digest=digest, signature=signature):
-            return wire.AttestationMessage(nonce, run, stage, round, digest, signature)
-        case a.GossipReport(round=round, holding=holding, missing=missing):
-            signature = sign(Report(run, round, stage, holding, missing).digest(domain), key)
-            return wire.ReportMessage(nonce, run, stage, round, list(holding), list(missing), signature)
-    raise AssertionError(action)
+            digest = Report(message.run, message.round, message.stage, message.made, holding, missing).digest(domain)
+            signer = recover(digest, message.signature)
+            return e.ReportSeen(message.round, message.stage, holding, missing, signer, message.made)

@@ -20,6 +20,7 @@ from dlx.node.daemon.door import Door
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
@@ -80,9 +81,10 @@ class Node:
         self._host = self._make_host()
         self._metrics.count_bytes(self._host.traffic)
         self._exchange = BlobExchange(self._host, self._store)
-        prefix = f"/dlx/{startup.run.hex()}"
-        self._topics = f"{prefix}/contributions", f"{prefix}/seals"
-        self._gossip = Gossip(self._host, self._topics)
+        run = startup.run
+        self._gossip = Gossip(
+            self._host, (contributions_topic(run),), [seals_topic(run, stage) for stage in range(MAX_STAGES)]
+        )
         self._metrics.count_gossip(self._gossip.traffic)
         self._membership = Membership(client, self._follower, self._host, startup.run, account, startup.node_key.secret)
         self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage)
@@ -183,8 +185,8 @@ class Node:
                 client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
                 pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
                 private_data=private,
-                checkpoint_activations=startup.settings.checkpoint_activations, contributions_topic=self._topics[0],
-                seals_topic=self._topics[1], peer_of=self._peer_of, reject=self._reject, on_sealed=self._tally.add,
+                checkpoint_activations=startup.settings.checkpoint_activations, records=self._door.records,
+                peer_of=self._peer_of, reject=self._reject, on_sealed=self._tally.add,
                 traffic=self._host.traffic, now=self._clock.now,
             )
         )  # fmt: skip

@@ -16,10 +16,11 @@ from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.kept import drop_other_stages
-from dlx.node.daemon.messages import event_of
+from dlx.node.daemon.messages import contributions_topic, event_of, seals_topic
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.shelf import Shelf
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs, shown
 from dlx.node.round import actions as a
@@ -33,9 +34,11 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
+from dlx.p2p.streams import StreamBroken
 from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
+ASK_SECONDS = 2.0  # between two questions after records that gossip may have lost
 REFETCH = Backoff(0.5, 30.0)
 log = logs.get(__name__)
 
@@ -65,6 +68,7 @@ class Session:
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
         self._over, self._now = trio.Event(), 0.0
+        self.shelf = Shelf(self.stage)
         self.lost = False
 
     @property
@@ -88,11 +92,13 @@ class Session:
             )  # fmt: skip
             own = await trio.to_thread.run_sync(context.signed.contributions, context.run, self.stage)
             await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
+            await context.gossip.follow(seals_topic(context.run, self.stage))
             self._begin(opened, own)
             await self._hands.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)
+            self._nursery.start_soon(self._ask_for_records)
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
 
@@ -117,7 +123,7 @@ class Session:
         )  # fmt: skip
         self._hands = SlotHands(
             context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
-            self._directory, self.progress, own, lambda: machine.view,
+            self._directory, self.progress, own, lambda: machine.view, self._shelve,
         )  # fmt: skip
         self.machine = machine
         log.info(
@@ -159,6 +165,7 @@ class Session:
             return
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
+        self.shelf.forget(view)
         self.pipes.check()
         self._metrics.vote.set(self.context.account in view.voters(self.stage))
         for round in range(max(before, view.sealed.oldest(self.stage)), view.next_round(self.stage)):
@@ -175,20 +182,51 @@ class Session:
         return True
 
     def on_gossip(self, item: Gossiped) -> None:
-        """A statement from a peer: signature first, then the machine judges its meaning."""
+        self._hear(item.data, item.origin)
+
+    def _hear(self, data: bytes, peer: str) -> bool:
+        """A statement, however it came: signature first, then the machine judges its meaning. False: it is none."""
         if self.machine is None:
-            return
+            return False
+        reason, event = "wrong_run", None
         try:
-            event = event_of(item.message, item.origin, self.context.run, self.rules.domain)
-        except (TypedError, SignatureError):
-            self.context.reject(
-                "bad_signature" if isinstance(item.message, wire.ReportMessage) else "malformed", item.origin
-            )
-            return
+            event = event_of(data, peer, self.context.run, self.rules.domain)
+        except SignatureError:
+            reason = "bad_signature"
+        except (TypedError, wire.WireError):
+            reason = "malformed"
         if event is None:
-            self.context.reject("wrong_run", item.origin)
-        else:
-            self.emit(event)
+            self.context.reject(reason, peer)
+            return False
+        self.shelf.put(event, data, self.machine.view)
+        self.emit(event)
+        return True
+
+    def _shelve(self, data: bytes) -> None:
+        """What we say ourselves."""
+        if self.machine is not None and not self.shelf.has(data):
+            event = event_of(data, "", self.context.run, self.rules.domain)
+            if event is not None:
+                self.shelf.put(event, data, self.machine.view)
+
+    async def _ask_for_records(self) -> None:
+        """Again and again ask one of those in our stage, or anybody, for what we did not hear."""
+        context, random = self.context, Random()
+        own, all_stages = seals_topic(context.run, self.stage), contributions_topic(context.run)
+        while True:
+            peers = context.gossip.neighbours(own) or context.gossip.neighbours(all_stages)
+            if peers and self.machine is not None:
+                peer = random.choice(peers)
+                try:
+                    for stage, round, seals in self.shelf.wanted(self.machine.view):
+                        have = self.shelf.ids(stage, round, seals)
+                        for record in await context.records.ask(peer, stage, round, seals, have):
+                            if not self._hear(record, peer):
+                                break  # whoever has it on its shelf has checked it
+                            await trio.sleep(0)
+                except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
+                    log.debug("no records", peer=peer, error=str(error))
+            await trio.sleep(ASK_SECONDS * (0.75 + 0.5 * random.random()))
 
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:

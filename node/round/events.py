@@ -71,13 +71,14 @@ class AttestationSeen:
 
 @dataclass(frozen=True, slots=True)
 class ReportSeen:
-    """What a member holds of a round, and what it lacks of a proposal."""
+    """What a member holds of a round, and what it lacks of a proposal; `made`: when it said so, in ms."""
 
     round: int
     stage: int
     holding: tuple[bytes, ...]
     missing: tuple[bytes, ...]
     signer: str
+    made: int
 
 
 @dataclass(frozen=True, slots=True)

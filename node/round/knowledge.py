@@ -126,7 +126,8 @@ class Knowledge:
     def see_report(self, event: e.ReportSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.stage, "report", out):
             return
-        self._hear(event.signer, event.stage, event.round, now)
+        if self._liveness.is_later(event.signer, event.made):
+            self._hear(event.signer, event.stage, event.round, now)
         if event.stage != self._stage or event.round != self.unsealed:
             return
         book = self.book(event.round)

@@ -40,6 +40,7 @@ class Liveness:
         self._account = account
         self._heard: dict[str, float] = {}
         self._since: float | None = None  # when this member began to listen
+        self._reported: dict[str, int] = {}
         self._votes: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._wanted: dict[Hashable, float] = {}  # what is to be done -> since when
         self._broken: dict[int, float] = {}  # replicas that may be dealt -> since when
@@ -54,6 +55,12 @@ class Liveness:
         if len(self._votes) > MAX_VOTES:
             self._votes.popitem(last=False)
         return not known
+
+    def is_later(self, account: str, made: int) -> bool:
+        """Whether the account's report is later than those before: an old one may be somebody's repetition."""
+        known = self._reported.get(account, -1)
+        self._reported[account] = max(known, made)
+        return made > known
 
     def due(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
         """The transactions that this member should have sent by now. `cosigners`: who signed a seal of the open round

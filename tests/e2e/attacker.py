@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
+from dlx.node.daemon.messages import contributions_topic, seals_topic
 from dlx.node.home import identity
 from dlx.node.home.identity import Account
 from dlx.p2p import wire
@@ -72,7 +73,7 @@ class Attacker:
         statuses = watched.statuses()
         self.victims = {name: status.peer_id for name, status in statuses.items()}
         self._members = {status.account for status in statuses.values()}
-        self.contributions, self.seals = (f"/dlx/{self.run.hex()}/{topic}" for topic in ("contributions", "seals"))
+        self.contributions, self.seals = contributions_topic(self.run), seals_topic(self.run, 0)
         self.host = Host(
             PrivateKey().secret,
             ["/ip4/127.0.0.1/tcp/0"],
@@ -123,7 +124,7 @@ class Attacker:
             await write_all(stream, _varint(len(rpc)) + rpc)
 
     async def contribute(self, signed: SignedContribution) -> None:
-        await self.say(self.contributions, wire.encode(wire.ContributionMessage(os.urandom(8), signed.encode())))
+        await self.say(self.contributions, wire.encode(wire.ContributionMessage(signed.encode())))
 
     async def flood(self, victim: str, size: int) -> None:
         """One gossip message of `size` bytes, as far as the victim takes it. Raises StreamBroken when it does not."""

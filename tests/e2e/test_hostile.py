@@ -160,7 +160,7 @@ def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> 
 def test_gossip_that_is_no_statement(watched: Watched, tmp_path: Path) -> None:
     reply = wire.encode(wire.BlobReply(1, 1))
     attacks = {
-        "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(os.urandom(8), b"\xff" * SIGNED_SIZE))],
+        "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(b"\xff" * SIGNED_SIZE))],
         "schema": [reply, b"\x81\xa4type\xa8proposal"],
         "oversize": [bytes(wire.GOSSIP_LIMIT + 1)],
     }
@@ -189,10 +189,10 @@ def test_a_lying_proposer(watched: Watched, tmp_path: Path) -> None:
             lies.add(seal.outcome.weights)
             digest = seal.digest(attacker.domain)
             proposal = msgspec.structs.replace(
-                heard.message, nonce=os.urandom(8), seal=seal.encode(), signature=sign(digest, proposer.secret)
+                heard.message, seal=seal.encode(), signature=sign(digest, proposer.secret)
             )
             vote = wire.AttestationMessage(
-                os.urandom(8), attacker.run, seal.stage, seal.round, digest, sign(digest, PrivateKey().secret)
+                attacker.run, seal.stage, seal.round, digest, sign(digest, PrivateKey().secret)
             )
             await attacker.say(attacker.seals, wire.encode(proposal), wire.encode(vote))
 

@@ -142,7 +142,7 @@ def test_golden_bytes():
         "seal_digest": seal.digest(DOMAIN).hex(),
         "entries": entries({account_of(KEY): (13, signed.signature)}, {4: signed.signature}).hex(),
         "plan_hash": Plan(1, 16, 10).hash().hex(),
-        "report_digest": Report(b"\1" * 32, 2, 3, (b"\4" * 32,), (b"\5" * 32, b"\6" * 32)).digest(DOMAIN).hex(),
+        "report_digest": Report(b"\1" * 32, 2, 3, 4, (b"\4" * 32,), (b"\5" * 32, b"\6" * 32)).digest(DOMAIN).hex(),
         "verdict_digest": example_verdict().digest(DOMAIN).hex(),
         "conviction": conviction_entries([example_verdict().sign(DOMAIN, KEY)]).hex(),
         "registration_digest": registration_digest(31337, LEDGER, account_of(KEY), 7).hex(),
@@ -248,8 +248,8 @@ def test_the_records_of_a_seal_are_summed():
 
 
 def test_report_and_registration_digests():
-    report = Report(b"\1" * 32, 2, 3, (b"\4" * 32, b"\7" * 32), ())
-    members = "bytes32 run,uint32 round,uint16 stage,bytes32[] holding,bytes32[] missing"
+    report = Report(b"\1" * 32, 2, 3, 4, (b"\4" * 32, b"\7" * 32), ())
+    members = "bytes32 run,uint32 round,uint16 stage,uint64 made,bytes32[] holding,bytes32[] missing"
     message = {**dataclasses.asdict(report), "holding": list(report.holding), "missing": list(report.missing)}
     assert report.digest(DOMAIN) == typed_data("Report", members, message)
     message = {"account": account_of(KEY), "nonce": 7}

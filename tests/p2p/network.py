@@ -18,10 +18,12 @@ from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
 from dlx.p2p.pipe import PipeService
+from dlx.p2p.records import Records, record_id
 from tests.patience import PATIENCE
 
 HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0")
 TOPIC = "test"
+CHOICE = "first", "second"
 PIPE = wire.PipeHello(b"R" * 32, 0, 1, b"a" * 20)
 
 
@@ -49,17 +51,28 @@ class Node:
             peer_store=known,
         )
         self.id = self.host.peer_id
-        self.gossip = Gossip(self.host, (TOPIC,))
+        self.gossip = Gossip(self.host, (TOPIC,), CHOICE)
+        self.shelf: list[bytes] = []
+        self.records = Records(self.host, lambda request: self.beyond(request.have))
         self.store = BlobStore(directory / f"blobs{index}")
         self.blobs = BlobExchange(self.host, self.store)
         self.pipes = PipeService(
             self.host, lambda peer, hello: "no such stage" if hello.stage > 9 else None, frame_limit
         )
 
+    def beyond(self, have: Sequence[bytes]) -> list[bytes]:
+        return [record for record in self.shelf if record_id(record) not in have]
+
     def _rejects(self, reason: str, peer: str) -> None:
         self.rejected[reason] += 1
         if reason == "bad_blob":
             self.bad.append(peer)
+
+
+def meet(*nodes: Node) -> None:
+    """The ledger names them all."""
+    for node in nodes:
+        node.host.members = frozenset(other.id for other in nodes)
 
 
 @asynccontextmanager
@@ -77,6 +90,7 @@ async def network(directory: Path, count: int, **options) -> AsyncIterator[list[
     async with first.host.run():
         others = [Node(i + 2, directory, first.host.addresses, **options) for i in range(count - 1)]
         nodes = [first, *others]
+        meet(*nodes)
         async with running(*others):
             await until(lambda: all(len(node.host.agreed()) == count - 1 for node in nodes))
             await until(lambda: all(len(node.gossip.neighbours(TOPIC)) == count - 1 for node in nodes))
@@ -90,7 +104,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
 
 
 def contribution() -> bytes:
-    return wire.encode(wire.ContributionMessage(os.urandom(8), os.urandom(929)))
+    return wire.encode(wire.ContributionMessage(os.urandom(929)))
 
 
 class Peer:

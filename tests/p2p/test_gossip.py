@@ -1,13 +1,15 @@
 import random
+from contextlib import suppress
 
 import pytest
 import trio
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.validators import signature_validator
 
 from dlx.p2p import gossip, wire
 from dlx.p2p.streams import StreamBroken, write_all
-from tests.p2p.network import HELLO, TOPIC, Node, contribution, network, until
+from tests.p2p.network import HELLO, TOPIC, Node, contribution, meet, network, until
 from tests.patience import PATIENCE
 
 
@@ -52,6 +54,103 @@ async def test_a_message_reaches_all_others_once(tmp_path):
         await nodes[1].gossip.publish(TOPIC, contribution())
         assert (await next_of(nodes[0])).origin == nodes[1].id  # its own did not come back, nor any twice
         assert not any(node.rejected for node in nodes)
+
+
+async def test_what_was_published_before_goes_out_no_more(tmp_path):
+    async with network(tmp_path, 3) as nodes:
+        for _ in range(5):
+            await nodes[0].gossip.publish(TOPIC, data := wire.encode(wire.ContributionMessage(bytes(929))))
+        await nodes[0].gossip.publish(TOPIC, last := contribution())
+        for node in nodes[1:]:
+            assert [(await next_of(node)).data for _ in range(2)] == [data, last]
+            assert node.gossip.traffic()["new"][0] == 2
+
+
+async def test_eight_nodes_need_few_copies_and_check_a_record_once(tmp_path, monkeypatch):
+    """Of a record a node gets the origin's copy and what a few pass on; the others are known by name alone."""
+    checked: list[bytes] = []
+    monkeypatch.setattr(
+        gossip, "signature_validator", lambda message: checked.append(message.data) or signature_validator(message)
+    )
+    async with network(tmp_path, 8) as nodes:
+        sent = [contribution() for node in nodes for _ in range(3)]
+        for turn, data in enumerate(sent):
+            await nodes[turn % 8].gossip.publish(TOPIC, data)
+        for index, node in enumerate(nodes):
+            others = [data for turn, data in enumerate(sent) if turn % 8 != index]
+            assert sorted([(await next_of(node)).data for _ in others]) == sorted(others)
+        for node in nodes:
+            for _ in range(3):  # all repetitions are here once each neighbour's last word is
+                await node.gossip.publish(TOPIC, contribution())
+        needed = 7 * 6
+        await until(lambda: all(node.gossip.traffic()["new"][0] == needed for node in nodes))
+        arrived = [sum(messages for messages, _ in node.gossip.traffic().values()) for node in nodes]
+        assert sum(arrived) <= 3 * needed * len(nodes)
+        assert len(checked) == needed * len(nodes)
+        assert not any(node.rejected for node in nodes)
+
+
+async def test_only_those_who_follow_a_topic_get_it(tmp_path):
+    async with network(tmp_path, 4) as nodes:
+        for node, topic in zip(nodes, ("first", "first", "second", "second"), strict=True):
+            await node.gossip.follow(topic)
+        await until(
+            lambda: all(len(node.gossip.neighbours(topic)) >= 1 for node in nodes for topic in ("first", "second"))
+        )
+        await nodes[0].gossip.publish("first", data := contribution())
+        assert (await next_of(nodes[1])).data == data
+        await nodes[3].gossip.follow("first")
+        await until(lambda: nodes[3].id in nodes[0].gossip.neighbours("first"))
+        await until(lambda: nodes[3].id not in nodes[2].gossip.neighbours("second"))
+        await nodes[0].gossip.publish("first", data := contribution())
+        assert (await next_of(nodes[1])).data == data
+        while (await next_of(nodes[3])).data != data:
+            pass  # gossip repeats its last seconds for a newcomer
+        await nodes[0].gossip.publish(TOPIC, data := contribution())
+        assert (await next_of(nodes[2])).data == data, "and nothing before it"
+        assert not any(node.rejected for node in nodes)
+
+
+async def test_whom_the_ledger_does_not_name_is_heard_by_nobody(tmp_path):
+    """Nor does its flood cost members their limits: what they say, or pass on, comes through."""
+    async with network(tmp_path, 4) as (stranger, node, other, third):
+        members = frozenset((node.id, other.id, third.id))
+        node.host.members = other.host.members = third.host.members = members
+        stream = await raw_gossip(stranger, node)
+        await write_all(stream, frame(message(stranger, contribution())))
+        await until(lambda: node.rejected["unregistered"] == 1)
+        with pytest.raises(StreamBroken):
+            for _ in range(2000):
+                await write_all(stream, frame(message(stranger, contribution())))
+        await until(lambda: node.rejected["abuse"])
+        assert not node.rejected["rate"], "its own budget is a small one"
+        for sender in (other, third):
+            await sender.gossip.publish(TOPIC, data := contribution())
+            assert (await next_of(node)).data == data
+        assert [(await next_of(receiver)).origin for receiver in (other, third)] == [third.id, other.id]
+        assert {other.id, third.id} <= set(node.host.agreed())
+        assert not other.rejected and not third.rejected, "nobody passed it on"
+
+
+async def test_invented_keys_are_dropped_before_their_signatures_are_looked_at(tmp_path, monkeypatch):
+    """Many keys, one neighbour, which is a member: what it passes on for them takes nothing from the others."""
+    checked: list[bytes] = []
+    monkeypatch.setattr(
+        gossip, "signature_validator", lambda message: checked.append(message.data) or signature_validator(message)
+    )
+    async with network(tmp_path, 3) as (hostile, node, other):
+        stream = await raw_gossip(hostile, node)
+        invented = [Node(100 + index, tmp_path) for index in range(10)]
+        flood = [message(key, contribution()) for key in invented for _ in range(30)]
+        await other.gossip.publish(TOPIC, before := contribution())
+        with suppress(StreamBroken):
+            for one in flood:
+                await write_all(stream, frame(one))
+        await other.gossip.publish(TOPIC, after := contribution())
+        assert [(await next_of(node)).data for _ in range(2)] == [before, after]
+        await until(lambda: node.rejected["abuse"])
+        assert {one.data for one in flood}.isdisjoint(checked)
+        assert not other.rejected and other.id in node.host.agreed()
 
 
 async def test_what_others_would_refuse_is_not_published(tmp_path):
@@ -172,6 +271,7 @@ async def test_a_restarted_node_is_heard(tmp_path):
     node = Node(1, tmp_path)
     async with node.host.run():
         for other in (Node(2, tmp_path, node.host.addresses), Node(2, tmp_path, node.host.addresses)):
+            meet(node, other)
             async with other.host.run():
                 await until(lambda gossip=other.gossip: node.id in gossip.neighbours(TOPIC))
                 for _ in range(3):

@@ -84,7 +84,7 @@ def _statements() -> dict[str, Any]:
     records = tuple(one.record(multiplier) for one, multiplier in zip(made, (32768, 20000), strict=True))
     hashes = [_digest_of(name) for name in ("weights", "momentum", "weights root", "momentum root")]
     seal = Seal(run, 1, 7, _digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
-    report = Report(run, 7, 1, (made[0].hash(),), (made[1].hash(),))
+    report = Report(run, 7, 1, 1_800_000_000_123, (made[0].hash(),), (made[1].hash(),))
     verdicts = [
         Verdict(run, 1, 7, makers[0], made[0].hash(), finding, _digest_of(f"report {finding}")).sign(domain, key)
         for finding, key in ((FALSE, KEYS[0]), (WITHHELD, KEYS[2]))
@@ -118,6 +118,7 @@ def _statements() -> dict[str, Any]:
             "entries": entries(signed, {1: sign(made[1].digest(domain), KEYS[2])}).hex(),
         },
         "report": {
+            "made": report.made,
             "holding": [name.hex() for name in report.holding],
             "missing": [name.hex() for name in report.missing],
             "digest": report.digest(domain).hex(),

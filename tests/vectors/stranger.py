@@ -19,7 +19,7 @@ SEAL = (
     b"Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,"
     b"bytes32 momentumRoot,bytes11 plans,bytes records)"
 )
-REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,bytes32[] holding,bytes32[] missing)"
+REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,uint64 made,bytes32[] holding,bytes32[] missing)"
 VERDICT = (
     b"Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
 )
@@ -94,9 +94,11 @@ def seal_digest(domain: bytes, packed: bytes) -> bytes:
     return digest(domain, keccak(keccak(SEAL) + words))
 
 
-def report_digest(domain: bytes, run: bytes, round: int, stage: int, holding: list[str], missing: list[str]) -> bytes:
+def report_digest(
+    domain: bytes, run: bytes, round: int, stage: int, made: int, holding: list[str], missing: list[str]
+) -> bytes:
     lists = b"".join(keccak(b"".join(bytes.fromhex(one) for one in names)) for names in (holding, missing))
-    return digest(domain, keccak(keccak(REPORT) + run + word(round) + word(stage) + lists))
+    return digest(domain, keccak(keccak(REPORT) + run + word(round) + word(stage) + word(made) + lists))
 
 
 def registration_digest(domain: bytes, account: str, nonce: int) -> bytes:

@@ -47,7 +47,7 @@ def test_a_stranger_signs_the_same_statements() -> None:
     assert entries[0] == 0 and entries[1:66].hex() == sealed["signature"], "a vote, which proves its record too"
     assert entries[66] == 128 + 1 and entries[67:].hex() == known["contributions"][1]["signature"]
     report = known["report"]
-    told = s.report_digest(domain, bytes.fromhex(run["id"]), 7, 1, report["holding"], report["missing"])
+    told = s.report_digest(domain, bytes.fromhex(run["id"]), 7, 1, report["made"], report["holding"], report["missing"])
     assert told.hex() == report["digest"]
     accused, conviction = known["contributions"][0], bytes.fromhex(known["conviction"])
     for number, one in enumerate(known["verdicts"]):

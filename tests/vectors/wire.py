@@ -22,16 +22,20 @@ def _bytes(length: int, start: int) -> bytes:
     return bytes((start + i) % 256 for i in range(length))
 
 
-RUN, NONCE, SIGNATURE = _bytes(32, 0), _bytes(8, 100), _bytes(65, 150)
+RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((3, 3), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((4, 4), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
-    wire.ContributionMessage(NONCE, _bytes(929, 3)),
-    wire.ProposalMessage(NONCE, RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
-    wire.ProposalMessage(NONCE, RUN, 65535, 2**32 - 1, 255, _bytes(209 + 64 * 76, 1), SIGNATURE),
-    wire.AttestationMessage(NONCE, RUN, 256, 65536, _bytes(32, 50), SIGNATURE),
-    wire.ReportMessage(NONCE, RUN, 1, 2, [], [], SIGNATURE),
-    wire.ReportMessage(NONCE, RUN, 1, 2, [_bytes(32, i) for i in range(128)], [_bytes(32, 9)], SIGNATURE),
+    wire.ContributionMessage(_bytes(929, 3)),
+    wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
+    wire.ProposalMessage(RUN, 65535, 2**32 - 1, 255, _bytes(209 + 64 * 76, 1), SIGNATURE),
+    wire.AttestationMessage(RUN, 256, 65536, _bytes(32, 50), SIGNATURE),
+    wire.ReportMessage(RUN, 1, 2, 1_800_000_000_123, [], [], SIGNATURE),
+    wire.ReportMessage(RUN, 1, 2, 1_800_000_000_123, [_bytes(32, i) for i in range(128)], [_bytes(32, 9)], SIGNATURE),
+    wire.RecordsRequest(0, 7, False, []),
+    wire.RecordsRequest(3, 70000, True, [_bytes(8, 100), _bytes(8, 200)]),
+    wire.RecordsReply([]),
+    wire.RecordsReply([_bytes(967, 5), _bytes(300, 6)]),
     wire.PipeHello(RUN, 2, 3, _bytes(20, 8)),
     wire.PipeAnswer(""),
     wire.PipeAnswer("no such stage: this refusal is longer than 31"),

@@ -15,6 +15,7 @@ class Session:
     def __init__(self, takes: bool) -> None:
         self.heard, self.taken, self.takes = list[str](), list[Any](), takes
         self.pipes = SimpleNamespace(refusal=lambda peer, hello: f"asked for {peer}")
+        self.shelf = SimpleNamespace(beyond=lambda request: [f"records of {request}"])
 
     def on_gossip(self, item: str) -> None:
         self.heard.append(item)
@@ -39,6 +40,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
         send_pipe, incoming = trio.open_memory_channel[Pipe](9)
         made: Any = lambda host, refuse: SimpleNamespace(incoming=incoming, refuse=refuse)  # noqa: E731
         monkeypatch.setattr(module, "PipeService", made)
+        monkeypatch.setattr(module, "Records", lambda host, beyond: SimpleNamespace(beyond=beyond))
         nobody: Any = None
         gossip: Any = SimpleNamespace(messages=messages)
         door: Any = Door(nobody, gossip, lambda: sessions[-1] if sessions else None)  # type: ignore[arg-type,return-value]
@@ -46,6 +48,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.run, lambda: None)
             assert door.pipes.refuse("a peer", None) == "no slot yet"
+            assert not list(door.records.beyond("a round"))
             rounds = ([], early, "early"), ([Session(False)], refused, "first"), ([Session(True)], taken, "second")
             for arriving, pipe, item in rounds:
                 sessions.extend(arriving)
@@ -53,6 +56,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
                 send_pipe.send_nowait(pipe)
                 await trio.testing.wait_all_tasks_blocked()
             assert door.pipes.refuse("a peer", None) == "asked for a peer"
+            assert door.records.beyond("a round") == ["records of a round"]
             nursery.cancel_scope.cancel()
         assert (early.closed, refused.closed, taken.closed) == (True, True, False)
 

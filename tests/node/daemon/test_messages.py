@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlx.ledger.typed import SignatureError, TypedError
+from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.node.daemon.messages import event_of, message_of
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
@@ -14,38 +14,53 @@ from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_ru
 SIM = Simulation(make_rules(), replicas=1, seed=0)
 MEMBER = next(iter(SIM.members.values()))
 SIGNED = SIM.contribution(MEMBER, 0)
+MADE = 1_800_000_000_123  # ms
 
 
-def through_the_wire(action) -> e.Event | None:  # type: ignore[no-untyped-def]
-    message = wire.decode(wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key)))
-    return event_of(message, "peer", RUN, DOMAIN)  # type: ignore[arg-type]
+def encoded(action: a.Statement) -> bytes:
+    return wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key, MADE))
+
+
+def read(data: bytes) -> e.Event | None:
+    return event_of(data, "peer", RUN, DOMAIN)
 
 
 def test_a_contribution_arrives_with_its_signer() -> None:
-    assert through_the_wire(a.GossipContribution(SIGNED)) == e.ContributionSeen(SIGNED, MEMBER.account, "peer")
+    assert read(encoded(a.GossipContribution(SIGNED))) == e.ContributionSeen(SIGNED, MEMBER.account, "peer")
 
 
 @given(st.lists(st.binary(min_size=32, max_size=32), max_size=5), st.integers(0, 2**32 - 1))
 def test_a_report_arrives_with_its_signer(names: list[bytes], round: int) -> None:
-    seen = through_the_wire(a.GossipReport(round, tuple(names), ()))
-    assert seen == e.ReportSeen(round, 0, tuple(names), (), MEMBER.account)
+    seen = read(encoded(a.GossipReport(round, tuple(names), ())))
+    assert seen == e.ReportSeen(round, 0, tuple(names), (), MEMBER.account, MADE)
 
 
-def test_repetitions_differ_so_that_gossip_does_not_drop_them() -> None:
+def test_the_same_statement_is_the_same_message_so_that_gossip_knows_a_repetition() -> None:
     action = a.GossipAttestation(3, digest("seal"), bytes(65))
-    first, second = (wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key)) for _ in range(2))
-    assert first != second
+    assert encoded(action) == encoded(action)
+
+
+def test_a_signature_is_checked_once_however_often_the_statement_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[bytes] = []
+    signer = SignedContribution.signer
+    monkeypatch.setattr(
+        SignedContribution, "signer", lambda self, domain: checks.append(self.signature) or signer(self, domain)
+    )
+    data = encoded(a.GossipContribution(SIM.contribution(MEMBER, 1)))
+    assert [event_of(data, peer, RUN, DOMAIN) for peer in ("one", "another", "third")][1].peer == "another"  # type: ignore[union-attr]
+    assert len(checks) == 1
 
 
 def test_a_statement_about_another_run_is_none_of_ours() -> None:
-    message = wire.AttestationMessage(bytes(8), bytes(32), 0, 0, digest("seal"), bytes(65))
-    assert event_of(message, "peer", RUN, DOMAIN) is None
+    assert read(wire.encode(wire.AttestationMessage(bytes(32), 0, 0, digest("seal"), bytes(65)))) is None
 
 
 def test_a_signature_that_is_nobodys_and_bytes_that_are_no_statement_are_refused() -> None:
     with pytest.raises(SignatureError):
-        event_of(wire.AttestationMessage(bytes(8), RUN, 0, 0, digest("seal"), bytes(65)), "peer", RUN, DOMAIN)
+        read(wire.encode(wire.AttestationMessage(RUN, 0, 0, digest("seal"), bytes(65))))
     with pytest.raises(TypedError):
-        event_of(wire.ContributionMessage(bytes(8), b"\xff" * 929), "peer", RUN, DOMAIN)
+        read(wire.encode(wire.ContributionMessage(b"\xff" * 929)))
     with pytest.raises(TypedError):
-        event_of(wire.ProposalMessage(bytes(8), RUN, 0, 0, 0, b"\xff" * 209, bytes(65)), "peer", RUN, DOMAIN)
+        read(wire.encode(wire.ProposalMessage(RUN, 0, 0, 0, b"\xff" * 209, bytes(65))))
+    with pytest.raises(wire.WireError):
+        read(wire.encode(wire.RecordsReply([])))

@@ -101,12 +101,13 @@ class Scene:
         manifest = SimpleNamespace(
             stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0
         )
+        gossip = SimpleNamespace(publish=self._publish, follow=self._follow_topic, neighbours=lambda topic: ())
         self.context: Any = SimpleNamespace(
             run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
             account_key=key, signed=self.book,
-            client=self, store=self.store, exchange=self, gossip=SimpleNamespace(publish=self._publish),
+            client=self, store=self.store, exchange=self, gossip=gossip,
             pipe_service=None, metrics=self.metrics, directory=folder,
-            private_data=None, checkpoint_activations=False, contributions_topic="c", seals_topic="s",
+            private_data=None, checkpoint_activations=False, records=None,
             peer_of=lambda account: None, reject=lambda reason, source: None,
             on_sealed=lambda sealed, counted: self.counted.append(counted),
             traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "signalling"), (0, 0)),
@@ -115,6 +116,9 @@ class Scene:
         self.domain = DOMAIN
 
     async def _publish(self, topic: str, data: bytes) -> None:
+        pass
+
+    async def _follow_topic(self, topic: str) -> None:
         pass
 
     async def fetch(self, name: bytes, limit: int, peers: Any, seconds: float, *kind: Any) -> Path:

@@ -284,7 +284,8 @@ class Simulation:
                 self.gossip(member, event2)
             case a.GossipReport():
                 stage = member.machine.stage
-                self.gossip(member, e.ReportSeen(action.round, stage, action.holding, action.missing, member.account))
+                made, listed = int(self.now * 1000), (action.holding, action.missing)
+                self.gossip(member, e.ReportSeen(action.round, stage, *listed, member.account, made))
             case a.AdoptVersion(version=version):
                 self.done(member, action, e.VersionAdopted(version))
             case a.Reject(reason=reason):

@@ -1,0 +1,128 @@
+"""The gossip messages about open rounds, as they came: for those who lack them, so that nobody has to repeat himself.
+
+What a member may have on it is bounded; of several reports the latest is kept.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dlx.ledger.view import RunView
+from dlx.node.round import events as e
+from dlx.node.round.rules import may_count
+from dlx.p2p import wire
+from dlx.p2p.records import record_id
+
+AHEAD = 2  # rounds after our stage's unsealed one
+MOST = {e.ContributionSeen: 2, e.ProposalSeen: 8, e.AttestationSeen: 8, e.ReportSeen: 1}  # of one account, for a round
+
+Said = e.ContributionSeen | e.ProposalSeen | e.AttestationSeen | e.ReportSeen
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    event: Said
+    data: bytes
+
+
+class Shelf:
+    """Of one member, which holds a slot of `stage`."""
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self._records: dict[tuple[int, int], dict[bytes, _Record]] = {}  # (stage, round) -> id -> record
+
+    def put(self, event: e.Event, data: bytes, view: RunView) -> None:
+        """Keeps a member's message about a round that is open, or will be soon; `data`: as gossip carries it."""
+        if not isinstance(event, Said) or not self._is_wanted(event, view):
+            return
+        known = self._records.setdefault(_place(event), {})
+        same = [name for name, one in known.items() if _maker(one.event) == _maker(event)]
+        if len(same) >= MOST[type(event)]:
+            oldest = known[same[0]].event
+            if isinstance(event, e.ContributionSeen):
+                return
+            if isinstance(event, e.ReportSeen) and isinstance(oldest, e.ReportSeen) and event.made <= oldest.made:
+                return
+            del known[same[0]]
+        known[record_id(data)] = _Record(event, data)
+
+    def has(self, data: bytes) -> bool:
+        return any(record_id(data) in known for known in self._records.values())
+
+    def forget(self, view: RunView) -> None:
+        """What the run is through with."""
+        first = _first(view, self._stage)
+        self._records = {place: known for place, known in self._records.items() if place[1] >= first}
+
+    def ids(self, stage: int, round: int, seals: bool) -> list[bytes]:
+        """What names those about a round of a stage: contributions, and with `seals` everything."""
+        return [name for name, _ in self._about(stage, round, seals)]
+
+    def beyond(self, request: wire.RecordsRequest) -> Iterator[bytes]:
+        """What somebody asks for, contributions first."""
+        have = frozenset(request.have)
+        about = sorted(
+            self._about(request.stage, request.round, request.seals),
+            key=lambda one: not isinstance(one[1].event, e.ContributionSeen),
+        )
+        return (record.data for name, record in about if name not in have)
+
+    def wanted(self, view: RunView) -> list[tuple[int, int, bool]]:
+        """(stage, round, with its seals) that this member should ask others about: all of its own stage's unsealed
+        round, and of other stages' the contributions that complete replicas have made, or will."""
+        round = view.next_round(self._stage)
+        replicas = set(view.complete_replicas())
+        found = [(self._stage, round, True)]
+        for stage in range(view.config.stages):
+            sealed = view.sealed.get((stage, round))
+            counted = {record.replica for record in sealed.records} if sealed is not None else set[int]()
+            if stage != self._stage and not replicas <= counted | self._contributed(stage, round):
+                found.append((stage, round, False))
+        return found
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _about(self, stage: int, round: int, seals: bool) -> Iterable[tuple[bytes, _Record]]:
+        for name, record in self._records.get((stage, round), {}).items():
+            if seals or isinstance(record.event, e.ContributionSeen):
+                yield name, record
+
+    def _contributed(self, stage: int, round: int) -> set[int]:
+        events = (record.event for _, record in self._about(stage, round, False))
+        return {event.signed.contribution.replica for event in events if isinstance(event, e.ContributionSeen)}
+
+    def _is_wanted(self, event: Said, view: RunView) -> bool:
+        stage, round = _place(event)
+        if not _first(view, self._stage) <= round <= view.next_round(self._stage) + AHEAD:
+            return False
+        if isinstance(event, e.ContributionSeen):
+            statement = event.signed.contribution
+            return statement.run == view.run and event.signer == statement.account and _may_count(view, event)
+        slot = view.slot_of(event.signer)
+        is_member = (slot is not None and slot[1] == stage) or view.may_vote(event.signer, stage)
+        return stage == self._stage and is_member
+
+
+def _may_count(view: RunView, event: e.ContributionSeen) -> bool:
+    statement = event.signed.contribution
+    return statement.stage < view.config.stages and may_count(view, statement)
+
+
+def _first(view: RunView, stage: int) -> int:
+    """The lowest round that some stage has not sealed."""
+    unsealed = view.next_round(stage)
+    return unsealed if view.open_round is None else min(view.open_round, unsealed)
+
+
+def _place(event: Said) -> tuple[int, int]:
+    """The stage and round that it is about."""
+    match event:
+        case e.ContributionSeen(signed=signed):
+            return signed.contribution.stage, signed.contribution.round
+        case e.ProposalSeen(seal=seal):
+            return seal.stage, seal.round
+    return event.stage, event.round
+
+
+def _maker(event: Said) -> tuple[type, str]:
+    return type(event), event.signer

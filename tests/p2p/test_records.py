@@ -1,0 +1,81 @@
+"""What gossip lost, or said before somebody came, is asked for: the missing records and no others."""
+
+import pytest
+import trio
+
+from dlx.p2p import records, wire
+from dlx.p2p.records import RECORDS, record_id
+from dlx.p2p.streams import StreamBroken, read_short, write_short
+from tests.p2p.network import contribution, network, until
+
+
+async def test_whoever_asks_gets_what_it_lacks_and_nothing_else(tmp_path):
+    async with network(tmp_path, 2) as (holder, asker):
+        holder.shelf = [contribution() for _ in range(40)]  # of which no reply holds more than 16
+        have = [record_id(record) for record in holder.shelf[:3]]
+        assert await asker.records.ask(holder.id, 0, 7, True, have) == holder.shelf[3:]
+        assert await asker.records.ask(holder.id, 0, 7, True, map(record_id, holder.shelf)) == []
+        assert not holder.rejected and not asker.rejected
+
+
+async def test_all_get_everything_by_asking_at_random_when_nothing_is_gossiped(tmp_path):
+    """One has all records, a newcomer none: each asks one other at a time, as a node does."""
+    async with network(tmp_path, 5) as nodes:
+        nodes[0].shelf = [contribution() for _ in range(10)]
+        for turn in range(20):
+            for index, node in enumerate(nodes):
+                peer = nodes[(index + 1 + turn % 4) % 5]
+                node.shelf += await node.records.ask(peer.id, 0, 7, True, map(record_id, node.shelf))
+            if all(len(node.shelf) == 10 for node in nodes):
+                break
+        assert turn < 4 and all(sorted(node.shelf) == sorted(nodes[0].shelf) for node in nodes)
+
+
+async def test_whom_the_ledger_does_not_name_gets_nothing(tmp_path):
+    async with network(tmp_path, 2) as (holder, stranger):
+        holder.shelf = [contribution()]
+        holder.host.members = frozenset((holder.id,))
+        with pytest.raises(StreamBroken):
+            await stranger.records.ask(holder.id, 0, 7, True, ())
+        assert holder.rejected["unregistered"] == 1
+
+
+async def test_whoever_asks_without_end_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "RATE", 0.5)
+    async with network(tmp_path, 2) as (holder, asker):
+        with pytest.raises(StreamBroken):
+            for _ in range(10):
+                await asker.records.ask(holder.id, 0, 7, True, ())
+        assert holder.rejected["records_busy"]
+
+
+async def test_a_reply_that_is_none_is_an_error_of_the_peer(tmp_path):
+    async with network(tmp_path, 2) as (hostile, asker):
+
+        async def nonsense(stream, peer):
+            await read_short(stream, wire.GOSSIP_LIMIT)
+            await write_short(stream, b"\xc1")
+            await trio.sleep_forever()
+
+        hostile.host.serve(RECORDS, nonsense)
+        with pytest.raises(wire.WireError):
+            await asker.records.ask(hostile.id, 0, 7, True, ())
+
+
+async def test_a_request_that_is_none_is_counted(tmp_path):
+    async with network(tmp_path, 2) as (holder, hostile):
+        stream = await hostile.host.open_stream(holder.id, RECORDS, 5)
+        await write_short(stream, b"\xc1")
+        await until(lambda: holder.rejected["records_malformed"])
+
+
+async def test_a_peer_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "DEADLINE", 0.3)
+    async with network(tmp_path, 2) as (hostile, asker):
+
+        async def silence(stream, peer):
+            await trio.sleep_forever()
+
+        hostile.host.serve(RECORDS, silence)
+        with pytest.raises(trio.TooSlowError):
+            await asker.records.ask(hostile.id, 0, 7, True, ())
