@@ -24,6 +24,7 @@ STREAMS_PER_PEER = 8
 IDLE = 30.0  # s that a client may leave a stream unused
 CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
 LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
+STRANGERS_AT_ONCE, SLOW = 4, 5.0  # ranges on their way to strangers; those of more than so many seconds do not count
 STRANGER_BYTES = 512 * 1024 * 1024  # a minute, for the strangers of one network together
 REQUEST_COST = 16 * 1024  # bytes that every request counts besides those that it asks for
 RECHECK = 60.0  # s that a look at a blob counts: as long as a ban for a damaged one
@@ -50,6 +51,7 @@ class BlobServer:
         )
         self._budget = Buckets(STRANGER_BYTES / 60, STRANGER_BYTES)
         self._leftover, self._line = Leftover(time.monotonic), trio.Lock()
+        self._answers: list[float] = []  # to strangers, under way: since when
         self._looks: dict[bytes, _Look] = {}
         host.serve(BLOB, self._serve)
 
@@ -67,9 +69,7 @@ class BlobServer:
                         return
                     if self._host.is_registered(peer):
                         await self._answer_member(stream, request)
-                    elif await self._await_turn(owner(peer, address), request.length):
-                        await self._answer(stream, request)
-                    else:
+                    elif not await self._answer_stranger(stream, request, owner(peer, address)):
                         self._host.reject("blob_wait", peer)
                         return
         except wire.WireError as error:
@@ -85,6 +85,18 @@ class BlobServer:
         finally:
             self._leftover.end(size)
 
+    async def _answer_stranger(self, stream: INetStream, request: wire.BlobRequest, name: str) -> bool:
+        """False where its turn did not come in time."""
+        if not await self._await_turn(name, request.length):
+            return False
+        started = trio.current_time()
+        self._answers.append(started)
+        try:
+            await self._answer(stream, request)
+        finally:
+            self._answers.remove(started)
+        return True
+
     async def _await_turn(self, name: str, length: int) -> bool:
         """Whether a stranger's turn came in time: it has a budget, and members come first."""
         cost = length + REQUEST_COST
@@ -92,9 +104,13 @@ class BlobServer:
             await trio.sleep(self._budget.owe(name, cost))
             if length:
                 async with self._line:
-                    while not self._leftover.take(cost):
-                        await trio.sleep(0.02)
+                    while self._is_busy_with_strangers() or not self._leftover.take(cost):
+                        await trio.sleep(0.01)
         return not scope.cancelled_caught
+
+    def _is_busy_with_strangers(self) -> bool:
+        """A member that comes now waits for what is on its way to them. Who reads slowly holds up nobody for long."""
+        return sum(started > trio.current_time() - SLOW for started in self._answers) >= STRANGERS_AT_ONCE
 
     async def _answer(self, stream: INetStream, request: wire.BlobRequest) -> int:
         """The bytes that were sent."""
