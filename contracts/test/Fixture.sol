@@ -14,6 +14,19 @@ bytes32 constant CONTRIBUTION_TYPEHASH = keccak256(
     "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,uint32 innerSteps,uint8 exchange)"
 );
 
+bytes32 constant VERDICT_TYPEHASH = keccak256(
+    "Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
+);
+
+/// @dev Whose contribution a verdict is about, and to what.
+struct Charge {
+    bytes32 run;
+    uint16 stage;
+    uint32 round;
+    address account;
+    bytes32 statement;
+}
+
 /// @dev What an account's node says about its round.
 struct Work {
     address account;
@@ -151,6 +164,10 @@ abstract contract Fixture {
         return digestIn("dlx-node TrainingLedger", "2", address(ledger), keccak256(words));
     }
 
+    function digestOf(Charge memory c, uint8 finding, bytes32 report) internal view returns (bytes32) {
+        return digestIn("dlx-node TrainingLedger", "2", address(ledger), keccak256(abi.encode(VERDICT_TYPEHASH, c, finding, report)));
+    }
+
     function sign(address account, bytes32 digest) internal view returns (bytes memory) {
         (uint8 v, bytes32 r, bytes32 s) = vm.sign(keyOf[account], digest);
         return abi.encodePacked(r, s, v);
@@ -235,6 +252,29 @@ abstract contract Fixture {
         Seal memory s = signedBy(sealOf(run, stage, works), works, signers);
         pass(MIN_ROUND_TIME);
         ledger.seal(s);
+    }
+
+    // ------------------------------------------------------------------------------------------------- verdicts
+
+    /// @dev That the account's work of the round was not what it says.
+    function charge(bytes32 run, uint16 stage, uint32 round, address account) internal pure returns (Charge memory) {
+        return Charge(run, stage, round, account, keccak256(abi.encode("statement", account, round)));
+    }
+
+    /// @dev The signers' verdicts on it, with a report each.
+    function found(Charge memory c, uint8 finding, address[] memory signers) internal view returns (bytes memory entries) {
+        for (uint256 i = 0; i < signers.length; ++i) {
+            bytes32 report = keccak256(abi.encode("report", signers[i]));
+            entries = bytes.concat(entries, bytes1(finding), report, sign(signers[i], digestOf(c, finding, report)));
+        }
+    }
+
+    function convictCall(Charge memory c, bytes memory entries) internal pure returns (bytes memory) {
+        return abi.encodeCall(TrainingLedger.convict, (c.run, c.stage, c.round, c.account, c.statement, entries));
+    }
+
+    function convict(Charge memory c, address[] memory signers) internal {
+        ledger.convict(c.run, c.stage, c.round, c.account, c.statement, found(c, 2, signers));
     }
 
     function pass(uint256 time) internal {

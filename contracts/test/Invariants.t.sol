@@ -4,7 +4,7 @@ pragma solidity 0.8.37;
 import {Member, RunConfig, Runs} from "../src/Runs.sol";
 import {Seal} from "../src/Seals.sol";
 import {TrainingLedger} from "../src/TrainingLedger.sol";
-import {Fixture, Work} from "./Fixture.sol";
+import {Charge, Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
 /// @dev Everybody does anything to a run of two stages, in any order; what was counted is remembered beside the ledger.
@@ -17,6 +17,8 @@ contract Handler is Fixture {
     mapping(uint256 stage => mapping(uint256 seal => mapping(address => bool))) internal counted; // by non-empty seals
     mapping(uint256 stage => uint256) internal nonEmpty;
     mapping(address => uint256) internal satSince; // the non-empty seals of the stage when it last took a seat there
+    mapping(address => mapping(uint256 stage => bool)) internal sat; // ever
+    uint256 internal convicts; // so many were convicted: they would be all
     string public broken; // the first invariant that a call found broken
 
     constructor() {
@@ -24,7 +26,10 @@ contract Handler is Fixture {
         RunConfig memory config = configOf(STAGES, 1, REPLICAS);
         config.rounds = 10_000;
         run = create(config);
-        for (uint256 i = 0; i < STAGES * REPLICAS; ++i) join(run, who[i], uint16(i % STAGES));
+        for (uint256 i = 0; i < STAGES * REPLICAS; ++i) {
+            join(run, who[i], uint16(i % STAGES));
+            sat[who[i]][i % STAGES] = true;
+        }
     }
 
     // ---------------------------------------------------------------------------------------- what anybody does
@@ -33,7 +38,7 @@ contract Handler is Fixture {
         address account = who[a % ACCOUNTS];
         vm.prank(account);
         try ledger.joinRun(run, stage % STAGES) {
-            satSince[account] = nonEmpty[stage % STAGES];
+            seatTaken(account, stage % STAGES);
         } catch {}
     }
 
@@ -59,6 +64,31 @@ contract Handler is Fixture {
 
     function deal(uint16 replica) external {
         send(address(0xbad), abi.encodeCall(ledger.deal, (run, replica % REPLICAS)));
+    }
+
+    /// @dev Anybody says of anybody what it likes, some of it twice: a majority of the votes earned by work convicts, the
+    /// accused counted in, and nobody else does.
+    function judge(uint256 a, uint16 stage, uint256 signers, uint256 honest) external {
+        stage %= STAGES;
+        signers = uint256(keccak256(abi.encode(signers)));
+        signers |= signers >> 16; // three of four
+        Charge memory c = charge(run, stage, ledger.nextRound(run, stage), who[a % ACCOUNTS]);
+        uint256 votes = 1; // the accused's
+        uint256 against = 0;
+        bytes memory entries = "";
+        for (uint256 i = 0; i < ACCOUNTS; ++i) {
+            bool says = (signers >> i) & 1 == 1;
+            if ((honest >> i) & 1 == 1) entries = bytes.concat(entries, found(c, 1, some(who[i])));
+            if (says) entries = bytes.concat(entries, found(c, 2, some(who[i])), found(c, 3, some(who[i])));
+            if (who[i] == c.account || !hasEarned(stage, who[i])) continue;
+            ++votes;
+            if (says) ++against;
+        }
+        bool may = sat[c.account][stage] && !ledger.standingOf(run, c.account).convicted;
+        bool enough = may && 2 * against > votes && 3 * against >= 2 * votes;
+        if (enough && ++convicts > 3) return;
+        (bool done,) = address(ledger).call(convictCall(c, entries));
+        if (done != enough) fail(done ? "convicted by too few" : "not convicted by enough");
     }
 
     function wait(uint256 time) external {
@@ -89,10 +119,16 @@ contract Handler is Fixture {
         Member memory m = ledger.memberOf(run, account);
         if (m.holds && m.stage == stage && votersOf(stage) == 1 << m.replica) return; // nobody's seal but its own
         for (uint256 k = 0; k < 6; ++k) {
-            bool sat = ledger.memberOf(run, account).holds;
+            bool held = ledger.memberOf(run, account).holds;
             send(account, act(account, stage, uint8(deed >> (8 * k)) % 6));
-            if (!sat && ledger.memberOf(run, account).holds) satSince[account] = nonEmpty[stage];
+            if (!held && ledger.memberOf(run, account).holds) seatTaken(account, stage);
             pass(1);
+        }
+        // Nor does it matter that the others convict it for that.
+        if (deed >> 252 == 0 && convicts < 3) {
+            Charge memory c = charge(run, stage, s.round, account);
+            send(address(0xbad), convictCall(c, found(c, 2, signersOf(stage, type(uint256).max))));
+            if (ledger.standingOf(run, account).convicted) ++convicts;
         }
         (valid,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
         if (valid && ledger.head(run, stage) == digest) note(stage, works);
@@ -117,6 +153,13 @@ contract Handler is Fixture {
         uint256 holders = 0;
         for (uint256 i = 0; i < ACCOUNTS; ++i) if (ledger.memberOf(run, who[i]).holds) ++holders;
         vm.assertEq(holders, seats, "holders");
+    }
+
+    /// @dev Who was convicted has no seat, now or later.
+    function checkConvicts() external view {
+        for (uint256 i = 0; i < ACCOUNTS; ++i) {
+            vm.assertFalse(ledger.standingOf(run, who[i]).convicted && ledger.memberOf(run, who[i]).holds);
+        }
     }
 
     /// @dev Who has a vote was counted by the stage's last eight non-empty seals while it had this seat; where nobody
@@ -235,6 +278,23 @@ contract Handler is Fixture {
         if (ok) note(stage, works);
     }
 
+    function seatTaken(address account, uint16 stage) internal {
+        satSince[account] = nonEmpty[stage];
+        sat[account][stage] = true;
+    }
+
+    /// @dev Whether it holds a seat of the stage with a vote that it worked for, recounted.
+    function hasEarned(uint16 stage, address account) internal view returns (bool) {
+        Member memory m = ledger.memberOf(run, account);
+        if (!m.holds || m.stage != stage) return false;
+        uint256 least = 1;
+        for (uint256 i = 0; nonEmpty[stage] >= 8 && i < ACCOUNTS; ++i) {
+            m = ledger.memberOf(run, who[i]);
+            if (m.holds && m.stage == stage && countsOf(stage, who[i]) >= 2) least = 2;
+        }
+        return countsOf(stage, account) >= least;
+    }
+
     function note(uint16 stage, Work[] memory works) internal {
         if (works.length == 0) return;
         uint256 seal = nonEmpty[stage]++;
@@ -281,11 +341,12 @@ contract InvariantsTest {
     }
 
     function targetSelectors() public view returns (FuzzSelector[] memory list) {
-        bytes4[] memory deeds = new bytes4[](13);
+        bytes4[] memory deeds = new bytes4[](16);
         (deeds[0], deeds[1], deeds[2]) = (Handler.takeSeat.selector, Handler.leaveSeat.selector, Handler.move.selector);
         (deeds[3], deeds[4], deeds[5]) = (Handler.accuse.selector, Handler.answer.selector, Handler.evict.selector);
         (deeds[6], deeds[7], deeds[8]) = (Handler.deal.selector, Handler.wait.selector, Handler.spoil.selector);
-        for (uint256 i = 9; i < 13; ++i) deeds[i] = Handler.work.selector;
+        (deeds[9], deeds[10]) = (Handler.judge.selector, Handler.judge.selector);
+        for (uint256 i = 11; i < 16; ++i) deeds[i] = Handler.work.selector;
         list = new FuzzSelector[](1);
         list[0] = FuzzSelector(address(handler), deeds);
     }
@@ -293,6 +354,7 @@ contract InvariantsTest {
     function invariant_seatsVotesAndSeals() public view {
         handler.checkSeats();
         handler.checkVotes();
+        handler.checkConvicts();
     }
 
     function afterInvariant() public {

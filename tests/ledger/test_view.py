@@ -5,13 +5,14 @@ import time
 import tracemalloc
 
 import pytest
-from ledger_run import PLAN, STEPS, config, seal_of, signatures_of, work
+from ledger_run import PLAN, STEPS, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.abi import ZERO32, ascending
 from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
+    Convicted,
     Dealt,
     Event,
     EventPosition,
@@ -24,8 +25,8 @@ from dlx.ledger.events import (
     Sealed,
 )
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.typed import RECORD_SIZE, Domain, Outcome, Plan, entries
-from dlx.ledger.verify import verify_seal
+from dlx.ledger.typed import HONEST, RECORD_SIZE, WITHHELD, Domain, Outcome, Plan, conviction_entries, entries
+from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view import MAX_CHECKPOINTS, Accusation, Return, RunView, ViewError
 
 RUN = b"\x10" * 32
@@ -85,6 +86,12 @@ class Story:
         event = self.sealed(stage, counted, signers, wait=wait)
         assert verify_seal(self.view, event) == []
         self.apply(event)
+
+    def convicted(self, account: int, signers, round: int = 0, stage: int = 0, **changes) -> Convicted:
+        """The event of what these sign, whether or not it is enough."""
+        verdicts = verdicts_of(self.view, stage, round, ACCOUNTS[account], names(signers), KEYS, **changes)
+        about = verdicts[0].verdict
+        return Convicted(RUN, about.account, stage, round, about.statement, conviction_entries(verdicts), self.at())
 
     def bits(self, stage: int = 0) -> list[int]:
         return list(self.view._stages[stage].counts[:4])
@@ -514,6 +521,43 @@ def test_events_of_others_change_nothing(story):
     assert story.view.slot_of(ACCOUNTS[9]) is None
 
 
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_convicts_with_the_accused_counted_in(story):
+    view = story.view
+    assert not view.may_convict(0, ACCOUNTS[3], names(range(4))), "nobody has earned a vote"
+    story.seal(0, [0, 1, 2, 3], [0, 1, 2, 3])
+    assert view.jury(0, ACCOUNTS[3]) == names([0, 1, 2]) and view.convictions_needed(0, ACCOUNTS[3]) == 3
+    assert not view.may_convict(0, ACCOUNTS[3], names([0, 1]))
+    assert not view.may_convict(0, ACCOUNTS[3], names([0, 1, 3, 9])), "nor the accused, nor a stranger"
+    assert not view.may_convict(0, ACCOUNTS[9], names([0, 1, 2, 3])), "it never held a seat"
+    assert not view.may_convict(7, ACCOUNTS[3], names([0, 1, 2, 3])), "there is no such stage"
+    assert view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
+    event = story.convicted(3, [0, 1, 2])
+    assert verify_conviction(view, event) == []
+    story.apply(event)
+    assert view.is_convicted(ACCOUNTS[3]) and view.slot_of(ACCOUNTS[3]) is None
+    assert not view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
+    # The round's seal may still count it, and it has its vote of that one.
+    assert view.admissible(ACCOUNTS[3], 0, 3) and view.may_vote(ACCOUNTS[3], 0)
+    story.seal(0, {0: 0, 1: 1, 2: 2, 3: 3}, [0, 1, 3])
+    assert not view.admissible(ACCOUNTS[3], 0, 3) and not view.may_vote(ACCOUNTS[3], 0)
+    with pytest.raises(ViewError):
+        story.join(3, 3, 0)
+
+
+def test_who_left_is_convicted_as_well(story):
+    story.seal(0, [0, 1, 2, 3], [0, 1, 2, 3])
+    story.leave(3)
+    assert story.view.convictions_needed(0, ACCOUNTS[3]) == 3, "it counts as one vote more"
+    copy = story.view.copy()
+    story.apply(story.convicted(3, [0, 1, 2]))
+    assert story.view.is_convicted(ACCOUNTS[3]) and not copy.is_convicted(ACCOUNTS[3])
+    with pytest.raises(ViewError):
+        story.join(3, 3, 0)
+
+
 # ---- what cannot have happened ---------------------------------------------------------------------------------------
 
 IMPOSSIBLE = {
@@ -527,6 +571,9 @@ IMPOSSIBLE = {
     "evicted unasked": lambda s: s.tell(Evicted, ACCOUNTS[1], 1, 0, 0),
     "moved to a taken seat": lambda s: s.tell(Moved, ACCOUNTS[2], 2, 0, 0),
     "moved up": lambda s: s.tell(Moved, ACCOUNTS[2], 2, 4, 0),
+    "convicted where it never was": lambda s: s.apply(s.convicted(9, [0, 1, 2])),
+    "convicted in no stage": lambda s: s.apply(s.convicted(3, [0, 1, 2], stage=7)),
+    "convicted twice": lambda s: [s.apply(s.convicted(3, [0, 1, 2])), s.apply(s.convicted(3, [0, 1, 2]))],
     "asked too early": lambda s: s.tell(Accused, ACCOUNTS[1], ACCOUNTS[0], False),
     "answered nothing": lambda s: s.tell(Answered, ACCOUNTS[0]),
     "dealt for nothing": lambda s: s.tell(Dealt, 0, 0, 1),
@@ -635,6 +682,54 @@ def test_a_signature_counts_once_and_for_its_own_account(story):
     assert verify_seal(story.view, swapped) == [], "entries have no order"
     outsider = story.sealed(0, [0, 1, 2], [0, 1, 9])
     assert [p.check for p in verify_seal(story.view, outsider)] == ["quorum"], "passed over"
+
+
+# ---- the audit of a conviction ---------------------------------------------------------------------------------------
+
+
+def _honest(story: Story) -> Convicted:
+    """What three found honest, said to be false."""
+    event = story.convicted(3, [0, 1, 2], finding=WITHHELD)
+    verdicts = verdicts_of(story.view, 0, 0, ACCOUNTS[3], names([0, 1, 2]), KEYS, finding=HONEST)
+    said = (b"\2" + one.verdict.report + one.signature for one in verdicts)
+    return dataclasses.replace(event, entries=b"".join(said))
+
+
+def _flipped(story: Story, place: int) -> Convicted:
+    event = story.convicted(3, [0, 1, 2])
+    changed = bytearray(event.entries)
+    changed[place] ^= 1
+    return dataclasses.replace(event, entries=bytes(changed))
+
+
+WRONG_CONVICTIONS = {
+    "too few": ("verdicts", lambda s: s.convicted(3, [0, 1])),
+    "the accused": ("verdicts", lambda s: s.convicted(3, [0, 1, 3])),
+    "a stranger": ("verdicts", lambda s: s.convicted(3, [0, 1, 9])),
+    "twice the same": ("verdicts", lambda s: s.convicted(3, [0, 1, 1])),
+    "found honest": ("verdicts", _honest),
+    "another finding": ("verdicts", lambda s: _flipped(s, 0)),
+    "another report": ("verdicts", lambda s: _flipped(s, 98 + 1)),
+    "another signature": ("verdicts", lambda s: _flipped(s, 2 * 98 + 50)),
+    "half an entry": ("verdicts", lambda s: dataclasses.replace(s.convicted(3, [0, 1, 2]), entries=bytes(97))),
+    "no such stage": ("verdicts", lambda s: dataclasses.replace(s.convicted(3, [0, 1, 2]), stage=9)),
+    "nobody's work": ("accused", lambda s: s.convicted(3, [0, 1, 2], statement=b"\xee" * 32)),
+    "work of a round to come": ("accused", lambda s: s.convicted(3, [0, 1, 2], round=5)),
+    "another's work": ("accused", lambda s: s.convicted(3, [0, 1, 2], statement=_statement_of(s, 2))),
+}
+
+
+def _statement_of(story: Story, replica: int) -> bytes:
+    return story.view.sealed[0, 0].records[replica].statement
+
+
+@pytest.mark.parametrize("case", WRONG_CONVICTIONS)
+def test_the_audit_recounts_a_conviction(story, case):
+    story.seal(0, [0, 1, 2, 3], [0, 1, 2, 3])
+    check, make = WRONG_CONVICTIONS[case]
+    event = make(story)
+    problems = verify_conviction(story.view, event)
+    assert {(problem.check, problem.hash) for problem in problems} == {(check, event.statement)}
 
 
 def test_who_publishes_again_and_again_fills_nobodys_memory() -> None:

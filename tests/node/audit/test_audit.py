@@ -28,8 +28,17 @@ from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
 from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.events import RunCreated, Sealed, event_topic
-from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, Outcome, RunConfig
+from dlx.ledger.events import Convicted, RunCreated, Sealed, event_topic
+from dlx.ledger.typed import (
+    FALSE,
+    PRIVATE_DATA,
+    STATE_RESET,
+    Contribution,
+    Outcome,
+    RunConfig,
+    Verdict,
+    conviction_entries,
+)
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Check, Folder, Report, Training, audit
@@ -677,6 +686,34 @@ def test_a_last_seal_that_the_contract_never_took_fails(
     with _doctored(honest_history, _sealed(2, 1, another)) as client:
         report = run_audit(honest_history, own=[folder], client=client)
     assert ("stored digest", None, 1, (b"D" * 32).hex()) in _failures(report)
+
+
+def test_a_conviction_by_too_few_fails(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
+    """One of two signed it: no contract would have taken it, but this chain node tells of it."""
+    history = honest_history
+    accused, judge = sorted(account for account, (_, stage) in history.slots.items() if stage == 1)
+    statement = history.statements[1, 0][history.slots[accused][0]]
+    verdict = Verdict(history.run, 1, 0, accused, statement, FALSE, b"\5" * 32)
+    signed = verdict.sign(history.client().domain, history.keys[judge])
+    told = [1, 0, statement, conviction_entries([signed])]
+    data = "0x" + eth_abi.encode(["uint16", "uint32", "bytes32", "bytes"], told).hex()
+    topics = [event_topic(Convicted).hex(), history.run.hex(), accused[2:].lower().rjust(64, "0")]
+
+    def change(method: str, params: list[Any], result: Any) -> Any:
+        if method != "eth_getLogs":
+            return result
+        found = []
+        for log in result or []:
+            found.append(log)
+            if history.run.hex() in log["topics"][1] and _is_sealed(log, 0, 1):
+                index = hex(int(log["logIndex"], 16) + 1)
+                found.append(log | {"topics": ["0x" + topic for topic in topics], "data": data, "logIndex": index})
+        return found
+
+    with _proxy(history.rpc_url, change) as url:
+        report = run_audit(history, own=[folder], client=LedgerClient(url, history.ledger))
+    assert ("conviction", 0, 1, statement.hex()) in _failures(report)
+    assert any("verdicts: 1 of the 2 needed" in check.detail for check in report.checks)
 
 
 @pytest.mark.parametrize("round", [1, 2])
