@@ -8,6 +8,7 @@ import inspect
 import logging
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import trio
@@ -59,6 +60,7 @@ from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
 
 LIBP2P_VERSION = "0.8.1"
 BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one connection
+STRANGER_BUFFER = 16 * 1024 * 1024
 WINDOW = 1024 * 1024  # bytes a peer may send on one stream before it must wait for us
 WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
 FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame; ours have 64 KiB
@@ -239,6 +241,7 @@ class GuardedYamux(Yamux):
     """Bounds what a peer can make us keep, and dies alone."""
 
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
+    is_registered: Callable[[], bool] = staticmethod(lambda: False)  # whether it comes before strangers
     since = 0.0  # when it was made
 
     @property
@@ -269,7 +272,8 @@ class GuardedYamux(Yamux):
 
     async def _read_data_body(self, length: int) -> bytes:
         waiting = sum(len(buffer) for buffer in self.stream_buffers.values())
-        if length > FRAME_LIMIT or waiting + length > BUFFER_LIMIT:
+        limit = BUFFER_LIMIT if waiting + length <= STRANGER_BUFFER or self.is_registered() else STRANGER_BUFFER
+        if length > FRAME_LIMIT or waiting + length > limit:
             self.overflow()
             raise _TooMuchBuffered(f"{waiting} bytes unread and {length} more")
         return await super()._read_data_body(length)
@@ -323,6 +327,7 @@ class GuardedSwarm(Swarm):
         muxed_conn.__class__ = GuardedYamux  # the library makes its own, whatever class it is given
         muxed = cast(GuardedYamux, muxed_conn)
         muxed.since = trio.current_time()
+        muxed.is_registered = partial(self.registered, str(muxed.peer_id))
         self._entering.append(muxed)
         try:
             self._make_room(muxed)
@@ -350,9 +355,9 @@ class GuardedSwarm(Swarm):
                 raise SwarmException("others need the connections more")
 
     def _place(self, muxed: GuardedYamux) -> Place:
-        peer = str(muxed.peer_id)
         # first come among equals: whoever is here longest has not come to push others out
-        return Place(peer, prefix(_tcp(muxed).address), self.registered(peer), muxed.in_use, -muxed.since)
+        network = prefix(_tcp(muxed).address)
+        return Place(str(muxed.peer_id), network, muxed.is_registered(), muxed.in_use, -muxed.since)
 
     async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
         # The library's own version keeps a slot and a task per accepted connection until the swarm ends,

@@ -12,7 +12,6 @@ from eth_utils import to_canonical_address
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.keys import peer_id_to_base58
 from dlx.node import version
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
@@ -205,11 +204,8 @@ class Node:
     async def _meet_members(self, well: Well) -> None:
         """Stay connected to those whom the ledger names, and keep places for them."""
         async for seen in self._follower.seen.values():
-            if seen is None or not seen.view.created:
-                continue
-            named = sorted({*seen.view.members(), seen.view.creator})  # the creator serves the run's public blobs
-            records = [seen.nodes.nodes[account] for account in named if account in seen.nodes.nodes]
-            self._host.meet({peer_id_to_base58(record.peer_id): record.multiaddrs for record in records})
+            if seen is not None:
+                self._host.meet(seen.peers())
 
     def _peer_of(self, account: str) -> str | None:
         seen = self._follower.seen.value

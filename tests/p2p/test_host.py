@@ -126,19 +126,23 @@ async def test_a_stranger_cannot_push_memory(tmp_path):
 
 
 async def test_a_peer_that_ignores_flow_control_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(p2p.guard, "BUFFER_LIMIT", 4 << 20)
-    async with network(tmp_path, 2) as (node, hostile):
+    monkeypatch.setattr(p2p.guard, "BUFFER_LIMIT", 12 << 20)
+    monkeypatch.setattr(p2p.guard, "STRANGER_BUFFER", 4 << 20)
+    async with network(tmp_path, 3) as (node, stranger, member):
+        node.host.meet({member.id: []})
 
         async def never_reads(stream: INetStream, peer: str) -> None:
             await trio.sleep_forever()
 
         node.host.serve("/test/stuck", never_reads)
-        stream = await hostile.host.open_stream(node.id, "/test/stuck", 5)
-        stream.muxed_stream.send_window = 1 << 30
-        with pytest.raises(StreamBroken):
-            await write_all(stream, bytes(64 << 20))
-        assert node.rejected["buffer"] == 1
-        assert node.host.bytes_received < 16 << 20
+        for hostile, least, most in ((stranger, 4 << 20, 10 << 20), (member, 12 << 20, 24 << 20)):
+            before, node.rejected["buffer"] = node.host.bytes_received, 0
+            stream = await hostile.host.open_stream(node.id, "/test/stuck", 5)
+            stream.muxed_stream.send_window = 1 << 30
+            with pytest.raises(StreamBroken):
+                await write_all(stream, bytes(64 << 20))
+            assert node.rejected["buffer"] == 1
+            assert least < node.host.bytes_received - before < most
 
 
 async def test_a_protocol_name_has_a_length(tmp_path):

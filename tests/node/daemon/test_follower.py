@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import trio
+from coincurve import PrivateKey
 from trio.testing import MockClock
 
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
-from dlx.ledger.nodes import NodeTable
+from dlx.ledger.keys import peer_id
+from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView, ViewError
 from dlx.node.daemon.clock import ChainClock
@@ -152,3 +154,18 @@ def test_another_chain_takes_a_person() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         follow(Client(WrongLedger("the chain node is on chain 1, not 7")), program)
     assert raised.group_contains(Failure, match="check --rpc-url")
+
+
+def test_the_peers_of_a_run_are_its_holders_and_its_creator():
+    member, stranger = f"0x{2:040x}", f"0x{3:040x}"
+    where = ("/ip4/203.0.113.7/tcp/1",)
+    nodes = NodeTable()
+    for number, account in enumerate((CREATOR, member, stranger), 1):
+        public_key = PrivateKey(bytes([number]) * 32).public_key.format()
+        nodes.nodes[account] = NodeRecord(peer_id(public_key), where)
+    joined = Joined(RUN, member, 0, 0, AT)
+    for events, named in (((), ()), ((CREATED,), (CREATOR,)), ((CREATED, joined), (CREATOR, member))):
+        seen = ChainSeen(update(1, *events).view, nodes, Head(1, bytes(32), 1_700_000_000))
+        assert seen.peers() == {seen.peer_of(account): where for account in named}
+    nodes.nodes.pop(member)  # it deregistered
+    assert seen.peers() == {seen.peer_of(CREATOR): where}
