@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dlx.ledger.events import CheckpointPublished, RunCreated, Sealed
+from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.rows import Outline
 from dlx.ledger.view import Member, Return, RunView, Standing
@@ -27,6 +27,7 @@ class _View(msgspec.Struct, array_like=True):
     staffed: int
     stages: list[Stage]
     checkpoints: tuple[CheckpointPublished, ...]
+    convictions: tuple[Convicted, ...]
     members: dict[str, Member]
     standings: dict[str, Standing]
     returns: list[tuple[int, int, Return]]
@@ -48,7 +49,7 @@ def dump_view(view: RunView) -> bytes:
     return msgspec.msgpack.encode(
         _View(
             view._created, view.started_at, view._round, view._opened_at, view._draw, view._staffed, view._stages,
-            view.checkpoints, view._members, view._standings,
+            view.checkpoints, view.convictions, view._members, view._standings,
             [(*seat, kept) for seat, kept in view._returns.items()],
             [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._counted,
             [view.next_round(stage) for stage in range(len(view._stages))],
@@ -63,7 +64,7 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     empty._created, empty.started_at = found.created, found.started_at
     empty._round, empty._opened_at = found.round, found.opened_at
     empty._draw, empty._staffed = found.draw, found.staffed
-    empty._stages, empty.checkpoints = found.stages, found.checkpoints
+    empty._stages, empty.checkpoints, empty.convictions = found.stages, found.checkpoints, found.convictions
     empty._members, empty._counted, empty._standings = found.members, found.counted, found.standings
     empty._broke, empty._dealt = found.broke, found.dealt
     empty._vacated = {(replica, stage): at for replica, stage, at in found.vacated}

@@ -44,6 +44,7 @@ BARREN_SEALS = 8  # or so many of its seals in a row were empty
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
 NO_REPLICA = 255
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for
+MAX_CONVICTIONS = 256  # likewise: their entries are long
 MAX_STAGES = 64
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
 
@@ -117,6 +118,7 @@ class RunView:
         self.started_at = 0  # when round 0 opens; 0: not yet
         self.sealed = SealLog(keep, older)
         self.checkpoints: tuple[CheckpointPublished, ...] = ()  # an account's newest of each round, oldest first
+        self.convictions: tuple[Convicted, ...] = ()  # the newest, oldest first
         self._created: RunCreated | None = None
         self._round = self._opened_at = 0  # also after the last round
         self._draw = 0
@@ -696,6 +698,7 @@ class RunView:
         if standing.convicted or not standing.stages >> event.stage & 1:
             raise ViewError(f"{account} cannot have been convicted in stage {event.stage}")
         self._standings[account] = replace(standing, convicted=True)
+        self.convictions = (*self.convictions, event)[-MAX_CONVICTIONS:]
         if (slot := self.slot_of(account)) is not None:
             self._release(account, *slot, event.at.time)
 

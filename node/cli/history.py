@@ -79,6 +79,9 @@ def _print(found: History) -> None:
         *("CODEC", "WEIGHTS PER STAGE", "TRANSACTIONS"),
     ]
     options.print_table(columns, rows)
+    for one in found.convictions:
+        said = f"{one.account} lost its seat for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
+        sys.stdout.write(f"\n{utc(one.time)}  {said}\n")
 
 
 def _each(said: list[str]) -> str:

@@ -13,7 +13,9 @@ import msgspec
 
 from dlx.ground.constants import MICRO
 from dlx.ledger import rows
+from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex
+from dlx.ledger.typed import split_conviction
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
 
@@ -49,6 +51,19 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageRow, ...]
 
 
+class ConvictionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Who lost its seat for which contribution. Hashes are hex."""
+
+    account: str
+    stage: int
+    round: int
+    statement: str
+    reports: tuple[str, ...]  # why, by those who signed
+    transaction: str  # 0x hex
+    block: int
+    time: int  # of the block, Unix seconds
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
     creator: str
@@ -57,6 +72,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     sealed_rounds: int  # by every stage
     stage_count: int
     rounds: tuple[RoundRow, ...]
+    convictions: tuple[ConvictionRow, ...]
 
 
 def history(index: EventIndex, view: RunView, last: int | None = None) -> History:
@@ -72,6 +88,7 @@ def history(index: EventIndex, view: RunView, last: int | None = None) -> Histor
         sealed_rounds=min(view.next_round(stage) for stage in range(config.stages)),
         stage_count=config.stages,
         rounds=tuple(_rounds(index, view, first)),
+        convictions=tuple(map(_conviction, view.convictions)),
     )
 
 
@@ -189,6 +206,19 @@ def _stage_row(seal: rows.SealRow) -> StageRow:
         transaction="0x" + seal.tx.hex(),
         block=seal.block,
         time=seal.time,
+    )
+
+
+def _conviction(event: Convicted) -> ConvictionRow:
+    return ConvictionRow(
+        account=event.account,
+        stage=event.stage,
+        round=event.round,
+        statement=event.statement.hex(),
+        reports=tuple(entry.report.hex() for entry in split_conviction(event.entries)),
+        transaction="0x" + event.at.tx.hex(),
+        block=event.at.block,
+        time=event.at.time,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient, Receipt
-from dlx.ledger.events import Event, Sealed
+from dlx.ledger.events import Convicted, Event, Sealed
 from dlx.ledger.keys import sign
 from dlx.ledger.typed import (
     FALSE,
@@ -20,7 +20,7 @@ from dlx.ledger.typed import (
     Verdict,
     entries,
 )
-from dlx.ledger.verify import verify_seal
+from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view import RunView, Standing
 
 NAME = "a-run"
@@ -125,6 +125,8 @@ class Run:
         for event in update.events:
             if isinstance(event, Sealed):
                 assert verify_seal(self.view, event) == []
+            if isinstance(event, Convicted):
+                assert verify_conviction(self.view, event) == []
             self.view.apply(event)
             self.events.append(event)
 

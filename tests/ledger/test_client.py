@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
-from ledger_run import NAME, PLAN, STEPS, Run, config, seal_of, signatures_of, work
+from ledger_run import NAME, PLAN, STEPS, Run, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient, fund
@@ -102,6 +102,26 @@ def test_a_run_from_creation_to_its_last_round(world):
     (published,) = run.view.checkpoints
     assert (published.round, published.folder, published.uri) == (2, b"\7" * 32, "https://example.org/v2")
     assert run.id in {created.run for created in clients[0].runs()}
+
+
+def test_two_of_three_convict_the_third(world):
+    clients = world.members(range(10, 13))
+    run = Run(clients, config(stages=1, min_replicas=3))
+    for client in clients:
+        client.join_run(run.id)
+    run.poll()
+    first, second, third = (client.account for client in clients)
+    until_time(clients[0], run.view.opens_at(0, 3))
+    run.send(0, [first, second, third], [first, second, third])
+    run.poll()
+    alone = verdicts_of(run.view, 0, 0, third, [first], run.keys)
+    with pytest.raises(Reverted, match=r"QuorumMissing\(1, 2\)"):
+        clients[0].convict(alone)
+    clients[0].convict(verdicts_of(run.view, 0, 0, third, [first, second], run.keys))
+    run.check()
+    assert run.view.is_convicted(third) and run.view.slot_of(third) is None
+    with pytest.raises(Reverted, match="IsConvicted"):
+        clients[2].join_run(run.id)
 
 
 def test_a_silent_member_is_asked_and_evicted(world):

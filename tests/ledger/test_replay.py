@@ -11,6 +11,7 @@ from dlx.ledger.abi import ascending
 from dlx.ledger.events import (
     Accused,
     Answered,
+    Convicted,
     Dealt,
     Event,
     EventPosition,
@@ -40,7 +41,7 @@ CONFIG = RunConfig(
     tokens_per_step=64,
 )  # fmt: skip
 DOMAIN = Domain(31337, LEDGER)
-DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict")
+DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict", "convict")
 CONTRACTS = Contracts(LEDGER, REGISTRY)
 
 
@@ -79,26 +80,7 @@ class Chance:
         dice, view = self.dice, self.view
         who, stage, replica = dice.choice(ACCOUNTS), dice.randrange(STAGES), dice.randrange(CONFIG.max_replicas)
         seat = view.slot_of(who) or (replica, stage)
-        match dice.choice(
-            [
-                "join",
-                "join",
-                "seal",
-                "seal",
-                "seal",
-                "seal",
-                "seal",
-                "seal",
-                "seal",
-                "seal",
-                "leave",
-                "move",
-                "deal",
-                "ask",
-                "answer",
-                "evict",
-            ]
-        ):
+        match dice.choice(DEEDS):
             case "join":
                 return Joined(RUN, who, view.free_seat(stage, who, now.time) or 0, stage, now)
             case "seal":
@@ -114,6 +96,8 @@ class Chance:
                 return Accused(RUN, who, dice.choice(ACCOUNTS), view.is_forfeit(who, now.time), now)
             case "answer":
                 return Answered(RUN, who, now)
+            case "convict":  # one of a few, or nobody would be left
+                return Convicted(RUN, dice.choice(ACCOUNTS[-2:]), stage, 0, dice.randbytes(32), bytes(98), now)
             case _:
                 until = now.time + CONFIG.eviction_time if dice.random() < 0.5 else 0
                 return Evicted(RUN, who, *seat, until, now)

@@ -537,7 +537,7 @@ def test_a_quorum_convicts_with_the_accused_counted_in(story):
     event = story.convicted(3, [0, 1, 2])
     assert verify_conviction(view, event) == []
     story.apply(event)
-    assert view.is_convicted(ACCOUNTS[3]) and view.slot_of(ACCOUNTS[3]) is None
+    assert view.is_convicted(ACCOUNTS[3]) and view.slot_of(ACCOUNTS[3]) is None and view.convictions == (event,)
     assert not view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
     # The round's seal may still count it, and it has its vote of that one.
     assert view.admissible(ACCOUNTS[3], 0, 3) and view.may_vote(ACCOUNTS[3], 0)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dlx.ledger import rows
-from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.events import Convicted, EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
@@ -92,6 +92,17 @@ def test_the_plan_in_force_is_one_that_an_earlier_seal_planned() -> None:
     for stage in (0, 1):
         ledger.seal(stage, 3, steps=5, plan=Plan(4, 16, 5))
     assert [stage.rank for stage in history(ledger.index, ledger.view).rounds[3].stages] == [16, 16], "as the steps say"
+
+
+def test_convictions_are_listed_with_the_reports_that_say_why() -> None:
+    ledger = Ledger()
+    ledger.seal(0, 0)
+    assert history(ledger.index, ledger.view).convictions == ()
+    entries = b"".join(b"\2" + bytes([report]) * 32 + bytes(65) for report in (7, 8))
+    ledger.view.apply(Convicted(RUN, account_of(KEY), 0, 0, b"\3" * 32, entries, ledger.at()))
+    (row,) = history(ledger.index, ledger.view).convictions
+    assert (row.account, row.stage, row.round, row.statement) == (account_of(KEY), 0, 0, "03" * 32)
+    assert row.reports == ("07" * 32, "08" * 32) and row.time == ledger.time
 
 
 def test_csv_has_a_line_per_round_and_columns_per_stage(found: History) -> None:
