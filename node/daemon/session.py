@@ -13,10 +13,11 @@ from dlx.ground.constants import MICRO
 from dlx.ground.errors import DlxError
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view import RunView
+from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.kept import drop_other_stages
-from dlx.node.daemon.messages import contributions_topic, event_of, seals_topic
+from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
@@ -34,11 +35,9 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
-from dlx.p2p.streams import StreamBroken
 from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
-ASK_SECONDS = 2.0  # between two questions after records that gossip may have lost
 REFETCH = Backoff(0.5, 30.0)
 log = logs.get(__name__)
 
@@ -98,7 +97,9 @@ class Session:
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)
-            self._nursery.start_soon(self._ask_for_records)
+            self._nursery.start_soon(
+                Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear).run
+            )
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
 
@@ -209,25 +210,6 @@ class Session:
             if event is not None:
                 self.shelf.put(event, data, self.machine.view)
 
-    async def _ask_for_records(self) -> None:
-        """Again and again ask one of those in our stage, or anybody, for what we did not hear."""
-        context, random = self.context, Random()
-        own, all_stages = seals_topic(context.run, self.stage), contributions_topic(context.run)
-        while True:
-            peers = context.gossip.neighbours(own) or context.gossip.neighbours(all_stages)
-            if peers and self.machine is not None:
-                peer = random.choice(peers)
-                try:
-                    for stage, round, seals in self.shelf.wanted(self.machine.view):
-                        have = self.shelf.ids(stage, round, seals)
-                        for record in await context.records.ask(peer, stage, round, seals, have):
-                            if not self._hear(record, peer):
-                                break  # whoever has it on its shelf has checked it
-                            await trio.sleep(0)
-                except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
-                    log.debug("no records", peer=peer, error=str(error))
-            await trio.sleep(ASK_SECONDS * (0.75 + 0.5 * random.random()))
-
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:
             case m.Step(round=round, step=step, loss=loss):
@@ -292,7 +274,7 @@ class Session:
         public, failures = PublicData(context.store, context.exchange), 0
         while True:
             try:
-                await public.manifest(self.machine.view if self.machine else self._first_view)
+                await public.manifest(self._view)
                 await public.everything(context.manifest)
                 return
             except (DlxError, OSError) as error:
@@ -312,10 +294,13 @@ class Session:
 
     # ---- helpers ----
 
+    @property
+    def _view(self) -> RunView:
+        return self.machine.view if self.machine else self._first_view
+
     def _holder(self, stage: int) -> tuple[str, str] | None:
         """(account, peer id) of our replica's holder of a stage."""
-        view = self.machine.view if self.machine else self._first_view
-        account = view.holder(self.replica, stage)
+        account = self._view.holder(self.replica, stage)
         peer = self.context.peer_of(account) if account else None
         return (account, peer) if account and peer else None
 

@@ -28,7 +28,7 @@ class Shelf:
     """Of one member, which holds a slot of `stage`."""
 
     def __init__(self, stage: int) -> None:
-        self._stage = stage
+        self.stage = stage
         self._records: dict[tuple[int, int], dict[bytes, _Record]] = {}  # (stage, round) -> id -> record
 
     def put(self, event: e.Event, data: bytes, view: RunView) -> None:
@@ -51,7 +51,7 @@ class Shelf:
 
     def forget(self, view: RunView) -> None:
         """What the run is through with."""
-        first = _first(view, self._stage)
+        first = _first(view, self.stage)
         self._records = {place: known for place, known in self._records.items() if place[1] >= first}
 
     def ids(self, stage: int, round: int, seals: bool) -> list[bytes]:
@@ -69,14 +69,14 @@ class Shelf:
 
     def wanted(self, view: RunView) -> list[tuple[int, int, bool]]:
         """(stage, round, with its seals) that this member should ask others about: all of its own stage's unsealed
-        round, and of other stages' the contributions that complete replicas have made, or will."""
-        round = view.next_round(self._stage)
-        replicas = set(view.complete_replicas())
-        found = [(self._stage, round, True)]
+        round, and other stages' contributions where those of a replica that contributed to it are not all here."""
+        round = view.next_round(self.stage)
+        replicas = self._contributed(self.stage, round)
+        found = [(self.stage, round, True)]
         for stage in range(view.config.stages):
             sealed = view.sealed.get((stage, round))
             counted = {record.replica for record in sealed.records} if sealed is not None else set[int]()
-            if stage != self._stage and not replicas <= counted | self._contributed(stage, round):
+            if stage != self.stage and not replicas <= counted | self._contributed(stage, round):
                 found.append((stage, round, False))
         return found
 
@@ -93,14 +93,14 @@ class Shelf:
 
     def _is_wanted(self, event: Said, view: RunView) -> bool:
         stage, round = _place(event)
-        if not _first(view, self._stage) <= round <= view.next_round(self._stage) + AHEAD:
+        if not _first(view, self.stage) <= round <= view.next_round(self.stage) + AHEAD:
             return False
         if isinstance(event, e.ContributionSeen):
             statement = event.signed.contribution
             return statement.run == view.run and event.signer == statement.account and _may_count(view, event)
         slot = view.slot_of(event.signer)
         is_member = (slot is not None and slot[1] == stage) or view.may_vote(event.signer, stage)
-        return stage == self._stage and is_member
+        return stage == self.stage and is_member
 
 
 def _may_count(view: RunView, event: e.ContributionSeen) -> bool:

@@ -1,4 +1,5 @@
-"""A hostile peer: our own p2p parts under keys of its choice, used against the rules that honest nodes keep."""
+"""A hostile member: our own p2p parts under keys of its choice, used against the rules that honest nodes keep. It holds
+a seat of a replica that nobody completes, since gossip of others is not even looked at."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from dlx.ledger.abi import checksum
+from dlx.ledger.client import LedgerClient, fund
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
 from dlx.node.daemon.messages import contributions_topic, seals_topic
@@ -72,10 +74,15 @@ class Attacker:
         self.run = bytes.fromhex(watched.devnet.record.run[2:])
         statuses = watched.statuses()
         self.victims = {name: status.peer_id for name, status in statuses.items()}
+        self._first = {status.peer_id for status in statuses.values() if status.stage == 0}
+        settings, self._node_key = watched.devnet.settings, PrivateKey().secret
+        account = PrivateKey().secret
+        fund(settings.rpc_url, account_of(account))
+        self._client = LedgerClient(settings.rpc_url, self.domain.ledger, account, chain_id=settings.chain_id)
         self._members = {status.account for status in statuses.values()}
         self.contributions, self.seals = contributions_topic(self.run), seals_topic(self.run, 0)
         self.host = Host(
-            PrivateKey().secret,
+            self._node_key,
             ["/ip4/127.0.0.1/tcp/0"],
             [],
             wire.Hello(
@@ -88,6 +95,7 @@ class Attacker:
             ),
             [address for status in statuses.values() for address in status.addresses],
         )
+        self.host.members = frozenset({self.host.peer_id, *self.victims.values()})
         self.gossip = Gossip(self.host, (self.contributions, self.seals))
         self.pipes = PipeService(self.host, lambda peer, hello: "never")
         self._store = Unchecked(directory)
@@ -97,18 +105,25 @@ class Attacker:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Agreed with every victim, each of which it hears."""
+        """Agreed with every victim, each of which it hears; seals are those of stage 0."""
         everybody = set(self.victims.values())
-        async with self.host.run(), trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            with trio.fail_after(PATIENCE):
-                while not all(
-                    everybody <= set(peers)
-                    for peers in (self.host.agreed(), *map(self.gossip.neighbours, (self.contributions, self.seals)))
-                ):
-                    await trio.sleep(0.05)
-            yield
-            nursery.cancel_scope.cancel()
+        await trio.to_thread.run_sync(self._client.register, self._node_key, ())
+        await trio.to_thread.run_sync(self._client.join_run, self.run)
+        try:
+            async with self.host.run(), trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen)
+                with trio.fail_after(PATIENCE):
+                    while not (
+                        everybody <= set(self.host.agreed())
+                        and everybody <= set(self.gossip.neighbours(self.contributions))
+                        and self._first <= set(self.gossip.neighbours(self.seals))
+                    ):
+                        await trio.sleep(0.05)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._client.leave_run, self.run)
 
     def serve_as(self, name: bytes, data: bytes) -> None:
         """Offer `data` to whoever asks for the blob `name`, true or not."""

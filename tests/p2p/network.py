@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import trio
@@ -69,14 +70,14 @@ class Node:
             self.bad.append(peer)
 
 
-def meet(*nodes: Node) -> None:
+def meet(*nodes: Any) -> None:
     """The ledger names them all."""
     for node in nodes:
         node.host.members = frozenset(other.id for other in nodes)
 
 
 @asynccontextmanager
-async def running(*nodes: Node) -> AsyncIterator[None]:
+async def running(*nodes: Any) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for node in nodes:
             await stack.enter_async_context(node.host.run())

@@ -1,0 +1,56 @@
+"""Records that gossip did not bring are asked for, again and again: those of a stage of one who holds it."""
+
+from collections.abc import Callable
+from random import Random
+
+import trio
+
+from dlx.ledger.view import RunView
+from dlx.node.daemon.messages import contributions_topic, seals_topic
+from dlx.node.daemon.shelf import Shelf
+from dlx.node.home import logs
+from dlx.p2p import wire
+from dlx.p2p.gossip import Gossip
+from dlx.p2p.records import Records
+from dlx.p2p.streams import StreamBroken
+
+ASK_SECONDS = 2.0  # between two questions
+log = logs.get(__name__)
+
+
+class Asking:
+    """`hear(record, peer)` takes what comes; it says whether that was a record at all. `view` is the newest."""
+
+    def __init__(
+        self,
+        gossip: Gossip,
+        records: Records,
+        shelf: Shelf,
+        view: Callable[[], RunView],
+        hear: Callable[[bytes, str], bool],
+    ) -> None:
+        self._gossip, self._records, self._shelf, self._view, self._hear = gossip, records, shelf, view, hear
+        self._random = Random()
+
+    async def run(self) -> None:
+        """Until it is cancelled; never raises."""
+        while True:
+            for stage, round, seals in self._shelf.wanted(self._view()):
+                if peer := self._choose(stage):
+                    try:
+                        await self._ask(peer, stage, round, seals)
+                    except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
+                        log.debug("no records", peer=peer, error=repr(error))
+            await trio.sleep(ASK_SECONDS * (0.75 + 0.5 * self._random.random()))
+
+    def _choose(self, stage: int) -> str | None:
+        """One of the stage, as they all know its makers; any member where there is none."""
+        run = self._view().run
+        peers = self._gossip.neighbours(seals_topic(run, stage)) or self._gossip.neighbours(contributions_topic(run))
+        return self._random.choice(peers) if peers else None
+
+    async def _ask(self, peer: str, stage: int, round: int, seals: bool) -> None:
+        for record in await self._records.ask(peer, stage, round, seals, self._shelf.ids(stage, round, seals)):
+            if not self._hear(record, peer):
+                return  # who has it on its shelf has checked it
+            await trio.sleep(0)

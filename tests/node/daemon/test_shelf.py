@@ -1,0 +1,110 @@
+"""What a member keeps of open rounds for those who ask: of members, bounded for each, the latest report."""
+
+from dataclasses import replace
+
+import pytest
+
+from dlx.ledger.typed import sign
+from dlx.node.daemon.messages import event_of, message_of
+from dlx.node.daemon.shelf import Shelf
+from dlx.node.round import actions as a
+from dlx.p2p import wire
+from dlx.p2p.records import record_id
+from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest, make_rules
+
+MADE = 1_800_000_000_000
+
+
+@pytest.fixture
+def sim() -> Simulation:
+    return Simulation(make_rules(rounds=9), replicas=2, seed=0)
+
+
+def encoded(member: Member, action: a.Statement, made: int = MADE) -> bytes:
+    return wire.encode(message_of(action, RUN, member.machine.stage, DOMAIN, member.key, made))
+
+
+def contribution(sim: Simulation, member: Member, round: int = 0, **changes: object) -> bytes:
+    return encoded(member, a.GossipContribution(sim.contribution(member, round, **changes)))
+
+
+def attestation(member: Member, seal: bytes, round: int = 0) -> bytes:
+    return encoded(member, a.GossipAttestation(round, seal, sign(seal, member.key)))
+
+
+def holder(sim: Simulation, replica: int, stage: int) -> Member:
+    return sim.members[str(sim.view.holder(replica, stage))]
+
+
+def put(shelf: Shelf, sim: Simulation, *records: bytes) -> None:
+    for data in records:
+        event = event_of(data, "a peer", RUN, DOMAIN)
+        assert event is not None
+        shelf.put(event, data, sim.view)
+
+
+def asked(
+    shelf: Shelf, have: list[bytes] | None = None, stage: int = 0, round: int = 0, seals: bool = True
+) -> list[bytes]:
+    return list(shelf.beyond(wire.RecordsRequest(stage, round, seals, have or [])))
+
+
+def test_whoever_asks_gets_what_it_lacks_of_the_round_and_stage(sim: Simulation) -> None:
+    shelf, ours, mate, other = Shelf(0), holder(sim, 0, 0), holder(sim, 1, 0), holder(sim, 0, 1)
+    vote = attestation(mate, digest("seal"))
+    made, theirs, later = contribution(sim, ours), contribution(sim, other), contribution(sim, ours, 1)
+    put(shelf, sim, vote, made, theirs, later, made)
+    assert asked(shelf) == [made, vote], "contributions first, each once"
+    assert asked(shelf, seals=False) == [made]
+    assert asked(shelf, [record_id(made)]) == [vote]
+    assert asked(shelf, stage=1) == [theirs]
+    assert asked(shelf, round=1) == [later]
+    assert shelf.ids(0, 0, True) == [record_id(vote), record_id(made)]
+
+
+def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(sim: Simulation) -> None:
+    shelf, ours, other = Shelf(0), holder(sim, 0, 0), holder(sim, 0, 1)
+    stranger = replace(ours, key=digest("a stranger's key"))
+    put(
+        shelf, sim, attestation(stranger, digest("seal")), attestation(other, digest("seal")),
+        contribution(sim, ours, 7), attestation(ours, digest("seal"), 7),
+    )  # fmt: skip
+    assert not [record for round in range(9) for stage in range(2) for record in asked(shelf, stage=stage, round=round)]
+
+
+def test_nobody_fills_it(sim: Simulation) -> None:
+    shelf, ours = Shelf(0), holder(sim, 0, 0)
+    made = [contribution(sim, ours, loss=index) for index in range(5)]
+    votes = [attestation(ours, digest("seal", index)) for index in range(20)]
+    put(shelf, sim, *made, *votes)
+    assert asked(shelf) == [*made[:2], *votes[-8:]]
+
+
+def test_of_reports_the_latest_is_kept_in_whatever_order_they_come(sim: Simulation) -> None:
+    ours = holder(sim, 0, 0)
+    reports = [encoded(ours, a.GossipReport(0, (digest("payload"),) * index, ()), MADE + index) for index in range(3)]
+    for order in (reports, reports[::-1]):
+        shelf = Shelf(0)
+        put(shelf, sim, *order)
+        assert asked(shelf) == [reports[-1]]
+
+
+def test_it_asks_for_its_own_round_and_for_contributions_that_the_others_lack(sim: Simulation) -> None:
+    shelf = Shelf(0)
+    assert shelf.wanted(sim.view) == [(0, 0, True)], "nobody has trained yet"
+    put(shelf, sim, contribution(sim, holder(sim, 1, 0)), contribution(sim, holder(sim, 0, 1)))
+    assert shelf.wanted(sim.view) == [(0, 0, True), (1, 0, False)]
+    put(shelf, sim, contribution(sim, holder(sim, 1, 1)))
+    assert shelf.wanted(sim.view) == [(0, 0, True)], "the replica's other stage has made its own"
+
+
+def test_what_the_run_is_through_with_is_forgotten(sim: Simulation) -> None:
+    shelf = Shelf(0)
+    put(shelf, sim, made := contribution(sim, holder(sim, 0, 0)))
+    assert sim.run(lambda: sim.view.next_round(0) == 1, 60)
+    if sim.view.open_round == 0:
+        shelf.forget(sim.view)
+        assert asked(shelf) == [made], "another stage may still have to know that the replica finished it"
+    assert sim.run(lambda: sim.view.open_round == 1, 60)
+    shelf.forget(sim.view)
+    assert not asked(shelf) and not shelf.has(made)
