@@ -160,6 +160,11 @@ class LedgerClient:
         header = self.rpc.head()
         return Head(header.number, header.hash, header.time)
 
+    def block_hash(self, number: int) -> bytes | None:
+        """None where the chain node has no such block."""
+        header = self._polling.header(number)
+        return None if header is None else header.hash
+
     def balance(self, account: str) -> int:
         """Wei."""
         return self.rpc.number("eth_getBalance", account, "latest")

@@ -23,6 +23,7 @@ Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Feature = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z-]+\Z")]
 Record = Annotated[bytes, Meta(min_length=1, max_length=8192)]
+ReportBytes = Annotated[bytes, Meta(max_length=4096)]
 Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
 Hashes128 = Annotated[list[Bytes32], Meta(max_length=128)]
 
@@ -105,6 +106,19 @@ class RecordsReply(_Message, frozen=True, tag="records-reply"):
     records: Annotated[list[Record], Meta(max_length=128)]
 
 
+class VerdictMessage(_Message, frozen=True, tag="verdict"):
+    """A verdict's report, and its checker's signature."""
+
+    report: ReportBytes
+    signature: Signature
+
+
+class VerdictsRequest(_Message, frozen=True, tag="verdicts"):
+    """The verdicts on contributions to a round and later ones, each a VerdictMessage; nothing ends them."""
+
+    first: Uint32
+
+
 class PipeHello(_Message, frozen=True, tag="pipe"):
     """Opens a pipe: who speaks, for which slot of which run."""
 
@@ -143,12 +157,14 @@ Message = (
     | ReportMessage
     | RecordsRequest
     | RecordsReply
+    | VerdictMessage
+    | VerdictsRequest
     | PipeHello
     | PipeAnswer
     | BlobRequest
     | BlobReply
 )
-GossipMessage = ContributionMessage | ProposalMessage | AttestationMessage | ReportMessage
+GossipMessage = ContributionMessage | ProposalMessage | AttestationMessage | ReportMessage | VerdictMessage
 
 _M = TypeVar("_M", bound=_Message)
 _decoder = msgspec.msgpack.Decoder(Message)

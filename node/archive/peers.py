@@ -27,10 +27,12 @@ from dlx.p2p.addresses import parse_address
 from dlx.p2p.exchange import BlobError, BlobExchange
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken
+from dlx.p2p.verdicts import VerdictExchange
 
 _START_SECONDS = 60.0
 _CONNECT_SECONDS = 15.0
 _DIALS = 16  # at once
+_ASKED = 8  # peers, for verdicts
 _FETCH_SECONDS = 120.0  # without a good copy; a peer that delivers is given longer by its ranges' own deadlines
 _STOP_SECONDS = 10.0
 _WRONG = {"bad_blob", "blob_size", "blob_malformed"}  # reasons for which a peer's answer was no blob of that name
@@ -92,6 +94,25 @@ class Peers:
         os.replace(path, target)
         return Attempt(target, wrong)
 
+    def verdicts(self, first: int) -> list[tuple[bytes, bytes]]:
+        """(report, signature) of what the peers keep of round `first` and later ones: nothing of it is verified."""
+        if self._thread is None:
+            self._start()
+        return trio.from_thread.run(self._ask_verdicts, first, trio_token=self._token)
+
+    async def _ask_verdicts(self, first: int) -> list[tuple[bytes, bytes]]:
+        found: dict[tuple[bytes, bytes], None] = {}
+
+        async def ask(peer: str) -> None:
+            with suppress(StreamBroken):
+                for one in await self._verdict_exchange.ask(peer, first):
+                    found[one.report, one.signature] = None
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._reached[:_ASKED]:
+                nursery.start_soon(ask, peer)
+        return list(found)
+
     async def _fetch(self, digest: bytes, limit: int) -> Path:
         return await self._exchange.fetch(digest, limit, deadline_s=_FETCH_SECONDS)
 
@@ -126,6 +147,7 @@ class Peers:
         # Beside nothing of the user's: the caller's working folder gets finished blobs only.
         store = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-blobs-"))
         self._exchange = BlobExchange(host, BlobStore(Path(store)))
+        self._verdict_exchange = VerdictExchange(host)
         with self._scope:
             async with host.run():
                 await self._connect(host)

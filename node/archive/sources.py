@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.node.archive.blobs import Folder, Source
 from dlx.node.archive.peers import Peers
+from dlx.node.archive.verdicts import FILE, kept_verdicts
 from dlx.node.home.errors import NotReady, UsageFailure
+from dlx.node.round.verdicts import ReportedVerdict, VerdictError
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,23 @@ class Places:
     own: tuple[Path, ...] = ()  # the user's folders
     nodes: tuple[Path, ...] = ()  # folders that nodes wrote
     bootstrap: tuple[str, ...] = ()  # multiaddrs (with /p2p/...) of more peers
+
+
+def heard_verdicts(
+    client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
+) -> list[ReportedVerdict]:
+    """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
+    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    found = [
+        one
+        for blobs in places.nodes
+        for one in kept_verdicts(blobs.parent / "state" / run.hex()[:16] / FILE, run, domain)
+    ]
+    for source in sources:
+        for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
+            with suppress(VerdictError):
+                found.append(ReportedVerdict.read(report, signature, run, domain))
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
     from dlx.node.archive.sources import Places
+    from dlx.node.audit.inner import Choice
+    from dlx.node.round.verdicts import ReportedVerdict
 
 __all__ = ["Check", "Conclusion", "Folder", "Report", "Source", "Training", "audit", "audit_run"]
 
@@ -25,6 +28,7 @@ def audit_run(
     show: Callable[[str], None],
     say: Callable[[str], None],
     head: Pin | None = None,
+    choice: Choice | None = None,
 ) -> Report:
     """`audit` with blobs from `places` and the run's peers, in a working folder of its own.
 
@@ -32,13 +36,14 @@ def audit_run(
     """
     import tempfile
 
-    from dlx.node.archive.sources import open_sources
+    from dlx.node.archive.sources import heard_verdicts, open_sources
 
     with (
         open_sources(client, run, places, say) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
     ):
-        return audit(client, run, sources, Path(work), show, head)
+        heard = partial(heard_verdicts, client, run, places, sources)
+        return audit(client, run, sources, Path(work), show, head, choice, heard)
 
 
 def audit(
@@ -48,9 +53,11 @@ def audit(
     work: Path,
     progress: Callable[[str], None] = lambda line: None,
     head: Pin | None = None,
+    choice: Choice | None = None,
+    verdicts: Callable[[], Iterable[ReportedVerdict]] = tuple,
 ) -> Report:
     """Levels 1 and 2 of the design over the whole history of a run, or up to the block `head`: then what the chain node
-    says of the chain is proven to that block's hash.
+    says of the chain is proven to that block's hash. With a `choice` also level 3; `verdicts` gives the members'.
 
     Working copies of blobs go to the empty folder `work`: never more than three versions of each stage and two rounds'
     payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
@@ -65,12 +72,19 @@ def audit(
         if found is not None:
             view, history = found
             audit_outer(report, view, sources, work, progress)
+            if choice is not None:
+                from dlx.node.audit.inner import audit_inner
+
+                folder = work / "level3"
+                folder.mkdir()
+                audit_inner(report, view, history.block_hash, sources, folder, choice, verdicts(), progress)
             if report.facts["state"] != "complete":
                 report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
             check_chain_nodes(report, client, history, report.facts.get("confirmations"))
-    report.cannot_establish(
-        "that honest inner steps produced the payloads (level 3, inner replay, is not part of this)"
-    )
+    if choice is None:
+        report.cannot_establish("that honest inner steps produced the payloads: add --level 3")
+    else:
+        report.cannot_establish("that honest inner steps produced what was not replayed")
     report.cannot_establish("that the data is clean: its bytes are the manifest's, what they say was not read")
     report.cannot_establish("that two accounts are two people")
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 
 from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import options
+from dlx.node.home import extras
 from dlx.node.home.errors import NotReady, UsageFailure
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from dlx.ledger.proof.history import Pin
     from dlx.node.archive.sources import Places
     from dlx.node.audit import Report
+    from dlx.node.audit.inner import Choice
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
 
@@ -56,9 +59,31 @@ HeadOption = Annotated[
 ]
 
 
+LevelOption = Annotated[
+    int, typer.Option(min=2, max=3, metavar="N", help="3: also replay training that was drawn (takes the train extra).")
+]
+SampleOption = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Part of what was drawn that is replayed, by chance.", show_default="all of it"),
+]
+RoundsOption = Annotated[
+    str | None,
+    typer.Option(metavar="A-B", help="Only these rounds.", show_default="those that members still have to serve"),
+]
+ReplicaOption = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this replica.", show_default="all")]
+DeviceOption = Annotated[
+    str | None, typer.Option(metavar="D", help="Where training is replayed: cpu, cuda, cuda:1.", show_default="cpu")
+]
+
+
 def command(
     run: options.RunOption = None,
     head: HeadOption = None,
+    level: LevelOption = 2,
+    sample: SampleOption = None,
+    rounds: RoundsOption = None,
+    replica: ReplicaOption = None,
+    device: DeviceOption = None,
     blobs: BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
@@ -69,6 +94,8 @@ def command(
     json: options.JsonOption = False,
 ) -> None:
     """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
+
+    With --level 3 also train again what was drawn of the newest rounds, and compare.
 
     Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
 
@@ -82,14 +109,37 @@ def command(
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
-    pin = _pin(head)
+    pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
     with _looking():
-        report = _audit(folder, settings, run, places, pin)
+        report = _audit(folder, settings, run, places, pin, choice)
     if json:
         options.print_json(report.json())
     else:
         sys.stdout.write(report.text() + "\n")
     raise typer.Exit(1 if report.failed else 0)
+
+
+def _choice(
+    level: int, sample: float | None, rounds: str | None, replica: int | None, device: str | None
+) -> Choice | None:
+    """None: no level 3. Raises UsageFailure."""
+    if level < 3:
+        if any(one is not None for one in (sample, rounds, replica, device)):
+            raise UsageFailure("--sample, --rounds, --replica and --device are for --level 3")
+        return None
+    extras.require("train")
+    from dlx.node.audit.inner import Choice
+
+    if sample is not None and not 0 < sample <= 1:
+        raise UsageFailure(f"--sample {sample:g}: expected a part of 1, above 0")
+    chosen = None
+    if rounds is not None:
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", rounds, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            raise UsageFailure(f"--rounds {rounds}: expected A-B, or one round")
+        chosen = range(first, last + 1)
+    return Choice(chosen, replica, 1.0 if sample is None else sample, device or "cpu")
 
 
 @contextmanager
@@ -104,7 +154,9 @@ def _looking() -> Iterator[None]:
         raise
 
 
-def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places, head: Pin | None) -> Report:
+def _audit(
+    folder: DataDir, settings: Settings, run: str | None, places: Places, head: Pin | None, choice: Choice | None
+) -> Report:
     from contextlib import ExitStack
 
     from dlx.ledger.client import LedgerClient
@@ -118,13 +170,13 @@ def _audit(folder: DataDir, settings: Settings, run: str | None, places: Places,
         except LedgerError as refused:
             # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:
-                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head)
+                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head, choice)
             except (Failure, LedgerError):
                 raise refused from None
-        return _report(client, run, places, head)
+        return _report(client, run, places, head, choice)
 
 
-def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | None) -> Report:
+def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | None, choice: Choice | None) -> Report:
     from dlx.node.audit import audit_run
     from dlx.node.runs import find
 
@@ -136,7 +188,7 @@ def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | N
         with client.events() as index:
             chosen = find.resolve(index, run)
     with Progress() as progress:
-        return audit_run(client, chosen, places, progress.show, progress.say, head)
+        return audit_run(client, chosen, places, progress.show, progress.say, head, choice)
 
 
 class Progress:

@@ -85,6 +85,7 @@ PrivateDataOption = Annotated[str | None, setting("private_data")]
 CheckpointActivationsOption = Annotated[bool | None, setting("checkpoint_activations")]
 DiskQuotaOption = Annotated[str | None, setting("disk_quota")]
 DiskFloorOption = Annotated[str | None, setting("disk_floor")]
+AuditShareOption = Annotated[float | None, setting("audit_share")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

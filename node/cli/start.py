@@ -36,6 +36,7 @@ def command(
     checkpoint_activations: options.CheckpointActivationsOption = None,
     disk_quota: options.DiskQuotaOption = None,
     disk_floor: options.DiskFloorOption = None,
+    audit_share: options.AuditShareOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
@@ -59,6 +60,7 @@ def command(
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
         password_file=password_file, private_data=private_data,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
+        audit_share=audit_share,
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.status import CheckStatus, NodeStatus
 from dlx.node.home.shown import counted, size
 
 
@@ -47,6 +47,8 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
         count = counted([seal.counted], seal.replicas)
         said = f"round {seal.round}, counted {count}, weights {seal.weights[:16]}, transaction {seal.transaction}"
         rows.append(("last seal", options.amber(said) if seal.counted < seal.replicas else said))
+    if status.checks is not None:
+        rows += _checks(status.checks)
     if status.loss is not None:
         speed = "" if status.tokens_per_second is None else f", {status.tokens_per_second:,.0f} tokens/s"
         rows.append(("loss", f"{status.loss:.4f} nats per token{speed}"))
@@ -56,6 +58,24 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
     if status.rejected:
         rows.append(("refused", ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))))
     return rows
+
+
+def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
+    """What became of drawn work, others' and own."""
+    said = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
+    found = ", ".join(f"{count} {word}" for word, count in _findings(checks).items() if count)
+    bad = checks.false + checks.withheld
+    rows: list[tuple[str, Any]] = [
+        ("checks", options.amber(f"{said}: {found}") if bad else f"{said}: {found or 'none'}")
+    ]
+    rows.append(("checking", f"{checks.seconds:.0f} s of the {checks.allowed_seconds:.0f} s that audit_share allows"))
+    if checks.served or checks.undecided_bytes:
+        rows.append(("own work", f"{checks.served} drawn and served, {size(checks.undecided_bytes)} wait for a draw"))
+    return rows
+
+
+def _findings(checks: CheckStatus) -> dict[str, int]:
+    return {"honest": checks.honest, "false": checks.false, "withheld": checks.withheld}
 
 
 def _ledger(status: NodeStatus) -> str:

@@ -14,6 +14,7 @@ from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService
 from dlx.p2p.records import Records
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.slot.records import Trained
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RunContext:
     records: Records
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
+    on_trained: Callable[[Trained], None]
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
     traffic: Callable[[], Traffic]  # with peers, since the start
     now: Callable[[], float]  # the chain's time, in Unix seconds

@@ -1,10 +1,11 @@
 """What comes in from peers goes to the session of the moment, if there is one: gossip, questions about records, and
-pipes from a neighbour."""
+pipes from a neighbour; verdicts go to the judge."""
 
 from collections.abc import Callable, Iterable
 
 import trio
 
+from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire
@@ -15,10 +16,12 @@ from dlx.p2p.records import Records
 
 
 class Door:
-    """Made before the host runs. `session()` is the one that holds our slot now, or None."""
+    """Made before the host runs. `session()` is the one that holds our slot now, or None; likewise `judge()`."""
 
-    def __init__(self, host: Host, gossip: Gossip, session: Callable[[], Session | None]) -> None:
-        self._gossip, self._session = gossip, session
+    def __init__(
+        self, host: Host, gossip: Gossip, session: Callable[[], Session | None], judge: Callable[[], Judge | None]
+    ) -> None:
+        self._gossip, self._session, self._judge = gossip, session, judge
         self.pipes = PipeService(host, self._refusal)
         self.records = Records(host, self._beyond)
 
@@ -33,8 +36,11 @@ class Door:
 
     async def _read_gossip(self, well: Well) -> None:
         async for item in self._gossip.messages:
-            session = self._session()
-            if session is not None:
+            session, judge = self._session(), self._judge()
+            if isinstance(item.message, wire.VerdictMessage):
+                if judge is not None:
+                    judge.take(item.message, item.origin)
+            elif session is not None:
                 session.on_gossip(item)
                 well()
 

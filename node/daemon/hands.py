@@ -126,7 +126,7 @@ class SlotHands:
     def _keep(self, view: RunView, version: int) -> None:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
         recent = [self._own[at].contribution for at in self._own if at >= version - OWN_ROUNDS]
-        own = [name for one in recent for name in (one.payload, one.hash())]
+        own = [name for one in recent for name in (one.payload, one.hash(), one.trace)]
         self._retention.keep(view, version, own)
         for name in self._payloads.superseded(version):
             self._context.store.discard(name)
@@ -163,7 +163,8 @@ class SlotHands:
 
     def _sign_contribution(self, contribution: Contribution) -> SignedContribution:
         context = self._context
-        context.store.note(contribution.payload, Kind.PAYLOAD)  # the training process wrote it
+        for name in (contribution.payload, contribution.trace):  # the training process wrote them
+            context.store.note(name, Kind.PAYLOAD)
         context.store.put(contribution.encode(), Kind.PAYLOAD)
         signed = context.signed.sign_contribution(contribution, self._rules.domain, context.account_key)
         drop_other_stages(context.directory, self._stage)

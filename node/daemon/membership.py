@@ -53,7 +53,12 @@ class Membership:
 
     async def join(self, stages: tuple[int, ...]) -> None:
         """Take a slot of the first of these stages that has a free one (none: of whichever stage needs us most), and
-        wait until the chain shows it. Raises NoSlot, LedgerError."""
+        wait until the chain shows it. Raises NoSlot, LedgerError, Failure for an account that was convicted."""
+        if (await self._follower.first()).view.is_convicted(self._account):
+            raise Failure(
+                f"{self._account} was convicted: members found work of it false, or withheld, and it gets no seat of "
+                "this run any more; `dlx-node history` shows their verdicts"
+            )
         refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
             try:

@@ -21,8 +21,13 @@ def seals_topic(run: bytes, stage: int) -> str:
     return f"/dlx/{run.hex()}/{stage}/seals"
 
 
+def verdicts_topic(run: bytes) -> str:
+    """All members of the run take it."""
+    return f"/dlx/{run.hex()}/verdicts"
+
+
 def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.Event | None:
-    """What an encoded gossip message says, with its signer; None where it is about another run.
+    """What an encoded gossip message says, with its signer; None where it is not about a round of this run.
 
     Raises WireError for bytes that are no gossip message, TypedError for such as are no statement, SignatureError for a
     signature that is nobody's.
@@ -57,7 +62,7 @@ def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
         return e.ContributionSeen(signed, signed.signer(domain), "")
     if not isinstance(message, wire.GossipMessage):
         raise wire.WireError("schema", "not a gossip message")
-    if message.run != run:
+    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the judge's
         return None
     match message:
         case wire.ProposalMessage():

@@ -79,6 +79,7 @@ class Metrics:
             buckets=_SECONDS,
         )
         self._run = run
+        self._verdicts = Counter("dlx_verdicts", "Verdicts given and heard", ["finding"], registry=registry)
         self._reasons: dict[str, int] = {}
         self._held: tuple[int, StageMetrics] | None = None
 
@@ -123,6 +124,10 @@ class Metrics:
     def action_failed(self, action: str) -> None:
         """Count one failure of an action of the round machine, named by its class."""
         self._action_failures.labels(action=action).inc()
+
+    def verdict(self, finding: str) -> None:
+        """Count one verdict: "honest", "false" or "withheld"."""
+        self._verdicts.labels(finding=finding).inc()
 
     @property
     def rejections(self) -> dict[str, int]:

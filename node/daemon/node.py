@@ -12,14 +12,20 @@ from eth_utils import to_canonical_address
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
+from dlx.ledger.view import RunView
 from dlx.node import version
+from dlx.node.archive.verdicts import FILE, VerdictStore
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.door import Door
+from dlx.node.daemon.draws import Draws
+from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.http import serve_http
+from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
-from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic
+from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
@@ -34,13 +40,16 @@ from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.home.signed import SignedBook
-from dlx.node.round.plans import Terms, seals_needed
+from dlx.node.round.draw import MOST_WINDOW
+from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, seals_needed
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
+from dlx.p2p.verdicts import VerdictExchange
 from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
+from dlx.training.slot.records import Trained
 
 LEAVE_SECONDS = 8.0
 MEET_SECONDS = 10.0
@@ -82,12 +91,19 @@ class Node:
         self._exchange = BlobExchange(self._host, self._store)
         run = startup.run
         self._gossip = Gossip(
-            self._host, (contributions_topic(run),), [seals_topic(run, stage) for stage in range(MAX_STAGES)]
+            self._host,
+            (contributions_topic(run), verdicts_topic(run)),
+            [seals_topic(run, stage) for stage in range(MAX_STAGES)],
         )
         self._metrics.count_gossip(self._gossip.traffic)
         self._membership = Membership(client, self._follower, self._host, startup.run, account, startup.node_key.secret)
         self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage)
-        self._door = Door(self._host, self._gossip, lambda: self._seat.session)
+        self._judge: Judge | None = None
+        self._door = Door(self._host, self._gossip, lambda: self._seat.session, lambda: self._judge)
+        directory = datadir.state / startup.run.hex()[:16]
+        self._verdicts = VerdictStore(directory / FILE, startup.run, client.domain)
+        self._verdict_exchange = VerdictExchange(self._host, self._verdicts.listed)
+        self._effort = Effort(settings.audit_share)
         self._tally = Tally(self._metrics)
         self._overview = Overview(
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
@@ -118,6 +134,7 @@ class Node:
             nursery.start_soon(keep, "training", self._seat.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
+            self._answer_for_work(nursery)
             gc.collect()
             gc.freeze()  # what is loaded by now stays: looking for garbage becomes cheap, and so is done often,
             gc.collect()  # since Python waits for a quarter more than it found alive the last time
@@ -173,22 +190,43 @@ class Node:
             )
         except (ManifestError, DataError) as error:
             raise Failure(str(error)) from error  # it stays so
-        self._follower.confirm(manifest.confirmations, seals_needed(Terms.of(manifest)))
+        window = min(manifest.audit.window, MOST_WINDOW)
+        self._follower.confirm(manifest.confirmations, max(seals_needed(Terms.of(manifest)), window + CATCH_UP_ROUNDS))
         self._client.confirm(manifest.confirmations)
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
-        self._seat.open(
-            RunContext(
-                run=startup.run, manifest=manifest, manifest_hash=view.config.manifest,
-                account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
-                client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
-                pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
-                private_data=private,
-                checkpoint_activations=startup.settings.checkpoint_activations, records=self._door.records,
-                peer_of=self._peer_of, reject=self._reject, on_sealed=self._tally.add,
-                traffic=self._host.traffic, now=self._clock.now,
-            )
+        context = RunContext(
+            run=startup.run, manifest=manifest, manifest_hash=view.config.manifest,
+            account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
+            client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
+            pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
+            private_data=private,
+            checkpoint_activations=startup.settings.checkpoint_activations, records=self._door.records,
+            peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
+            traffic=self._host.traffic, now=self._clock.now,
         )  # fmt: skip
+        self._seat.open(context)
+        self._context = context
+
+    def _answer_for_work(self, nursery: trio.Nursery) -> None:
+        """Serve what is drawn of our own work, and check others'."""
+        keep, context = self._supervisor.keep, self._context
+        draws = Draws(self._follower, context.manifest, self._client.block_hash, self._clock.now)
+        custody = Custody(context, draws.rounds, self._view)
+        judge = Judge(
+            context, draws, self._verdicts, self._verdict_exchange, self._effort, self._view, self._host.agreed
+        )
+        self._overview.custody, self._overview.judge, self._judge = custody, judge, judge
+        nursery.start_soon(keep, "drawing", draws.run)
+        nursery.start_soon(keep, "keeping drawn work", custody.run)
+        nursery.start_soon(keep, "checking others' work", judge.run)
+
+    def _view(self) -> RunView | None:
+        seen = self._follower.seen.value
+        return None if seen is None else seen.view
+
+    def _on_trained(self, trained: Trained) -> None:
+        self._effort.trained += trained.training_ms / 1000
 
     # ---- peers ----
 

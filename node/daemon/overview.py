@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from dlx.node import version
 from dlx.node.daemon import standing
 from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.follower import Follower
+from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.seat import Seat
-from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
+from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_urls
 from dlx.node.round.machine import RoundMachine
+from dlx.node.round.turns import summary
 from dlx.p2p.host import Host
 
 
@@ -35,6 +38,8 @@ class Overview:
     supervisor: Supervisor
     clock: ChainClock
     metrics: Metrics
+    custody: Custody | None = None
+    judge: Judge | None = None
     stopping: bool = False
     started_at: float = field(default_factory=time.time)
 
@@ -71,6 +76,7 @@ class Overview:
             tokens_per_second=progress.tokens_per_second if progress else None,
             traffic=Traffic.of(self.host.traffic()),
             last_seal=self._last_seal(),
+            checks=self._checks(),
             not_ready=self._not_ready(),
             rejected=self.metrics.rejections,
             started_at=self.started_at,
@@ -140,6 +146,18 @@ class Overview:
             replicas=max(sealed.count, len(seen.view.complete_replicas())),
             transaction="0x" + sealed.at.tx.hex(),
             weights=seen.view.weights(sealed.stage, sealed.round + 1).hex(),
+        )
+
+    def _checks(self) -> CheckStatus | None:
+        if self.judge is None or self.custody is None:
+            return None
+        effort, held = self.judge.effort, self.custody.held
+        return CheckStatus(
+            **summary(self.judge.cases()),
+            served=held.drawn,
+            undecided_bytes=held.undecided,
+            seconds=round(effort.spent, 1),
+            allowed_seconds=round(effort.allowed, 1),
         )
 
     def _needs_peers(self) -> bool:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -11,7 +12,7 @@ import trio
 from dlx.ground.blobs import Kind
 from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import CONTRIBUTION_SIZE, SignedContribution
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
@@ -23,6 +24,7 @@ from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, unit_multipli
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.training.outer.policy import Measured
+from dlx.training.slot.trace import size as trace_size
 
 PAYLOAD_SECONDS = 30.0
 STATEMENT_SECONDS = 5.0  # for all of a seal that this node did not hear; nothing waits for them but who audits later
@@ -88,19 +90,21 @@ class Payloads:
         return {name for round in [at for at in self.made if at < adopted] for name in self.made.pop(round)}
 
     async def have_statements(self, sealed: Sealed) -> None:
-        """Have the statements that a seal counts, as far as somebody offers them soon."""
-        exchange, store = self.context.exchange, self.context.store
+        """Have the statements that a seal counts, and their traces, as far as somebody offers them soon."""
         with trio.move_on_after(STATEMENT_SECONDS):
             for record in sealed.records:
-                if not store.has(record.statement):
-                    try:
-                        with told():
-                            await fetch(
-                                exchange, store, record.statement, CONTRIBUTION_SIZE, None, STATEMENT_SECONDS,
-                                Kind.PAYLOAD,
-                            )  # fmt: skip
-                    except ActionFailed as error:
-                        log.info("a statement is not here", statement=record.statement.hex()[:12], error=str(error))
+                try:
+                    with told():
+                        path = await self._have(record.statement, CONTRIBUTION_SIZE)
+                        said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
+                        steps = min(said.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
+                        await self._have(said.trace, trace_size(min(said.segments, steps), steps))
+                except (ActionFailed, TypedError) as error:
+                    log.info("no statement or trace", statement=record.statement.hex()[:12], error=str(error))
+
+    async def _have(self, name: bytes, limit: int) -> Path:
+        exchange, store = self.context.exchange, self.context.store
+        return await fetch(exchange, store, name, limit, None, STATEMENT_SECONDS, Kind.PAYLOAD)
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dlx.ground.blobs import BlobStore, Kind
+from dlx.ledger.typed import Contribution, Record, TypedError
 from dlx.ledger.view import RunView
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Retention as Terms
@@ -21,9 +22,9 @@ class Retention:
     stage: int
 
     def keep(self, view: RunView, adopted: int, own: Collection[bytes]) -> None:
-        """Keep what the manifest's retention says after V[adopted], and our `own` payloads and statements that may
-        still be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on the
-        disk."""
+        """Keep what the manifest's retention says after V[adopted], and our `own` payloads, statements and traces that
+        may still be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on
+        the disk."""
         terms, prefix = self.manifest.retention, f"{self.run.hex()[:16]}/{self.stage}/"
         sealed = view.next_round(self.stage)
         versions = {f"{prefix}version/{one}": one for one in kept_versions(terms, adopted, sealed)}
@@ -38,7 +39,7 @@ class Retention:
         for owner, round in rounds.items():
             seal = view.sealed.get((self.stage, round))
             if seal is not None and (owner not in pinned or round >= adopted - 1):
-                self._pin(owner, [name for one in seal.records for name in (one.payload, one.statement)], Kind.PAYLOAD)
+                self._pin(owner, [name for one in seal.records for name in self._names(one)], Kind.PAYLOAD)
         self._pin(f"{prefix}own", own, Kind.PAYLOAD)
         for kind in (Kind.PAYLOAD, Kind.VERSION):
             self.store.evict(kind, LOOKED_AT_SECONDS)
@@ -48,6 +49,14 @@ class Retention:
         run = f"{self.run.hex()[:16]}/"
         for owner in self.store.owners(run) - self.store.owners(f"{run}{self.stage}/"):
             self.store.release(owner)
+
+    def _names(self, record: Record) -> list[bytes]:
+        """Of a counted contribution's public blobs: the statement, which may not be here, says which is its trace."""
+        try:
+            statement = Contribution.decode(self.store.path(record.statement).read_bytes())
+        except (OSError, TypedError):
+            return [record.payload, record.statement]
+        return [record.payload, record.statement, statement.trace]
 
     def _pin(self, owner: str, hashes: Collection[bytes], kind: Kind) -> None:
         self.store.pin(owner, hashes)

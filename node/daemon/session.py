@@ -217,6 +217,7 @@ class Session:
                 self._metrics.tokens.inc(self.rules.tokens_per_step)
             case m.Finished(trained=trained):
                 self.progress.end(trained)
+                self.context.on_trained(trained)
                 self._metrics.loss.set(trained.loss / MICRO)
                 self.emit(e.RoundFinished(trained))
             case m.Abandoned(round=round, reason=reason):

@@ -42,6 +42,20 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{kind: Bytes(sent=sent, received=received) for kind, (sent, received) in counted.items()})
 
 
+class CheckStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays of drawn work, of the manifest's window: by what was given and heard."""
+
+    drawn: int  # contributions
+    checked: int
+    honest: int
+    false: int
+    withheld: int
+    served: int  # own ones that were drawn
+    undecided_bytes: int  # of own rounds whose draw is not known yet
+    seconds: float  # that checking others took since the start
+    allowed_seconds: float  # that it may take by now, but for alarms
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Am I connected, do I hold a slot, was I counted in the last round, what am I waiting for."""
 
@@ -68,6 +82,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     traffic: Traffic
     last_seal: SealStatus | None
+    checks: CheckStatus | None  # None: the run's public data is not here yet
     not_ready: tuple[str, ...]  # empty when ready
     rejected: dict[str, int]  # reason -> messages refused
     started_at: float  # Unix time

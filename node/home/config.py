@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_activations: bool = False
     disk_quota: int = 0
     disk_floor: int = 1 << 30
+    audit_share: float = 0.05
 
 
 HELP: dict[str, str] = {
@@ -58,6 +59,7 @@ HELP: dict[str, str] = {
     "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
     "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
     "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",
+    "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
     "checkpoint_activations": "Compute activations again in the backward pass: less memory, about a third more time.",
 }
 
@@ -238,6 +240,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
     "disk_quota": _wrong_size,
     "disk_floor": _wrong_size,
+    "audit_share": lambda share: None if 0 <= share <= 1 else "expected a number from 0 to 1",
     "http_port": lambda port: None if 0 <= port < 65536 else "expected a port from 0 to 65535",
 }
 

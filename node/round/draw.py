@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from eth_utils import keccak, to_canonical_address
 
+from dlx.ledger.events import Sealed
+from dlx.ledger.view import RunView
+
+MOST_WINDOW = 1024  # rounds that a node looks back on, whatever the manifest says
 _SPAN = 2**64  # of the number that is compared with the share
 
 
@@ -19,6 +23,58 @@ class Draw:
     round: int
     replica: int
     segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One stage's counted contribution to a drawn replica-round. Hashes are 32 bytes."""
+
+    round: int
+    replica: int
+    stage: int
+    segment: int
+    account: str
+    statement: bytes
+    seed: bytes  # the round's
+    team: frozenset[str]  # whose contributions the replica's round is: none of them checks it
+
+
+def seals_of(view: RunView, round: int) -> tuple[Sealed, ...] | None:
+    """The round's seals, stage 0 first; None while one is missing, or the view has not kept it."""
+    found = [view.sealed.get((stage, round)) for stage in range(view.config.stages)]
+    return tuple(seal for seal in found if seal is not None) if None not in found else None
+
+
+def draw_block(seals: Sequence[Sealed], draw_after: int) -> int:
+    """The number of the block whose hash draws a round."""
+    return max(seal.at.block for seal in seals) + draw_after
+
+
+def drawn_of(seals: Sequence[Sealed], block_hash: bytes, share: float, segments: int) -> tuple[Drawn, ...]:
+    """The contributions of the drawn replica-rounds of one round, ascending by replica and stage; `segments`: of the
+    round. A stage whose seal does not count the replica has nothing to check."""
+    run, round = seals[0].run, seals[0].round
+    seed = seed_of(block_hash, run, round, [seal.digest for seal in seals])
+    made = {
+        (record.replica, seal.stage): (account, record.statement)
+        for seal in seals
+        for record, account in zip(seal.records, seal.accounts, strict=True)
+    }
+    found = []
+    for one in draw(seed, round, {replica for replica, _ in made}, share, segments):
+        parts = {stage: made[replica, stage] for replica, stage in sorted(made) if replica == one.replica}
+        team = frozenset(account for account, _ in parts.values())
+        found += [
+            Drawn(round, one.replica, stage, one.segment, account, statement, seed, team)
+            for stage, (account, statement) in parts.items()
+        ]
+    return tuple(found)
+
+
+def drawable(view: RunView, window: int) -> range:
+    """The rounds whose draw anybody still has to answer for: the newest `window` that all stages have sealed."""
+    sealed = min(map(view.next_round, range(view.config.stages)))
+    return range(max(0, sealed - min(window, MOST_WINDOW)), sealed)
 
 
 def seed_of(block_hash: bytes, run: bytes, round: int, digests: Sequence[bytes]) -> bytes:

@@ -4,9 +4,9 @@ Run as `python -m dlx.node.trainer.server FD`, where FD is a listening Unix sock
 closes. A fork takes milliseconds where a fresh interpreter takes seconds of imports, and all forks share the memory of
 what was imported. It is safe because nothing here starts a thread or computes with a tensor.
 
-A connection asks for one process by sending its channel, standard output and standard error as descriptors. It gets the
-process id, and once the process has ended its exit status (of `subprocess`: -9 after a SIGKILL). Who closes the
-connection ends the process.
+A connection asks for one process by a byte that says which kind, with its channel, standard output and standard error
+as descriptors. It gets the process id, and once the process has ended its exit status (of `subprocess`: -9 after a
+SIGKILL). Who closes the connection ends the process.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NoReturn
 
-from dlx.node.trainer import process
-from dlx.node.trainer.spawn import NUMBER
+from dlx.node.trainer import checking, process
+from dlx.node.trainer.spawn import CHECKER, NUMBER
 from dlx.training.models.stages import preload
 
 _ASK_SECONDS = 10.0
@@ -91,11 +91,11 @@ class Forks:
         asker.settimeout(_ASK_SECONDS)
         descriptors: Sequence[int] = ()
         try:
-            _, descriptors, _, _ = socket.recv_fds(asker, 1, 3)
+            kind, descriptors, _, _ = socket.recv_fds(asker, 1, 3)
             channel, out, err = descriptors
             pid = os.fork()
             if pid == 0:
-                self._become(channel, out, err, asker)
+                self._become(kind, channel, out, err, asker)
             asker.sendall(NUMBER.pack(pid))
             self._askers[pid] = asker
         except (OSError, ValueError):  # it went away, or this machine has no room for a process
@@ -104,8 +104,8 @@ class Forks:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _become(self, channel: int, out: int, err: int, asker: socket.socket) -> NoReturn:
-        """In the fork: keep nothing of the server's, and be a training process."""
+    def _become(self, kind: bytes, channel: int, out: int, err: int, asker: socket.socket) -> NoReturn:
+        """In the fork: keep nothing of the server's, and be what was asked for."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -116,7 +116,7 @@ class Forks:
                     os.dup2(source, target)
             os.close(out)
             os.close(err)
-            process.main(channel)
+            (checking if kind == CHECKER else process).main(channel)
         except BaseException:
             traceback.print_exc()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""How a training process comes to be: forked by a server that has torch loaded, this process's own or a shared one."""
+"""How a training or checking process comes to be: forked by a server that has torch loaded, our own or a shared one."""
 
 import contextlib
 import os
@@ -17,11 +17,12 @@ SHARED = "DLX_TRAINER_SERVER"  # names the socket of a fork server that somebody
 LOAD_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
 STOP_SECONDS = 10.0
 NUMBER = struct.Struct(">i")
+TRAINER, CHECKER = b"t", b"c"  # what a process is to be
 
 
 @dataclass(frozen=True)
 class Spawned:
-    """A training process and its channel. All methods block."""
+    """A process and its channel. All methods block."""
 
     pid: int
     channel: socket.socket
@@ -42,6 +43,8 @@ class Spawned:
 class ForkServer:
     """A fork server of ours: it ends with us, however we end."""
 
+    MODULE = "dlx.node.trainer.server"
+
     def __init__(self) -> None:
         """Raises OSError. Whoever connects before it has loaded waits."""
         self._folder = Path(tempfile.mkdtemp(prefix="dlx-"))  # only we may enter it
@@ -57,7 +60,7 @@ class ForkServer:
             listener.bind(str(self.path))
             listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dlx.node.trainer.server", str(listener.fileno())],
+                [sys.executable, "-m", self.MODULE, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -84,28 +87,28 @@ _own: ForkServer | None = None
 _starting = threading.Lock()
 
 
-def spawn() -> Spawned:
-    """A new training process, of the shared server that the environment names, else of our own. Raises OSError."""
+def spawn(kind: bytes = TRAINER) -> Spawned:
+    """A new process, of the shared server that the environment names, else of our own. Raises OSError."""
     global _own
     if shared := os.environ.get(SHARED):
         with contextlib.suppress(OSError):  # its owner is gone
-            return _ask(Path(shared))
+            return _ask(Path(shared), kind)
     with _starting:
         if _own is not None and not _own.alive:
             _own.stop()
             _own = None
         _own = _own or ForkServer()
-    return _ask(_own.path)
+    return _ask(_own.path, kind)
 
 
-def _ask(path: Path) -> Spawned:
+def _ask(path: Path, kind: bytes) -> Spawned:
     ours, theirs = socket.socketpair()
     control = socket.socket(socket.AF_UNIX)
     try:
         with theirs:
             control.settimeout(LOAD_SECONDS)
             control.connect(str(path))
-            socket.send_fds(control, [b"\0"], [theirs.fileno(), 1, 2])
+            socket.send_fds(control, [kind], [theirs.fileno(), 1, 2])
         if len(answer := control.recv(NUMBER.size)) < NUMBER.size:
             raise OSError("the fork server ended, or the machine has no room for another process")
     except BaseException:

@@ -80,9 +80,9 @@ class Timing:
     eviction: int
 
 
-def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS) -> Devnet:
-    """A devnet of two stages with its chain running and its nodes not yet started."""
-    text = draft(rounds, steps, timing, replicas)
+def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = "") -> Devnet:
+    """A devnet of two stages with its chain running and its nodes not yet started; `more` ends the draft."""
+    text = draft(rounds, steps, timing, replicas) + more
     return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
 
 

@@ -9,6 +9,7 @@ import trio.testing
 
 from dlx.node.daemon import door as module
 from dlx.node.daemon.door import Door
+from dlx.p2p import wire
 
 
 class Session:
@@ -17,8 +18,8 @@ class Session:
         self.pipes = SimpleNamespace(refusal=lambda peer, hello: f"asked for {peer}")
         self.shelf = SimpleNamespace(beyond=lambda request: [f"records of {request}"])
 
-    def on_gossip(self, item: str) -> None:
-        self.heard.append(item)
+    def on_gossip(self, item: Any) -> None:
+        self.heard.append(item.message)
 
     def take_pipe(self, pipe: Any) -> bool:
         self.taken.append(pipe)
@@ -33,17 +34,19 @@ class Pipe:
 
 
 def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions: list[Session] = []
+    sessions, judged = list[Session](), list[str]()
 
     async def main() -> None:
-        send_gossip, messages = trio.open_memory_channel[str](9)
+        send_gossip, messages = trio.open_memory_channel[Any](9)
         send_pipe, incoming = trio.open_memory_channel[Pipe](9)
         made: Any = lambda host, refuse: SimpleNamespace(incoming=incoming, refuse=refuse)  # noqa: E731
         monkeypatch.setattr(module, "PipeService", made)
         monkeypatch.setattr(module, "Records", lambda host, beyond: SimpleNamespace(beyond=beyond))
         nobody: Any = None
         gossip: Any = SimpleNamespace(messages=messages)
-        door: Any = Door(nobody, gossip, lambda: sessions[-1] if sessions else None)  # type: ignore[arg-type,return-value]
+        of_now: Any = lambda: sessions[-1] if sessions else None  # noqa: E731
+        judge: Any = SimpleNamespace(take=lambda message, source: judged.append(source))
+        door: Any = Door(nobody, gossip, of_now, lambda: judge)
         early, refused, taken = Pipe(), Pipe(), Pipe()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.run, lambda: None)
@@ -52,7 +55,9 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
             rounds = ([], early, "early"), ([Session(False)], refused, "first"), ([Session(True)], taken, "second")
             for arriving, pipe, item in rounds:
                 sessions.extend(arriving)
-                send_gossip.send_nowait(item)
+                send_gossip.send_nowait(SimpleNamespace(message=item))
+                verdict = wire.VerdictMessage(b"report", bytes(65))
+                send_gossip.send_nowait(SimpleNamespace(message=verdict, origin=item))
                 send_pipe.send_nowait(pipe)
                 await trio.testing.wait_all_tasks_blocked()
             assert door.pipes.refuse("a peer", None) == "asked for a peer"
@@ -62,3 +67,4 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     trio.run(main)
     assert [session.heard for session in sessions] == [["first"], ["second"]]
+    assert judged == ["early", "first", "second"], "a verdict needs no session"

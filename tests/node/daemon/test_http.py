@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.metrics import Metrics
-from dlx.node.daemon.status import LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
+from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from tests.node.command import dlx
@@ -43,6 +43,17 @@ STATUS = NodeStatus(
     tokens_per_second=1000.0,
     traffic=Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "signalling": (7, 8)}),
     last_seal=None,
+    checks=CheckStatus(
+        drawn=8,
+        checked=5,
+        honest=4,
+        false=1,
+        withheld=0,
+        served=2,
+        undecided_bytes=3_000_000,
+        seconds=7.0,
+        allowed_seconds=12.0,
+    ),
     not_ready=(),
     rejected={},
     started_at=1.0,

@@ -109,7 +109,7 @@ class Scene:
             pipe_service=None, metrics=self.metrics, directory=folder,
             private_data=None, checkpoint_activations=False, records=None,
             peer_of=lambda account: None, reject=lambda reason, source: None,
-            on_sealed=lambda sealed, counted: self.counted.append(counted),
+            on_trained=lambda trained: None, on_sealed=lambda sealed, counted: self.counted.append(counted),
             traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "signalling"), (0, 0)),
             now=lambda: START + trio.current_time(), domain=DOMAIN,
         )  # fmt: skip

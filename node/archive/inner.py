@@ -1,0 +1,150 @@
+"""What a check of a drawn contribution rests on: its statement and trace, those of its replica's other stages, and all
+that the ledger says about the round, put together for the checking process.
+
+The blobs come through `Get`, from wherever the caller has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.events import Sealed
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Record, TypedError
+from dlx.ledger.view import RunView
+from dlx.node.round.draw import Drawn
+from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
+from dlx.node.round.rules import base_version
+from dlx.node.trainer.checks import Work
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan as ManifestPlan
+from dlx.training.recipe.recipe import activation_bytes
+from dlx.training.slot.segments import segment_steps, segments_in
+from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults, size
+
+Get = Callable[[bytes, int], Path]  # a blob's name and the bytes that it may have -> its file
+
+_LOOKED_BACK = 4  # own contributions whose plans may matter
+
+
+class Absent(Exception):
+    """Nobody gives a blob that the contribution's maker has to serve. `blobs`: their names."""
+
+    def __init__(self, blobs: Sequence[bytes]) -> None:
+        super().__init__(", ".join(one.hex() for one in blobs))
+        self.blobs = tuple(blobs)
+
+
+class Unknown(Exception):
+    """Nothing can be said of the contribution here, and its maker is not to blame; the message says why."""
+
+
+class Inner:
+    """The inner rounds of one run. `view` has the seals of the rounds asked for, and of those before that plan them."""
+
+    def __init__(self, manifest: Manifest, view: RunView) -> None:
+        self.manifest, self.view, self.terms = manifest, view, Terms.of(manifest)
+
+    def work(self, drawn: Drawn, get: Get, blobs: Path, device: str = "cpu") -> Work:
+        """Everything but the files that the check itself asks for. `get` raises Absent; so does this. Raises Unknown,
+        and ValueError for a statement that is none."""
+        sealed, record = self._record(drawn.stage, drawn)
+        said = read_statement(sealed, record, get)
+        trace = self._trace_bytes(said, get)
+        plan, terms = self._plan(drawn.stage, drawn.round), self.terms
+        try:
+            before = steps_before(terms, self.view, drawn.round)
+        except KeyError:
+            raise Unknown("the seals that say which inner steps these were are not at hand") from None
+        return Work(
+            manifest=self.view.config.manifest,
+            blobs=str(blobs),
+            stage=drawn.stage,
+            replica=drawn.replica,
+            segment=drawn.segment,
+            statement=said.encode(),
+            trace=trace,
+            plan=plan,
+            steps_before=before,
+            total_steps=terms.total_steps,
+            own_plans=self._own_plans(said, get),
+            next_trace=self._neighbour(drawn, drawn.stage + 1, get),
+            device=device,
+        )
+
+    def disputed(self, drawn: Drawn, get: Get) -> bool:
+        """Whether the traces of the replica's stages, as far as they are to be had, contradict each other."""
+        traces: list[Trace | None] = []
+        for stage in range(self.view.config.stages):
+            data, steps = self._neighbour(drawn, stage, get), self.view.sealed[stage, drawn.round].outcome.inner_steps
+            try:
+                segments = segments_in(steps, segment_steps(self.manifest))
+                traces.append(None if data is None else decode(data, segments, steps))
+            except TraceError:
+                traces.append(None)
+        return bool(neighbours_faults(traces))
+
+    def base(self, drawn: Drawn) -> int:
+        """The version that the round began with."""
+        return base_version(self.terms, drawn.round)
+
+    def most(self, stage: int) -> int:
+        """Bytes of the largest file that a check of the stage takes."""
+        weights = self.manifest.genesis[stage].size
+        tensors = segment_steps(self.manifest) * self.manifest.data.micro_batches * activation_bytes(self.manifest)
+        return max(3 * weights + (1 << 20), tensors)
+
+    def _record(self, stage: int, drawn: Drawn) -> tuple[Sealed, Record]:
+        sealed = self.view.sealed[stage, drawn.round]
+        return sealed, next(one for one in sealed.records if one.replica == drawn.replica)
+
+    def _trace_bytes(self, said: Contribution, get: Get) -> bytes:
+        return get(said.trace, size(said.segments, said.inner_steps)).read_bytes()
+
+    def _neighbour(self, drawn: Drawn, stage: int, get: Get) -> bytes | None:
+        """The trace of another stage's contribution to the replica's round, where it is to be had."""
+        if stage >= self.view.config.stages:
+            return None
+        try:
+            said = read_statement(*self._record(stage, drawn), get)
+            return self._trace_bytes(said, get)
+        except (StopIteration, Absent, ValueError, OSError):
+            return None
+
+    def _plan(self, stage: int, round: int) -> ManifestPlan:
+        plan = plan_of(self.terms, self.view, stage, round)
+        if plan is None:
+            raise Unknown(f"the seals that plan round {round} are not at hand")
+        return manifest_plan(plan)
+
+    def _own_plans(self, said: Contribution, get: Get) -> dict[bytes, ManifestPlan]:
+        """The plans of the own payloads that a statement names, which its earlier statements place in their rounds."""
+        named = {said.start_payload, said.folded_payload, said.folded_payload2} - {NO_HASH}
+        if self.terms.adaptive is None:
+            return dict.fromkeys(named, manifest_plan(self.terms.plan))
+        found: dict[bytes, ManifestPlan] = {}
+        for _ in range(_LOOKED_BACK):
+            if named <= found.keys() or said.previous == NO_HASH:
+                break
+            try:
+                said = Contribution.decode(get(said.previous, CONTRIBUTION_SIZE).read_bytes())
+            except (Absent, TypedError):
+                break
+            if said.payload in named:
+                found[said.payload] = self._plan(said.stage, said.round)
+        return found
+
+
+def segments_of(manifest: Manifest, seals: Sequence[Sealed]) -> int:
+    """How many segments a sealed round has."""
+    return segments_in(seals[0].outcome.inner_steps, segment_steps(manifest))
+
+
+def read_statement(sealed: Sealed, record: Record, get: Get) -> Contribution:
+    """All that a counted contribution states. Raises ValueError where the blob says something else than the record."""
+    found = Contribution.decode(get(record.statement, CONTRIBUTION_SIZE).read_bytes())
+    place, stated = (sealed.run, sealed.round, sealed.stage), (found.run, found.round, found.stage)
+    if place != stated or found.record(record.multiplier) != record:
+        raise ValueError("the statement says something else than the seal's record of it")
+    return found

@@ -1,0 +1,247 @@
+"""Level 3: was it trained? What was drawn and is still served is replayed, one stage after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import BlobMissing, Blobs, Source
+from dlx.node.archive.inner import Absent, Inner, Unknown, segments_of
+from dlx.node.archive.replay import Replay, ReplayError
+from dlx.node.audit.report import Report, Verdict
+from dlx.node.round import turns
+from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.turns import Case
+from dlx.node.round.verdicts import Finding, ReportedVerdict
+from dlx.node.trainer.checks import Outcome
+from dlx.training.data import shards
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
+
+LEVEL = 3
+_PASSES = 4  # each has what the one before found missing
+
+BlockHash = Callable[[int], bytes | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the drawn replica-rounds are replayed, and where."""
+
+    rounds: range | None = None  # None: those that members still have to serve
+    replica: int | None = None  # None: all
+    sample: float = 1.0  # part of them, by the auditor's own chance
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a replay of one contribution came to. `finding` is None where nothing can be said: `reasons` say why."""
+
+    finding: Finding | None
+    reasons: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    disputed: bool = False
+
+
+class Replays:
+    """Replays drawn contributions of a run with blobs from anywhere; working copies lie in `blobs.work`.
+
+    Raises BlobMissing where the run's data is gone.
+    """
+
+    def __init__(self, manifest: Manifest, blobs: Blobs, device: str = "cpu") -> None:
+        self._manifest, self._blobs, self._device = manifest, blobs, device
+        named = manifest.data.manifest
+        path = blobs.get(bytes.fromhex(named.sha256), min(named.size, shards.MAX_MANIFEST_BYTES))
+        for part in shards.parse_data_manifest(path.read_bytes()).blobs():
+            blobs.get(bytes.fromhex(part.sha256), part.size)
+        self._kept = {entry.name for entry in blobs.work.iterdir()}
+
+    def check(self, view: RunView, drawn: Drawn) -> Found:
+        """`view` has the seals of the round, and of those that plan it."""
+        inner = Inner(self._manifest, view)
+        self._blobs.get(view.config.manifest, MAX_BYTES)
+        try:
+            return self._check(inner, drawn)
+        except Absent as error:
+            return Found(Finding.WITHHELD, (f"nobody gives {error}",))
+        except Unknown as error:
+            return Found(None, (str(error),))
+        except ValueError as error:
+            return Found(Finding.FALSE, (str(error),))
+        finally:
+            for entry in self._blobs.work.iterdir():
+                if entry.name not in self._kept:
+                    entry.unlink()
+
+    def _check(self, inner: Inner, drawn: Drawn) -> Found:
+        from dlx.node.trainer.checking import carry_out  # torch
+
+        work = inner.work(drawn, self._get, self._blobs.work, self._device)
+        most = inner.most(drawn.stage)
+        for name in work.sent():
+            try:
+                self._get(name, most)
+            except Absent:  # its neighbour's to serve: then that is not compared
+                continue
+        for _ in range(_PASSES):
+            outcome = carry_out(work)
+            if outcome.refusal:
+                raise Unknown(outcome.refusal)
+            if not outcome.missing:
+                finding = Finding.FALSE if outcome.reasons else Finding.HONEST
+                return Found(finding, outcome.reasons, outcome, inner.disputed(drawn, self._get))
+            for name in outcome.missing:
+                if name == work.base_weights:
+                    self._rebuild(inner, drawn)
+                else:
+                    self._get(name, most)
+        raise Unknown("it asks for more and more")
+
+    def _get(self, name: bytes, limit: int) -> Path:
+        try:
+            return self._blobs.get(name, limit)
+        except BlobMissing:
+            raise Absent([name]) from None
+
+    def _rebuild(self, inner: Inner, drawn: Drawn) -> None:
+        """The version that the round began with, which anybody can compute."""
+        try:
+            Replay(self._manifest, inner.view, self._blobs).rebuild(drawn.stage, inner.base(drawn), lambda line: None)
+        except ReplayError as error:
+            raise Unknown(str(error)) from None
+
+
+def audit_inner(
+    report: Report,
+    view: RunView,
+    block_hash: BlockHash,
+    sources: Sequence[Source],
+    work: Path,
+    choice: Choice,
+    verdicts: Iterable[ReportedVerdict],
+    progress: Callable[[str], None],
+) -> None:
+    """Add the checks of level 3, and fill the report's numbers. `verdicts`: the members', as far as they are to be had;
+    their signatures were verified."""
+    blobs = Blobs(sources, work)
+    try:
+        manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
+        replays = Replays(manifest, blobs, choice.device)
+    except (BlobMissing, ManifestError, shards.DataError) as error:
+        report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without the manifest and the data: {error}")
+        return
+    rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
+    found = _drawn(report, view, manifest, block_hash, rounds)
+    chosen = _chosen(found, choice)
+    told = _by_statement(verdicts)
+    training = report.training
+    training.total, training.drawn = _counted(view), len({_place(one) for one in found})
+    findings: dict[tuple[int, int], list[Finding | None]] = {}
+    for number, drawn in enumerate(chosen):
+        progress(_bar(number, len(chosen), drawn))
+        replayed = replays.check(view, drawn)
+        findings.setdefault(_place(drawn), []).append(replayed.finding)
+        _add(report, view, drawn, replayed, told.get(drawn.statement, {}))
+    for each in findings.values():
+        _count(report, each)
+
+
+def _drawn(report: Report, view: RunView, manifest: Manifest, block_hash: BlockHash, rounds: range) -> list[Drawn]:
+    found: list[Drawn] = []
+    for round in rounds:
+        seals = seals_of(view, round)
+        if seals is None:
+            continue
+        hash_ = block_hash(draw_block(seals, manifest.audit.draw_after))
+        if hash_ is None:
+            report.note(f"round {round} is not drawn yet: its block is still to come")
+        else:
+            found += drawn_of(seals, hash_, manifest.audit.share, segments_of(manifest, seals))
+    return found
+
+
+def _chosen(found: list[Drawn], choice: Choice) -> list[Drawn]:
+    places = sorted({_place(one) for one in found if choice.replica in (None, one.replica)})
+    chance = Random()
+    taken = {place for place in places if chance.random() < choice.sample}
+    return [one for one in found if _place(one) in taken]
+
+
+def _add(report: Report, view: RunView, drawn: Drawn, replayed: Found, verdicts: dict[str, ReportedVerdict]) -> None:
+    detail = f"replica {drawn.replica}, of {drawn.account}"
+    if replayed.reasons:
+        detail += f": {'; '.join(replayed.reasons)}"
+    if replayed.disputed:
+        detail += " (its replica's traces contradict each other)"
+    convicting = turns.conviction(view, Case(drawn, 0.0, verdicts)) or view.is_convicted(drawn.account)
+    verdict: Verdict = "PASS"
+    if replayed.finding is None:
+        verdict = "SKIP"
+    elif replayed.finding is Finding.FALSE or (replayed.finding is Finding.WITHHELD and convicting):
+        verdict = "FAIL"
+    elif replayed.finding is Finding.WITHHELD:
+        verdict = "WARN"
+    check = "replay" if replayed.finding is not Finding.WITHHELD else "withheld"
+    report.add(LEVEL, check, verdict, detail, round=drawn.round, stage=drawn.stage, hash=drawn.statement)
+    if replayed.finding is not None:
+        _compare(report, drawn, replayed.finding, verdicts)
+
+
+def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: dict[str, ReportedVerdict]) -> None:
+    """The members' verdicts beside our own."""
+    for checker, one in verdicts.items():
+        if not one.is_about(drawn):
+            continue
+        said = f"replica {drawn.replica}: {checker} says {one.finding.word}"
+        same = one.finding is finding
+        detail = said if same else f"{said}, the replay here {finding.word}"
+        report.add(
+            LEVEL, "members' verdicts", "PASS" if same else "WARN", detail,
+            round=drawn.round, stage=drawn.stage, hash=one.name,
+        )  # fmt: skip
+
+
+def _count(report: Report, stages: list[Finding | None]) -> None:
+    """A replica-round is as honest as the worst of its stages."""
+    training = report.training
+    if Finding.WITHHELD in stages and Finding.FALSE not in stages:
+        training.withheld += 1
+        return
+    if None in stages and Finding.FALSE not in stages:
+        return
+    training.replayed += 1
+    if Finding.FALSE in stages:
+        training.false += 1
+    else:
+        training.honest += 1
+
+
+def _counted(view: RunView) -> int:
+    """The replica-rounds that some seal counts."""
+    sealed = min(map(view.next_round, range(view.config.stages)))
+    return sum(
+        len({record.replica for stage in range(view.config.stages) for record in view.sealed[stage, round].records})
+        for round in range(sealed)
+    )
+
+
+def _by_statement(verdicts: Iterable[ReportedVerdict]) -> dict[bytes, dict[str, ReportedVerdict]]:
+    found: dict[bytes, dict[str, ReportedVerdict]] = {}
+    for one in verdicts:
+        found.setdefault(one.report.statement, {}).setdefault(one.checker, one)
+    return found
+
+
+def _place(drawn: Drawn) -> tuple[int, int]:
+    return drawn.round, drawn.replica
+
+
+def _bar(done: int, total: int, drawn: Drawn) -> str:
+    filled = 20 * done // total
+    where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
+    return f"training: [{'#' * filled}{'.' * (20 - filled)}] {done} of {total}: {where}"

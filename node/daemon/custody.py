@@ -1,0 +1,98 @@
+"""What this node has to show of its own work: once a round's draw is known, the drawn segment's files become public
+blobs for the manifest's window, and the rest of the round goes (see training.slot.undecided).
+
+It looks into the folders of every stage that the node has held: a contribution is answered for also after a move. The
+members of a stage also keep the version that its drawn work began with, which a check begins with too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from dlx.ground.blobs import Kind
+from dlx.ledger.view import RunView
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.watch import Watch
+from dlx.node.home import logs
+from dlx.node.round.draw import MOST_WINDOW
+from dlx.node.round.plans import Terms
+from dlx.node.round.rules import base_version
+from dlx.training.slot.trace import handed_over
+from dlx.training.slot.undecided import Undecided
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What lies on this disk for checks."""
+
+    undecided: int = 0  # bytes of rounds whose draw is not known yet
+    drawn: int = 0  # own contributions that are served
+
+
+class Custody:
+    """Of one account in one run. `view()`: the ledger's newest."""
+
+    def __init__(
+        self, context: RunContext, rounds: Watch[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
+    ) -> None:
+        self.held = Held()
+        self._context, self._store, self._rounds, self._view = context, context.store, rounds, view
+        self._terms = Terms.of(context.manifest)
+        self._prefix = f"custody/{context.run.hex()[:16]}/"
+        self._window = min(context.manifest.audit.window, MOST_WINDOW)
+
+    async def run(self, well: Well) -> None:
+        """Raises OSError; what is done stays done."""
+        async for rounds in self._rounds.values():
+            view = self._view()
+            if view is not None and view.created:
+                self.held = await trio.to_thread.run_sync(self._settle, view, rounds)
+                well()
+
+    def _settle(self, view: RunView, draws: Mapping[int, RoundDraw]) -> Held:
+        gone = min(map(view.next_round, range(view.config.stages))) - self._window
+        undecided = 0
+        for stage, slot in self._slots():
+            for round in slot.rounds():
+                if round in draws:
+                    self._decide(slot, stage, round, draws[round])
+                elif round < gone:
+                    slot.decide(round, None, self._store.folder)
+            undecided += slot.size()
+        held = view.slot_of(self._context.account)
+        if held is not None:
+            self._keep_bases(view, held[1], draws)
+        owners = self._store.owners(self._prefix)
+        for owner in owners:
+            if int(owner.rpartition("/")[2]) < gone:
+                self._store.release(owner)
+        return Held(undecided, sum("/own/" in one and int(one.rpartition("/")[2]) >= gone for one in owners))
+
+    def _decide(self, slot: Undecided, stage: int, round: int, draw: RoundDraw) -> None:
+        mine = [one for one in draw.drawn if (one.account, one.stage) == (self._context.account, stage)]
+        finished = slot.find(round)
+        if not mine or finished is None:
+            slot.decide(round, None, self._store.folder)
+            return
+        segment = mine[0].segment
+        names = set(handed_over(finished.trace, segment, finished.trained.residual_before).values())
+        self._store.pin(f"{self._prefix}own/{stage}/{round}", names)  # first: a kill must leave nothing unowned
+        for name in names:
+            self._store.note(name, Kind.VERSION)
+        slot.decide(round, segment, self._store.folder)
+        log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segment=segment)
+
+    def _keep_bases(self, view: RunView, stage: int, draws: Mapping[int, RoundDraw]) -> None:
+        for round, draw in draws.items():
+            owner = f"{self._prefix}base/{stage}/{round}"
+            if any(one.stage == stage for one in draw.drawn):
+                self._store.pin(owner, {view.weights(stage, base_version(self._terms, round))})
+
+    def _slots(self) -> Iterator[tuple[int, Undecided]]:
+        for path in sorted(self._context.directory.glob("stage-*/slot")):
+            yield int(path.parent.name.removeprefix("stage-")), Undecided(path)

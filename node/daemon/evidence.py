@@ -1,0 +1,117 @@
+"""What one check of a drawn contribution takes: its files from whoever serves them, and the checking process."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from dlx.ground.blobs import Kind
+from dlx.ledger.view import RunView
+from dlx.node.archive.inner import Absent, Get, Inner, Unknown
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.troubles import fetch
+from dlx.node.home import logs
+from dlx.node.round.draw import Drawn
+from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
+from dlx.p2p.exchange import BlobError
+
+FIRST_SECONDS, THEN_SECONDS = 5.0, 20.0  # for a blob: of its maker, of everybody
+CHECK_SECONDS = 600.0  # for the replay, beside what the segment may take
+ADVANCE = 60.0  # seconds of training that count before they were trained: the first rounds are drawn too
+PASSES = 3  # each asks for what the one before found missing
+log = logs.get(__name__)
+
+
+@dataclass
+class Effort:
+    """What checking may cost, and has cost, in seconds since the start."""
+
+    share: float  # of the seconds trained
+    trained: float = 0.0
+    spent: float = 0.0
+
+    @property
+    def allowed(self) -> float:
+        return self.share * (self.trained + ADVANCE)
+
+    @property
+    def is_left(self) -> bool:
+        return self.spent < self.allowed
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of one run; the checker's own blob store has what was fetched, for others too."""
+
+    context: RunContext
+    effort: Effort
+
+    async def outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> tuple[Outcome, bool]:
+        """What a check comes to, and whether the traces of the replica's stages contradict each other.
+
+        `whole`: also what the neighbours received is needed. Raises Absent for what nobody serves, Unknown where
+        nothing can be said, CheckFailed and OSError for what may go better later, ValueError for no statement.
+        """
+        context = self.context
+        inner = Inner(context.manifest, view)
+        most = inner.most(drawn.stage)
+        get = self._getter(drawn)
+        work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder)
+        for name in work.sent():
+            try:
+                await self._fetch(name, most, None)
+            except Absent:
+                if whole:
+                    raise
+        found = await self._checked(work, drawn, most)
+        if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
+            again = await self._checked(work, drawn, most)
+            if not again.reasons:
+                raise CheckFailed("two replays here differ: this machine is not to be trusted")
+        disputed = await trio.to_thread.run_sync(inner.disputed, drawn, get)
+        return found, disputed
+
+    async def _checked(self, work: Work, drawn: Drawn, most: int) -> Outcome:
+        maker = self.context.peer_of(drawn.account)
+        for _ in range(PASSES):
+            began = trio.current_time()
+            try:
+                found = await check(work, CHECK_SECONDS)
+            finally:
+                self.effort.spent += trio.current_time() - began
+            if found.refusal:
+                raise Unknown(found.refusal)
+            if not found.missing:
+                return found
+            for name in found.missing:
+                try:
+                    await self._fetch(name, most, maker)
+                except Absent:
+                    if name in work.shared():
+                        raise CheckFailed(f"nobody gives {name.hex()[:12]}, which its maker need not serve") from None
+                    raise
+        raise CheckFailed(f"it asks for more and more: {Absent(found.missing)}")
+
+    def _getter(self, drawn: Drawn) -> Get:
+        """To be called from a thread."""
+        maker = self.context.peer_of(drawn.account)
+
+        def get(name: bytes, limit: int) -> Path:
+            return trio.from_thread.run(self._fetch, name, limit, maker)
+
+        return get
+
+    async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
+        """From its maker, else from everybody. Raises Absent."""
+        ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.PAYLOAD)
+        try:
+            if maker is not None:
+                try:
+                    return await ask(peers=[maker], seconds=FIRST_SECONDS)
+                except BlobError:
+                    pass
+            return await ask(peers=None, seconds=THEN_SECONDS)
+        except BlobError as error:
+            log.debug("a blob for a check is not to be had", error=str(error))
+            raise Absent([name]) from None

@@ -1,0 +1,287 @@
+"""Checks others' drawn work when its turn has come, keeps the verdicts that it gives and hears, and takes part in
+convictions (see node.round.turns).
+"""
+
+import contextlib
+import math
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+import trio
+from eth_utils import to_canonical_address
+
+from dlx.ground.backoff import Backoff
+from dlx.ground.blobs import Kind
+from dlx.ground.errors import DlxError
+from dlx.ledger.errors import LedgerError
+from dlx.ledger.view import RunView
+from dlx.node import version
+from dlx.node.archive.inner import Absent, Unknown
+from dlx.node.archive.verdicts import VerdictStore
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.draws import Draws
+from dlx.node.daemon.evidence import Effort, Evidence
+from dlx.node.daemon.messages import verdicts_topic
+from dlx.node.daemon.supervisor import Well
+from dlx.node.home import logs
+from dlx.node.round import turns
+from dlx.node.round.turns import Case
+from dlx.node.round.verdicts import (
+    MAX_REASON,
+    MAX_REASONS,
+    Distances,
+    Finding,
+    ReportedVerdict,
+    VerdictError,
+    VerdictReport,
+)
+from dlx.node.trainer.checks import CheckFailed, Outcome
+from dlx.p2p import wire
+from dlx.p2p.streams import StreamBroken
+from dlx.p2p.verdicts import VerdictExchange
+
+LOOK_SECONDS = 1.0
+LEAST_ASK_SECONDS = 5.0  # between two questions for verdicts that were missed
+MAX_WAITING = 256  # verdicts
+RETRY = Backoff(first=3.0, cap=60.0)
+log = logs.get(__name__)
+
+
+@dataclass
+class _Delays:
+    """What was tried in vain: when it is tried again."""
+
+    failures: dict[bytes, int] = field(default_factory=lambda: defaultdict(int))
+    until: dict[bytes, float] = field(default_factory=dict)
+    random: Random = field(default_factory=Random)
+
+    def again(self, key: bytes, now: float) -> None:
+        self.failures[key] += 1
+        self.until[key] = now + RETRY.delay(self.failures[key], self.random)
+
+    def never(self, key: bytes) -> None:
+        self.until[key] = math.inf
+
+    def is_over(self, key: bytes, now: float) -> bool:
+        return now >= self.until.get(key, 0.0)
+
+
+class Judge:
+    """`view()`: the ledger's newest; `agreed()`: the peers that are connected."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        draws: Draws,
+        store: VerdictStore,
+        exchange: VerdictExchange,
+        effort: Effort,
+        view: Callable[[], RunView | None],
+        agreed: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self.effort = effort
+        self._context, self._draws, self._store, self._exchange = context, draws, store, exchange
+        self._view, self._agreed, self._evidence = view, agreed, Evidence(context, effort)
+        self._verdicts: dict[bytes, dict[str, ReportedVerdict]] = defaultdict(dict)  # statement -> by checker
+        self._delays, self._convictions = _Delays(), _Delays()
+        self._due: dict[bytes, float] = {}  # statement -> since when its maker may be convicted
+        self._timing = context.manifest.timing
+        self._random = Random()
+        self._incoming, self._waiting = trio.open_memory_channel[tuple[wire.VerdictMessage, str]](MAX_WAITING)
+
+    async def run(self, well: Well) -> None:
+        for verdict in await trio.to_thread.run_sync(self._store.since, 0):
+            self._verdicts[verdict.report.statement][verdict.checker] = verdict
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._ask)
+            nursery.start_soon(self._forget)
+            nursery.start_soon(self._convict)
+            while True:
+                case = self._next()
+                if case is None:
+                    await trio.sleep(LOOK_SECONDS)
+                else:
+                    await self._check(case)
+                well()
+
+    def cases(self) -> Iterator[Case]:
+        """Every drawn contribution of the window, oldest first."""
+        rounds = self._draws.rounds.value
+        for round in sorted(rounds):
+            for drawn in rounds[round].drawn:
+                yield Case(drawn, rounds[round].since, self._verdicts.get(drawn.statement, {}))
+
+    def take(self, message: wire.VerdictMessage, source: str) -> None:
+        """A verdict that somebody sent; while too many wait it is dropped, and asked for again."""
+        with contextlib.suppress(trio.WouldBlock):
+            self._incoming.send_nowait((message, source))
+
+    # ---- hearing ----
+
+    async def _listen(self) -> None:
+        async for message, source in self._waiting:
+            await self._hear(message, source)
+
+    async def _hear(self, message: wire.VerdictMessage, source: str) -> None:
+        context = self._context
+        try:
+            verdict = ReportedVerdict.read(message.report, message.signature, context.run, context.client.domain)
+        except VerdictError as error:
+            log.debug("no verdict", source=source, error=str(error))
+            context.reject("verdict", source)
+            return
+        view, drawn = self._view(), next((one for one in self._draws if verdict.is_about(one)), None)
+        if view is None or drawn is None or not turns.may_check(view, drawn, verdict.checker):
+            return  # perhaps its draw is not known here yet: it is asked for again
+        await self._keep(verdict)
+
+    async def _keep(self, verdict: ReportedVerdict) -> None:
+        """A valid one, others' or our own."""
+        report = verdict.report
+        known = self._verdicts[report.statement]
+        if verdict.checker in known:
+            return
+        kind = Kind.PAYLOAD if verdict.finding is Finding.HONEST else Kind.PUBLIC  # what the ledger may name stays
+        await trio.to_thread.run_sync(self._context.store.put, verdict.data, kind)
+        if await trio.to_thread.run_sync(self._store.add, verdict):
+            known[verdict.checker] = verdict
+            say = log.info if verdict.finding is Finding.HONEST else log.warning
+            say(
+                "verdict", finding=verdict.finding.word, round=report.round, replica=report.replica,
+                stage=report.stage, account=verdict.account, by=verdict.checker, reasons="; ".join(report.reasons),
+            )  # fmt: skip
+            self._context.metrics.verdict(verdict.finding.word)
+
+    async def _ask(self) -> None:
+        """What was missed, of one peer after the other."""
+        while True:
+            rounds = self._draws.rounds.value
+            peers = self._agreed()
+            if rounds and peers:
+                peer = self._random.choice(peers)
+                try:
+                    for message in await self._exchange.ask(peer, min(rounds)):
+                        await self._hear(message, peer)
+                except StreamBroken as error:
+                    log.debug("no verdicts of a peer", peer=peer, error=str(error))
+            await trio.sleep(max(LEAST_ASK_SECONDS, self._timing.round_timeout / 2))
+
+    async def _forget(self) -> None:
+        async for rounds in self._draws.rounds.values():
+            if rounds:
+                await trio.to_thread.run_sync(self._store.forget, min(rounds))
+                current = {one.statement for draw in rounds.values() for one in draw.drawn}
+                for statement in self._verdicts.keys() - current:
+                    del self._verdicts[statement]
+
+    # ---- checking ----
+
+    def _next(self) -> Case | None:
+        view, now = self._view(), self._context.now()
+        if view is None:
+            return None
+        tried = (case for case in self.cases() if self._delays.is_over(case.drawn.statement, now))
+        timeout = self._timing.round_timeout
+        return turns.next_check(tried, view, self._context.account, now, timeout, self.effort.is_left)
+
+    async def _check(self, case: Case) -> None:
+        drawn, context, view = case.drawn, self._context, self._view()
+        assert view is not None
+        now, timeout = context.now(), self._timing.round_timeout
+        late = now >= turns.serve_until(case, timeout)
+        disputed = False
+        try:
+            whole = now < case.since + turns.TURN_TIMEOUTS * timeout
+            outcome, disputed = await self._evidence.outcome(view, drawn, whole=whole)
+            finding, reasons = (Finding.FALSE if outcome.reasons else Finding.HONEST), outcome.reasons
+        except ValueError as error:
+            outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
+        except Absent as error:
+            if not late or not self._hears_enough(view, drawn.account):
+                self._delays.again(drawn.statement, context.now())
+                log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
+                return
+            outcome, finding, reasons = Outcome(), Finding.WITHHELD, (f"nobody gives {error}",)
+        except Unknown as error:
+            log.info("cannot be checked here", round=drawn.round, stage=drawn.stage, reason=str(error))
+            self._delays.never(drawn.statement)
+            return
+        except (CheckFailed, OSError) as error:
+            log.info("not checked yet", round=drawn.round, stage=drawn.stage, reason=str(error))
+            self._delays.again(drawn.statement, context.now())
+            if late:
+                self._delays.never(drawn.statement)
+            return
+        report = VerdictReport(
+            run=context.run,
+            round=drawn.round,
+            stage=drawn.stage,
+            replica=drawn.replica,
+            account=to_canonical_address(drawn.account),
+            statement=drawn.statement,
+            finding=int(finding),
+            segment=drawn.segment,
+            distances=distances(outcome),
+            loss_stated=outcome.loss_stated if outcome.done else None,
+            loss_replayed=outcome.loss_replayed if outcome.done else None,
+            reasons=printable(reasons),
+            disputed=disputed,
+            software=version()[:32],
+            hardware=f"{platform.machine()} cpu"[:32],
+            checker=to_canonical_address(context.account),
+        )
+        verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
+        await self._keep(verdict)
+        await context.gossip.publish(
+            verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
+        )
+
+    def _hears_enough(self, view: RunView, maker: str) -> bool:
+        """Whether it would be the maker's fault, not ours, that nobody gives its blobs."""
+        peers = set(self._agreed())
+        others = {self._context.peer_of(account) for account in view.members() if account != self._context.account}
+        return self._context.peer_of(maker) in peers or 2 * len(others & peers) > len(others)
+
+    # ---- convictions ----
+
+    async def _convict(self) -> None:
+        while True:
+            view, now = self._view(), self._context.now()
+            if view is not None:
+                for case in list(self.cases()):
+                    against, statement = turns.conviction(view, case), case.drawn.statement
+                    if not against:
+                        self._due.pop(statement, None)
+                        continue
+                    since = self._due.setdefault(statement, now)
+                    delay = turns.conviction_delay(view, case, self._context.account, self._timing.proposal_timeout)
+                    if now >= since + delay and self._convictions.is_over(statement, now):
+                        await self._send(case, against)
+            await trio.sleep(LOOK_SECONDS)
+
+    async def _send(self, case: Case, against: list[ReportedVerdict]) -> None:
+        log.warning("convicting", account=case.drawn.account, round=case.drawn.round, stage=case.drawn.stage)
+        send = partial(self._context.client.convict, [one.signed for one in against])
+        self._convictions.again(case.drawn.statement, self._context.now())
+        try:
+            await trio.to_thread.run_sync(send, abandon_on_cancel=True)
+        except (LedgerError, DlxError, OSError) as error:
+            log.info("not convicted yet", account=case.drawn.account, reason=str(error))
+
+
+def distances(outcome: Outcome) -> Distances:
+    if not outcome.done:
+        return Distances()
+    found = (outcome.weights, outcome.optimiser, outcome.activations, outcome.gradients)
+    return Distances(*(math.inf if one is not None and math.isnan(one) else one for one in found))
+
+
+def printable(reasons: tuple[str, ...]) -> tuple[str, ...]:
+    """As a report takes them."""
+    kept = ("".join(c if " " <= c <= "~" else "?" for c in reason) for reason in reasons[:MAX_REASONS])
+    return tuple(reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3] + "..." for reason in kept)

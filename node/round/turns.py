@@ -1,0 +1,113 @@
+"""Who checks what was drawn, and when; who alarms for nothing; and when a conviction is due: decisions over plain data.
+
+One honest verdict settles a contribution. A verdict that it is false, or withheld, makes the whole jury of its stage
+check it as well, whatever that costs: unless as many of a jury as convict contradicted its author before.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eth_utils import keccak, to_canonical_address
+
+from dlx.ledger.view import RunView
+from dlx.node.round.draw import Drawn, checkers
+from dlx.node.round.verdicts import Finding, ReportedVerdict
+
+TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over
+SERVE_TIMEOUTS = 4  # round timeouts after the draw, within which all that a check needs has to be had
+MAX_TURNS = 8  # of a conviction; then everybody sends it
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drawn contribution, and what was heard of it."""
+
+    drawn: Drawn
+    since: float  # when its draw became known here
+    verdicts: Mapping[str, ReportedVerdict] = field(default_factory=dict)  # by checker
+
+
+def next_check(
+    cases: Iterable[Case], view: RunView, account: str, now: float, round_timeout: float, has_budget: bool
+) -> Case | None:
+    """What `account` checks next, if anything: where there is an alarm first, then the oldest whose turn has come."""
+    cases = list(cases)
+    ignored = discredited(cases, view)
+    mine = [case for case in cases if account not in case.verdicts and may_check(view, case.drawn, account)]
+    for case in mine:
+        if is_alarmed(case, ignored) and account in view.jury(case.drawn.stage, case.drawn.account):
+            return case
+    for case in mine:
+        settled = any(one.finding is Finding.HONEST for one in case.verdicts.values())
+        wait = turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout
+        if has_budget and not settled and now >= case.since + wait:
+            return case
+    return None
+
+
+def may_check(view: RunView, drawn: Drawn, account: str) -> bool:
+    """Whether a verdict of the account counts: it holds a seat in another replica and has no part in the work."""
+    slot = view.slot_of(account)
+    return slot is not None and slot[0] != drawn.replica and account not in drawn.team
+
+
+def turn(view: RunView, drawn: Drawn, account: str) -> int:
+    """How many check before the account. Raises ValueError where it may not check."""
+    able = [member for member in view.members() if may_check(view, drawn, member)]
+    return checkers(drawn.seed, drawn.replica, able).index(account)
+
+
+def is_alarmed(case: Case, ignored: frozenset[str] = frozenset()) -> bool:
+    """Whether somebody who is to be heard says that it is false or withheld."""
+    return any(one.finding is not Finding.HONEST for by, one in case.verdicts.items() if by not in ignored)
+
+
+def discredited(cases: Iterable[Case], view: RunView) -> frozenset[str]:
+    """Whose alarms move nobody any more: as many as would convict found honest what they did not."""
+    found = set()
+    for case in cases:
+        stage, accused = case.drawn.stage, case.drawn.account
+        honest = {by for by, one in case.verdicts.items() if one.finding is Finding.HONEST}
+        if len(honest & {*view.jury(stage, accused)}) >= view.convictions_needed(stage, accused):
+            found |= case.verdicts.keys() - honest
+    return frozenset(found)
+
+
+def conviction(view: RunView, case: Case) -> list[ReportedVerdict]:
+    """The verdicts that convict the contribution's maker now; none where they do not."""
+    stage, accused = case.drawn.stage, case.drawn.account
+    jury = view.jury(stage, accused)
+    against = {by: one for by, one in case.verdicts.items() if by in jury and one.finding is not Finding.HONEST}
+    return list(against.values()) if view.may_convict(stage, accused, against.keys()) else []
+
+
+def conviction_delay(view: RunView, case: Case, account: str, proposal_timeout: float) -> float:
+    """Seconds that the account leaves to those who send the conviction before it."""
+    question = b"convict" + case.drawn.statement
+    order = sorted(view.members(), key=lambda member: keccak(question + to_canonical_address(member)))
+    place = order.index(account) if account in order else len(order)
+    return min(place, MAX_TURNS) * proposal_timeout
+
+
+def serve_until(case: Case, round_timeout: float) -> float:
+    """When a blob that is not to be had is withheld."""
+    return case.since + SERVE_TIMEOUTS * round_timeout
+
+
+def summary(cases: Iterable[Case]) -> dict[str, int]:
+    """How many contributions were drawn and checked, and how many are honest, false, withheld by what was heard; where
+    verdicts differ the worst that as many as any other say counts."""
+    found = {"drawn": 0, "checked": 0, **{finding.word: 0 for finding in Finding}}
+    for case in cases:
+        found["drawn"] += 1
+        if case.verdicts:
+            found["checked"] += 1
+            found[prevailing(list(case.verdicts.values())).word] += 1
+    return found
+
+
+def prevailing(verdicts: Sequence[ReportedVerdict]) -> Finding:
+    """What most checkers found; of what equally many did, the worst."""
+    counts = {finding: sum(one.finding is finding for one in verdicts) for finding in Finding}
+    worst_first = (Finding.FALSE, Finding.WITHHELD, Finding.HONEST)
+    return max(worst_first, key=lambda finding: counts[finding])

@@ -1,0 +1,116 @@
+"""What a checking process is asked, what it answers, and its handle in the network process.
+
+It is a process of its own beside the training process, with a lower priority: a replay takes as long as training did.
+"""
+
+import struct
+from typing import Annotated
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.typed import Contribution
+from dlx.node.trainer.spawn import CHECKER, spawn
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.trace import TraceError, decode
+
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+LENGTH = struct.Struct(">I")
+_MOST = 1 << 26  # bytes of a message: a trace grows with the inner steps
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """A contribution to check. Files lie in `blobs`, by their names."""
+
+    manifest: Hash
+    blobs: str
+    stage: int
+    replica: int
+    segment: int
+    statement: bytes  # as signed
+    trace: bytes
+    plan: Plan
+    steps_before: int
+    total_steps: int
+    own_plans: dict[bytes, Plan] = {}  # of the own payloads that the statement names
+    next_trace: bytes | None = None
+    device: str = "cpu"
+
+    @property
+    def base_weights(self) -> bytes:
+        """The version that the round began with."""
+        return Contribution.decode(self.statement).base_weights
+
+    def shared(self) -> set[bytes]:
+        """Names of what the check needs and its maker need not serve."""
+        said = Contribution.decode(self.statement)
+        return {said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2}
+
+    def sent(self) -> list[bytes]:
+        """Names of what the stage sent its neighbours in the segment, which they serve."""
+        said = Contribution.decode(self.statement)
+        try:
+            between = decode(self.trace, said.segments, said.inner_steps).boundaries[self.segment]
+        except (TraceError, IndexError):
+            return []
+        return [name for name in (between.activations_out, between.gradients_out) if name != NO_HASH]
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What a check came to: `reasons` (why it is false; empty: honest) where `done`; else what is missing, or why
+    nothing can be said here. Distances and losses as in training.slot.replay.Checked."""
+
+    done: bool = False
+    reasons: tuple[str, ...] = ()
+    weights: float = 0.0
+    optimiser: float = 0.0
+    activations: float | None = None  # None: not compared
+    gradients: float | None = None
+    loss_stated: float = 0.0
+    loss_replayed: float = 0.0
+    missing: tuple[Hash, ...] = ()
+    refusal: str = ""  # why nobody, or not this machine, can say anything
+    seconds: float = 0.0  # that it took
+
+
+class CheckFailed(Exception):
+    """The checking process ended, or was too slow: it says nothing about what was checked."""
+
+
+def pack(message: Work | Outcome) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+async def check(work: Work, deadline_s: float) -> Outcome:
+    """In a new process, which ends with the answer. Raises CheckFailed."""
+    try:
+        spawned = await trio.to_thread.run_sync(spawn, CHECKER, abandon_on_cancel=True)
+    except OSError as error:
+        raise CheckFailed(f"no process for it: {error}") from None
+    try:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(spawned.channel))
+        with trio.move_on_after(deadline_s):
+            await stream.send_all(pack(work))
+            answer = await _read(stream)
+            if answer is not None:
+                return answer
+            raise CheckFailed("the checking process ended")
+        raise CheckFailed(f"it took longer than {deadline_s:.0f} s")
+    except (trio.BrokenResourceError, trio.ClosedResourceError, msgspec.MsgspecError) as error:
+        raise CheckFailed(f"the checking process ended: {error}") from None
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(spawned.end)
+
+
+async def _read(stream: trio.SocketStream) -> Outcome | None:
+    data = bytearray()
+    while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
+        part = await stream.receive_some(1 << 20)
+        if not part or len(data) > _MOST:
+            return None
+        data += part
+    return msgspec.msgpack.decode(data[LENGTH.size :], type=Outcome)

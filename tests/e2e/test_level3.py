@@ -1,0 +1,113 @@
+"""Level 3 in real processes: what is drawn is replayed by members and outsiders, and who lies loses its seat."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlx.ledger.events import Convicted
+from dlx.node.devnet.devnet import Devnet
+from dlx.node.trainer.spawn import SHARED, ForkServer
+from tests.e2e.devnets import Timing, Watched, create
+from tests.node.command import dlx
+
+TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
+ROOT = Path(__file__).parents[2]
+
+
+class Flippers(ForkServer):
+    MODULE = "tests.e2e.flipper"
+
+
+def checking(root: Path, rounds: int, replicas: int) -> Devnet:
+    """Everything is drawn, and the members may take as long for checking as for training."""
+    devnet = create(root, rounds, 5, TIMING, replicas, "\n[audit]\nshare = 1\nwindow = 200\n")
+    for name in devnet.names:
+        config = devnet.folder(name).config
+        config.write_text(config.read_text().replace("# audit_share = 0.05", "audit_share = 1.0"))
+    return devnet
+
+
+def audit(devnet: Devnet, *arguments: object, code: int = 0) -> dict[str, Any]:
+    where = ["--datadir", devnet.root, "--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url]
+    return json.loads(dlx("audit", *where, "--level", 3, "--json", *arguments, code=code).stdout)
+
+
+def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: Path) -> None:
+    devnet = checking(tmp_path / "devnet", rounds=2, replicas=2)
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+
+        def checked() -> bool:
+            found = [status.checks for status in watched.statuses().values()]
+            return len(found) == 4 and all(one is not None and one.honest == 8 for one in found)
+
+        watched.until("every node to know an honest verdict on each of 8 contributions", checked)
+        for status in watched.statuses().values():
+            assert status.checks is not None
+            assert (status.checks.drawn, status.checks.false, status.checks.withheld) == (8, 0, 0)
+            assert (status.checks.served, status.checks.undecided_bytes) == (2, 0)
+        stranger = tmp_path / "stranger"
+        dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")
+        where = ["--ledger", devnet.settings.ledger, "--datadir", stranger]
+        report = audit(devnet, *where)
+        assert report["verdict"]["training"] == "4 of 4 replica-rounds replayed, all honest", report
+        assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
+        rows = {row["check"]: row for row in report["table"] if row["level"] == 3}
+        assert rows["replay"]["PASS"] == 8 and rows["members' verdicts"]["PASS"] == 8, "and they agree"
+        alone = audit(devnet, "--rounds", 1, "--replica", 0, *where)["training"]
+        assert (alone["replayed"], alone["honest"]) == (1, 1)
+    finally:
+        devnet.stop()
+
+
+@pytest.fixture
+def flippers(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    server = Flippers()
+    yield str(server.path)
+    server.stop()
+
+
+def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(
+    tmp_path: Path, flippers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3)
+    try:
+        liar, *honest = devnet.names
+        with monkeypatch.context() as patched:
+            patched.setenv(SHARED, flippers)
+            devnet.start_node(liar)
+        for name in honest:
+            devnet.start_node(name)
+        watched = Watched(devnet)
+
+        def account() -> str | None:
+            status = devnet.status(liar)
+            return status and status.account
+
+        guilty = watched.until("the liar's account", account)
+
+        def convicted() -> bool:
+            watched.read()
+            return bool(watched.of(Convicted))
+
+        watched.until("a conviction", convicted)
+        (found,) = watched.of(Convicted)
+        assert found.account == guilty and watched.view.slot_of(guilty) is None
+        devnet.kill(liar)  # it says so, and ends
+        devnet.names.remove(liar)
+        sealed = watched.sealed_rounds()
+        watched.until("more rounds", lambda: watched.sealed_rounds() > sealed + 2)
+        assert len(watched.of(Convicted)) == 1, "nobody else"
+        false = [status.checks.false for status in watched.statuses().values() if status.checks]
+        assert false and min(false) >= 1
+        report = audit(devnet, "--rounds", found.round, "--ledger", devnet.settings.ledger, code=1)
+        assert report["training"]["false"] == 1 and report["failed"], report
+        assert guilty in str([check for check in report["checks"] if check["verdict"] == "FAIL"])
+    finally:
+        devnet.stop()

@@ -1,0 +1,61 @@
+"""The verdicts that a node keeps: the first of each checker, what is not honest for ever, whatever the disk does."""
+
+from pathlib import Path
+
+from eth_utils import to_canonical_address
+
+from dlx.ledger.typed import Domain, account_of
+from dlx.node.archive.verdicts import VerdictStore, kept_verdicts
+from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
+
+RUN, DOMAIN = b"\x11" * 32, Domain(31337, "0x" + "22" * 20)
+
+
+def verdict(round: int, finding: Finding, key: bytes = b"\x01" * 32) -> ReportedVerdict:
+    report = VerdictReport(
+        run=RUN, round=round, stage=0, replica=1, account=b"\x33" * 20, statement=round.to_bytes(32, "big"),
+        finding=int(finding), segment=0, checker=to_canonical_address(account_of(key)),
+    )  # fmt: skip
+    return ReportedVerdict.make(report, DOMAIN, key)
+
+
+def test_the_first_verdict_of_a_checker_on_a_contribution_stays(tmp_path: Path) -> None:
+    store = VerdictStore(tmp_path / "verdicts.sqlite", RUN, DOMAIN)
+    assert store.add(verdict(1, Finding.HONEST))
+    assert not store.add(verdict(1, Finding.HONEST)) and not store.add(verdict(1, Finding.FALSE))
+    assert store.add(verdict(1, Finding.FALSE, b"\x02" * 32))
+    assert sorted(one.finding for one in store.since(0)) == [Finding.HONEST, Finding.FALSE]
+    store.close()
+
+
+def test_what_is_not_honest_outlives_the_window_and_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    store = VerdictStore(path, RUN, DOMAIN)
+    for round, finding in ((1, Finding.HONEST), (2, Finding.FALSE), (3, Finding.WITHHELD), (9, Finding.HONEST)):
+        store.add(verdict(round, finding))
+    store.forget(before=5)
+    assert [one.report.round for one in store.since(0)] == [2, 3, 9]
+    assert [one.report.round for one in store.since(3)] == [3, 9]
+    store.close()
+    assert [one.report.round for one in kept_verdicts(path, RUN, DOMAIN)] == [2, 3, 9]
+    assert kept_verdicts(tmp_path / "none.sqlite", RUN, DOMAIN) == []
+
+
+def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    store = VerdictStore(path, RUN, DOMAIN)
+    assert store.since(0) == [] and store.add(verdict(1, Finding.FALSE))
+    store.close()
+
+
+def test_a_row_that_the_disk_changed_is_nobodys_verdict(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "verdicts.sqlite"
+    store = VerdictStore(path, RUN, DOMAIN)
+    store.add(verdict(1, Finding.HONEST))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE verdicts SET signature = ?", (bytes(65),))
+    assert store.since(0) == []
+    store.close()

@@ -1,0 +1,174 @@
+"""Who checks what was drawn, who takes over, and what becomes of alarms: over the ledger of a simulated run."""
+
+from dataclasses import replace
+
+import pytest
+from eth_utils import to_canonical_address
+
+from dlx.ledger.events import Sealed
+from dlx.ledger.view import RunView
+from dlx.node.round import turns
+from dlx.node.round.draw import Drawn, draw_block, drawn_of, seals_of
+from dlx.node.round.turns import Case
+from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictError, VerdictReport, decode
+from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
+
+TIMEOUT = 12.0
+KEYS: dict[str, bytes] = {}
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[RunView, tuple[Sealed, ...]]:
+    """Four replicas of two stages that sealed a few rounds."""
+    sim = Simulation(make_rules(rounds=6), replicas=4, seed=1)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 3, 200)
+    KEYS.update({account: member.key for account, member in sim.members.items()})
+    seals = seals_of(sim.view, 2)
+    assert seals is not None
+    return sim.view, seals
+
+
+@pytest.fixture
+def case(run: tuple[RunView, tuple[Sealed, ...]]) -> Case:
+    return Case(drawn_of(run[1], digest("block"), 1.0, 3)[0], since=100.0)
+
+
+def judged(case: Case, **findings: Finding) -> Case:
+    """With verdicts by these accounts."""
+    found = {account: verdict(case.drawn, account, finding) for account, finding in findings.items()}
+    return replace(case, verdicts={**case.verdicts, **found})
+
+
+def verdict(drawn: Drawn, checker: str, finding: Finding) -> ReportedVerdict:
+    report = VerdictReport(
+        run=RUN, round=drawn.round, stage=drawn.stage, replica=drawn.replica,
+        account=to_canonical_address(drawn.account), statement=drawn.statement, finding=int(finding),
+        segment=drawn.segment, checker=to_canonical_address(checker),
+    )  # fmt: skip
+    return ReportedVerdict.make(report, DOMAIN, KEYS[checker])
+
+
+def order(view: RunView, case: Case) -> list[str]:
+    able = [account for account in view.members() if turns.may_check(view, case.drawn, account)]
+    return sorted(able, key=lambda account: turns.turn(view, case.drawn, account))
+
+
+def test_all_stages_of_a_drawn_replica_are_drawn_with_one_segment(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
+    view, seals = run
+    drawn = drawn_of(seals, digest("block"), 1.0, 3)
+    assert [(one.replica, one.stage) for one in drawn] == [(r, s) for r in range(4) for s in range(2)]
+    assert len({(one.replica, one.segment) for one in drawn}) == 4
+    assert all(view.holder(one.replica, one.stage) == one.account for one in drawn)
+    assert draw_block(seals, 2) == max(seal.at.block for seal in seals) + 2
+    assert seals_of(view, 5) is None, "not sealed yet"
+
+
+def test_nobody_checks_work_of_its_own_replica(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    view, _ = run
+    for stage in range(2):
+        mate = view.holder(case.drawn.replica, stage)
+        assert mate is not None and not turns.may_check(view, case.drawn, mate)
+    assert not turns.may_check(view, case.drawn, "0x" + "11" * 20), "nor who holds no seat"
+    assert len(order(view, case)) == 6
+
+
+def test_the_next_checker_takes_over_where_nothing_was_heard(
+    run: tuple[RunView, tuple[Sealed, ...]], case: Case
+) -> None:
+    view, _ = run
+    first, second, *_ = order(view, case)
+
+    def due(account: str, now: float, case: Case = case) -> bool:
+        return turns.next_check([case], view, account, now, TIMEOUT, has_budget=True) is not None
+
+    assert due(first, 100) and not due(second, 100) and not due(second, 123)
+    assert due(second, 124), "two round timeouts later"
+    settled = judged(case, **{first: Finding.HONEST})
+    assert not due(second, 1000, settled) and not due(first, 1000, settled)
+    assert turns.next_check([case], view, first, 100, TIMEOUT, has_budget=False) is None
+
+
+def test_an_alarm_makes_every_voter_of_the_stage_check_whatever_it_costs(
+    run: tuple[RunView, tuple[Sealed, ...]], case: Case
+) -> None:
+    view, _ = run
+    liar = next(one for one in order(view, case) if view.slot_of(one)[1] != case.drawn.stage)  # type: ignore[index]
+    alarmed = judged(case, **{liar: Finding.FALSE})
+    checking = {
+        account
+        for account in view.members()
+        if turns.next_check([alarmed], view, account, 100, TIMEOUT, has_budget=False) is not None
+    }
+    assert checking == set(view.voters(case.drawn.stage)) - {case.drawn.account}
+
+
+def test_who_is_contradicted_by_a_quorum_alarms_nobody_any_more(
+    run: tuple[RunView, tuple[Sealed, ...]], case: Case
+) -> None:
+    view, seals = run
+    voters = [one for one in view.voters(case.drawn.stage) if turns.may_check(view, case.drawn, one)]
+    liar = next(one for one in order(view, case) if one not in voters)
+    contradicted = judged(case, **{liar: Finding.FALSE}, **dict.fromkeys(voters[:3], Finding.HONEST))
+    assert turns.discredited([contradicted], view) == {liar}
+    other = next(one for one in drawn_of(seals, digest("block"), 1.0, 3) if turns.may_check(view, one, liar))
+    again = judged(Case(other, since=100.0), **{liar: Finding.WITHHELD})
+    for account in view.members():
+        assert turns.next_check([contradicted, again], view, account, 100, TIMEOUT, has_budget=False) is None
+    assert turns.discredited([judged(case, **{liar: Finding.FALSE, voters[0]: Finding.HONEST})], view) == set()
+
+
+def test_members_send_a_conviction_one_after_the_other(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    view, _ = run
+    delays = sorted(turns.conviction_delay(view, case, account, 3.0) for account in view.members())
+    assert delays == [3.0 * place for place in range(8)]
+
+
+def test_the_summary_tells_what_most_found(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    view, _ = run
+    a, b, c, *_ = order(view, case)
+    cases = [case, judged(case, **{a: Finding.HONEST}), judged(case, **{a: Finding.HONEST, b: Finding.FALSE})]
+    cases.append(judged(case, **{a: Finding.HONEST, b: Finding.FALSE, c: Finding.HONEST}))
+    assert turns.summary(cases) == {"drawn": 4, "checked": 3, "honest": 2, "false": 1, "withheld": 0}
+
+
+def test_a_verdict_is_read_back_and_nothing_else(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    checker = order(run[0], case)[0]
+    made = verdict(case.drawn, checker, Finding.FALSE)
+    read = ReportedVerdict.read(made.data, made.signature, RUN, DOMAIN)
+    assert read == made and read.checker == checker and read.is_about(case.drawn)
+    assert not read.is_about(replace(case.drawn, segment=case.drawn.segment + 1))
+    other = verdict(case.drawn, order(run[0], case)[1], Finding.FALSE)
+    for data, signature, of in (
+        (made.data, other.signature, RUN),
+        (made.data, b"\x00" * 65, RUN),
+        (made.data, made.signature, digest("another run")),
+        (made.data + b"\x00", made.signature, RUN),
+        (b"\xc1", made.signature, RUN),
+        (b"\x81" * 4096, made.signature, RUN),
+        (bytes(5000), made.signature, RUN),
+    ):
+        with pytest.raises(VerdictError):
+            ReportedVerdict.read(data, signature, of, DOMAIN)
+
+
+def test_a_report_keeps_to_its_limits(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    report = verdict(case.drawn, order(run[0], case)[0], Finding.FALSE).report
+    full = replace_report(report, reasons=("x" * 200,) * 8, software="s" * 32, hardware="h" * 32)
+    assert decode(full.encode()) == full
+    for bad in (
+        {"reasons": ("x" * 201,)},
+        {"reasons": ("x",) * 9},
+        {"reasons": ("two\nlines",)},
+        {"loss_stated": float("nan")},
+        {"loss_replayed": -1.0},
+        {"finding": 4},
+        {"account": b"short"},
+    ):
+        with pytest.raises(VerdictError):
+            replace_report(report, **bad).encode()
+
+
+def replace_report(report: VerdictReport, **changes: object) -> VerdictReport:
+    import msgspec
+
+    return msgspec.structs.replace(report, **changes)
