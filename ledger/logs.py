@@ -20,6 +20,7 @@ LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")
 
+_FULL = 2_000  # logs in a page after which no larger one is tried: all are in memory at once
 _TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds between them
 
 
@@ -88,9 +89,9 @@ def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> I
                 raise
             pages.refused(last - start + 1, slow=isinstance(error, AnswerTooLarge))
             continue
-        if last - start + 1 == pages.most:
-            pages.given()
         logs = sorted((log for part in found for log in part), key=lambda timed: (timed[0].block, timed[0].log_index))
+        if last - start + 1 == pages.most and len(logs) < _FULL:
+            pages.given()
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
         if logs:
             _check_canonical(rpc, logs[-1][0], block)

@@ -25,6 +25,7 @@ from dlx.node.audit import Report, audit
 from dlx.node.cli import audit as audit_command
 from dlx.node.cli import pull as pull_command
 from dlx.node.cli.app import main
+from dlx.node.home.errors import UsageFailure
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.host import Host
@@ -147,6 +148,24 @@ def test_what_could_not_be_looked_at_is_no_finding(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 3 and why in capsys.readouterr().err
+
+
+def test_a_head_is_pinned_on_the_command_line(honest_history: History, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(audit_command.command)
+    arguments = [
+        *("--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger),
+        *("--datadir", str(tmp_path), "--blobs", str(honest_history.blobs)),
+    ]
+    trusting = CliRunner().invoke(app, arguments)
+    _, _, pin = trusting.stdout.splitlines()[0].partition("pin with ")
+    proven = CliRunner().invoke(app, [*arguments, *pin.split()])
+    assert proven.exit_code == 0 and proven.stdout.startswith("proven to block "), proven.output
+    assert "record PASS, outer steps PASS" in proven.stdout
+    number, _, digest = pin.removeprefix("--head ").partition(":")
+    lied = CliRunner().invoke(app, [*arguments, "--head", f"{int(number) - 1}:{digest}"])
+    assert lied.exit_code == 1 and "FAIL chain node" in lied.stdout
+    assert isinstance(CliRunner().invoke(app, [*arguments, "--head", number]).exception, UsageFailure)
 
 
 def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
