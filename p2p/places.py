@@ -37,8 +37,9 @@ def prefix(address: str) -> str:
 
 
 def owner(peer: str, address: str) -> str:
-    """Who shares a budget: whoever is in one network; on loopback, which all nodes of a machine share, the peer."""
-    return peer if is_loopback(address) else prefix(address)
+    """Who shares a budget: whoever is in one network; where one person has the network for itself, the peer."""
+    ip = _parse(address)
+    return peer if ip is not None and ip.is_private else prefix(address)
 
 
 def is_loopback(address: str) -> bool:

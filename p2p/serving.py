@@ -25,7 +25,7 @@ IDLE = 30.0  # s that a client may leave a stream unused
 CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
 LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
 STRANGERS_AT_ONCE, SLOW = 4, 5.0  # ranges on their way to strangers; those of more than so many seconds do not count
-STRANGER_BYTES = 512 * 1024 * 1024  # a minute, for the strangers of one network together
+STRANGER_BYTES = 1024 * 1024 * 1024  # a minute, for the strangers of one network together
 REQUEST_COST = 16 * 1024  # bytes that every request counts besides those that it asks for
 RECHECK = 60.0  # s that a look at a blob counts: as long as a ban for a damaged one
 

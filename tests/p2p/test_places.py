@@ -113,6 +113,9 @@ def test_strangers_get_a_share_while_members_want_all_and_all_when_they_do_not(s
     assert leftover.take(1 << 20)  # however long members want all
 
 
-@pytest.mark.parametrize("address, name", [("127.0.0.1", "peer"), ("::1", "peer"), ("203.0.113.9", "203.0.113.0/24")])
-def test_whoever_is_in_one_network_shares_a_budget_but_for_the_nodes_of_one_machine(address, name):
+@pytest.mark.parametrize(
+    "address, name",
+    [("127.0.0.1", "peer"), ("::1", "peer"), ("10.1.2.3", "peer"), ("fd00::2", "peer"), ("9.9.9.9", "9.9.9.0/24")],
+)
+def test_whoever_is_in_one_network_shares_a_budget_but_for_machines_of_one_person(address, name):
     assert owner("peer", address) == name
