@@ -13,6 +13,7 @@ from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import contributions_topic, message_of, seals_topic
+from dlx.node.daemon.past import Past
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
@@ -34,7 +35,7 @@ from dlx.training.slot.records import RoundInputs, Trained
 
 STATE_FILES = 4  # of the size of the weights: those after a round, two moments, the residual
 ALIVE = 4  # in a round timeout: how often what we have reported is said again
-OWN_ROUNDS = 4  # whose payloads a later round may fold back: more than any delay
+OWN_ROUNDS = 4  # newest ones, whose payloads a later round may fold back: more than any delay
 log = logs.get(__name__)
 
 
@@ -62,6 +63,7 @@ class SlotHands:
         self._versions, self._own, self._shelve = versions, own, shelve
         self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
+        self._past = Past(context, rules, self._stage, trainer, versions)
         self._retention = Retention(context.store, context.manifest, context.run, self._stage)
 
     # ---- at once ----
@@ -78,6 +80,7 @@ class SlotHands:
             base_version=order.base,
             base_weights=self._view().weights(self._stage, order.base),
             left_out=order.left_out,
+            previous=self._own[max(self._own)].contribution.payload if self._own else None,
         )
         self._trainer.post(m.Train(inputs))
 
@@ -99,6 +102,9 @@ class SlotHands:
 
     async def fetch(self, signed: SignedContribution) -> PayloadFacts:
         return await self._payloads.fetch(self._view(), signed)
+
+    async def check(self, signed: SignedContribution) -> None:
+        await self._past.check(self._view(), signed)
 
     async def outer(
         self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
@@ -125,7 +131,8 @@ class SlotHands:
 
     def _keep(self, view: RunView, version: int) -> None:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
-        recent = [self._own[at].contribution for at in self._own if at >= version - OWN_ROUNDS]
+        # The newest, however old: whoever comes to check our next statement needs those before it.
+        recent = [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]
         own = [name for one in recent for name in (one.payload, one.hash(), one.trace)]
         self._retention.keep(view, version, own)
         for name in self._payloads.superseded(version):
@@ -158,6 +165,7 @@ class SlotHands:
                 plan=plan,
                 exchange_ms=0 if exchange_seconds is None else max(1, round(exchange_seconds * 1000)),
                 own=self._own,
+                was_counted=(self._view().last_round_counted(context.account) or trained.round) < trained.round,
             )
             return await trio.to_thread.run_sync(self._sign_contribution, contribution)
 
@@ -165,6 +173,8 @@ class SlotHands:
         context = self._context
         for name in (contribution.payload, contribution.trace):  # the training process wrote them
             context.store.note(name, Kind.PAYLOAD)
+        for one in [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]:
+            context.store.put(one.encode(), Kind.PAYLOAD)  # for who checks this one
         context.store.put(contribution.encode(), Kind.PAYLOAD)
         signed = context.signed.sign_contribution(contribution, self._rules.domain, context.account_key)
         drop_other_stages(context.directory, self._stage)

@@ -19,8 +19,10 @@ def make_contribution(
     plan: LedgerPlan,
     exchange_ms: int,
     own: dict[int, SignedContribution],
+    was_counted: bool = False,
 ) -> Contribution:
-    """The statement about one trained round; `own` are the slot's earlier contributions.
+    """The statement about one trained round; `own` are the account's earlier contributions to the stage, as far as it
+    still has them, and `was_counted` says whether the ledger counted any contribution of it before.
 
     What the adaptive plan compares is the exchange of the round before (`exchange_ms`, 0: not measured) with the time
     that this round's training took, in which the exchange hides: waiting for stage neighbours is part of that.
@@ -55,7 +57,7 @@ def make_contribution(
         segments=trained.segments,
         compute_ms=min(trained.training_ms, 2**32 - 1),
         exchange_ms=min(exchange_ms, 2**32 - 1),
-        flags=_flags(trained, previous),
+        flags=_flags(trained, previous != NO_HASH or was_counted),
     )
 
 
@@ -66,6 +68,6 @@ def keep_evidence(directory: Path, first: SignedContribution, second: SignedCont
     write_bytes(directory / name, first.encode() + second.encode())
 
 
-def _flags(trained: Trained, previous: bytes) -> int:
-    reset = STATE_RESET if trained.reset and previous != NO_HASH else 0
+def _flags(trained: Trained, contributed: bool) -> int:
+    reset = STATE_RESET if trained.reset and contributed else 0
     return reset | (PRIVATE_DATA if trained.private_data else 0)

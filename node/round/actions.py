@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 from dlx.ground.backoff import Backoff
 from dlx.ledger.typed import Plan, Seal, SignedContribution
 from dlx.node.round import events as e
-from dlx.node.round.faults import BadPayload, Differs
+from dlx.node.round.faults import BadPayload, BadStatement, Differs
 from dlx.node.round.rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import Trained
@@ -34,6 +34,9 @@ class Hands(Protocol):
 
     async def fetch(self, signed: SignedContribution) -> PayloadFacts:
         """Have a payload on disk and decoded. Raises BadPayload too."""
+
+    async def check(self, signed: SignedContribution) -> None:
+        """Compare a statement with what its account stated before. Raises BadStatement where it does not follow."""
 
     async def outer(
         self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
@@ -178,6 +181,25 @@ class FetchPayload(Task):
         except BadPayload as error:
             return e.PayloadRefused(statement.round, statement.payload, error.reason)
         return e.PayloadReady(statement.round, statement.payload, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStatement(Task):
+    """Does a contribution's statement follow from what its account stated before?"""
+
+    signed: SignedContribution
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
+
+    def key(self) -> Hashable:
+        return "statement", self.signed.contribution.hash()
+
+    async def run(self, hands: Hands) -> e.Event:
+        statement = self.signed.contribution
+        try:
+            await hands.check(self.signed)
+        except BadStatement as error:
+            return e.StatementRefused(statement.round, statement.hash(), error.reason)
+        return e.StatementSound(statement.round, statement.hash())
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Book:
     by_signer: dict[str, list[bytes]] = field(default_factory=dict)
     ready: dict[bytes, PayloadFacts] = field(default_factory=dict)  # of payloads that lie on disk and decode
     refused: set[bytes] = field(default_factory=set)  # payload hashes that never will
+    sound: set[bytes] = field(default_factory=set)  # contributions whose statements follow from those before
+    unsound: set[bytes] = field(default_factory=set)  # and those whose do not
     reports: dict[str, frozenset[bytes]] = field(default_factory=dict)
     proposals: dict[bytes, Proposal] = field(default_factory=dict)  # by seal digest
     proposed: dict[str, set[bytes]] = field(default_factory=dict)  # signer -> digests, those refused since included
@@ -66,7 +68,7 @@ class Book:
 
     def is_ready(self, name: bytes) -> bool:
         signed = self.contributions.get(name)
-        if signed is None or signed.contribution.payload not in self.ready:
+        if signed is None or signed.contribution.payload not in self.ready or name not in self.sound:
             return False
         return not self.misstated(signed.contribution)
 

@@ -16,7 +16,7 @@ from dlx.node.round.rules import is_folded, is_left_out
 from dlx.training.inner.states import Unused
 
 FLAGS = PRIVATE_DATA | STATE_RESET
-PREVIOUS = "wrong_previous"
+PREVIOUS, START = "wrong_previous", "wrong_start"  # reasons of refusal
 
 
 class Fault(NamedTuple):
@@ -104,11 +104,11 @@ def faults(
         found.append(Fault("wrong_flags", f"has the flags {statement.flags}, of which some mean nothing"))
     own = start_of(terms, statement, earlier)
     if statement.start_payload != own:
-        found.append(Fault("wrong_start", f"has {_name(statement.start_payload)} in its start, not {_name(own)}"))
+        found.append(Fault(START, f"has {_name(statement.start_payload)} in its start, not {_name(own)}"))
     before = statement.base_weights if own == NO_HASH else start
     if before is not None and statement.weights_before != before:
         stated = statement.weights_before.hex()
-        found.append(Fault("wrong_start", f"starts from the weights {stated}, not from {before.hex()}"))
+        found.append(Fault(START, f"starts from the weights {stated}, not from {before.hex()}"))
     folds, due = _folds(statement), _due(terms, statement, earlier, left_out)
     if folds != due:
         found.append(Fault("wrong_folded", f"folds back {_names(folds)}, its seals left out {_names(due)}"))

@@ -51,6 +51,23 @@ class PayloadRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class StatementSound:
+    """A contribution's statement follows from what its account stated before."""
+
+    round: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRefused:
+    """It does not, and never will."""
+
+    round: int
+    name: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProposalSeen:
     """A proposer's seal, signed by it."""
 
@@ -206,6 +223,8 @@ Event = (
     | ContributionSeen
     | PayloadReady
     | PayloadRefused
+    | StatementSound
+    | StatementRefused
     | ProposalSeen
     | AttestationSeen
     | ReportSeen

@@ -17,5 +17,13 @@ class BadPayload(Exception):
         self.reason = reason
 
 
+class BadStatement(Exception):
+    """A statement that does not follow from what its account stated before: `reason` is a short metric label."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
 class Differs(Exception):
     """Recomputed from inputs that are what their names say, a version is not what its seal says."""

@@ -149,11 +149,22 @@ class Knowledge:
         stating = [one.contribution for one in book.contributions.values() if one.contribution.payload == event.payload]
         return [a.Reject(fault, one.account) for one in stating if (fault := book.misstated(one))]
 
+    def see_statement(self, event: e.StatementSound | e.StatementRefused) -> list[a.Action]:
+        book = self.books.get(event.round)
+        if isinstance(event, e.StatementSound):
+            if book is not None:
+                book.sound.add(event.name)
+            return []
+        if book is not None:
+            book.unsound.add(event.name)
+        return [a.Reject(event.reason, event.name.hex())]
+
     def file_own(self, signed: SignedContribution, here: bool) -> None:
         """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
         if signed.contribution.round >= self.unsealed:
             book = self.book(signed.contribution.round)
             book.add(signed)
+            book.sound.add(signed.contribution.hash())
             if here:
                 facts = PayloadFacts(signed.contribution.payload_size, signed.contribution.payload_root)
                 book.ready[signed.contribution.payload] = facts

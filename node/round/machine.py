@@ -162,6 +162,8 @@ class RoundMachine:
                 self._known.see_contribution(event, now, out)
             case e.PayloadReady() | e.PayloadRefused():
                 out += self._known.see_payload(event)
+            case e.StatementSound() | e.StatementRefused():
+                out += self._known.see_statement(event)
             case e.ProposalSeen():
                 self._known.see_proposal(event, now, out)
             case e.AttestationSeen():

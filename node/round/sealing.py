@@ -118,8 +118,10 @@ class Sealing:
                 continue
             if plan_of(self._rules, self._known.view, self._stage, book.round) is None:
                 continue  # a reorg took back the seal that planned the round
-            for signed in book.contributions.values():
+            for name, signed in book.contributions.items():
                 payload = signed.contribution.payload
+                if name not in book.sound and name not in book.unsound:
+                    self._ask(a.CheckStatement(signed), now, out)
                 if payload not in book.ready and payload not in book.refused:
                     self._ask(a.FetchPayload(signed), now, out)
 

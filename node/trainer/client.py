@@ -146,6 +146,12 @@ class Trainer:
         """Raises Wrong unless the payload decodes to finite tensors."""
         await self._ask(lambda request: m.Check(request, payload, plan), 1)
 
+    async def start(self, base: bytes, payload: bytes, plan: Plan) -> bytes:
+        """The hash of a round's start: of version `base` less alpha times the payload, both blobs by hash."""
+        answer = await self._ask(lambda request: m.Start(request, base, payload, plan), 1)
+        assert answer.start is not None
+        return answer.start
+
     async def _ask(self, make: Callable[[int], m.ToTrainer], payloads: int) -> m.Answer:
         """`payloads`: how many it has to decode, about."""
         if not self._is_open.is_set():

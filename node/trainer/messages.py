@@ -87,6 +87,15 @@ class Check(Struct, frozen=True, tag="check"):
     plan: Plan
 
 
+class Start(Struct, frozen=True, tag="start"):
+    """What is the hash of a round's start: of this version's weights, less alpha times this payload?"""
+
+    request: int
+    base: Hash
+    payload: Hash
+    plan: Plan
+
+
 class Tensor(Struct, frozen=True, tag="tensor"):
     """A pipe frame for, or from, the neighbour at `link` ("previous" or "next")."""
 
@@ -132,13 +141,15 @@ class Abandoned(Struct, frozen=True, tag="abandoned"):
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """To an Outer (version, energy by rank), a Measure (measured) or a Check (no trouble: it is fine)."""
+    """To an Outer (version, energy by rank), a Measure (measured), a Start (start) or a Check (no trouble: it is
+    fine)."""
 
     request: int
     trouble: Trouble | None = None
     version: Version | None = None
     energy: dict[int, float] = {}
     measured: Measured | None = None
+    start: Hash | None = None
 
 
 class Failed(Struct, frozen=True, tag="failed"):
@@ -155,7 +166,7 @@ class Gone(Struct, frozen=True, tag="gone"):
     blobs: tuple[Hash, ...] = ()  # public blobs without which the slot cannot be opened: fetch them again
 
 
-ToTrainer = Open | Train | Stop | Outer | Measure | Check | Tensor | Fresh
+ToTrainer = Open | Train | Stop | Outer | Measure | Check | Start | Tensor | Fresh
 FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
 
 LENGTH = struct.Struct(">I")

@@ -28,7 +28,7 @@ from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.spectrum import kept_energy
-from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, read_payload
+from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, read_payload, start_hash
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
@@ -54,7 +54,7 @@ class Server:
         self._sending = threading.Lock()
         self._links = {name: SocketLink(name, self.send) for name in ("previous", "next")}
         self._stop = threading.Event()
-        self._work: queue.SimpleQueue[m.Outer | m.Measure | m.Check] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[m.Outer | m.Measure | m.Check | m.Start] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[m.Train] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -88,7 +88,7 @@ class Server:
                 self._stop.set()
                 for link in self._links.values():
                     link.close(message.reason)
-            case m.Outer() | m.Measure() | m.Check():
+            case m.Outer() | m.Measure() | m.Check() | m.Start():
                 self._work.put(message)
 
     def _guard(self, target, *args) -> None:  # type: ignore[no-untyped-def]
@@ -158,7 +158,7 @@ class Server:
             except Exception as error:
                 self.send(m.Answer(request.request, trouble_of(error)))
 
-    def _answer(self, request: m.Outer | m.Measure | m.Check) -> m.Answer:
+    def _answer(self, request: m.Outer | m.Measure | m.Check | m.Start) -> m.Answer:
         match request:
             case m.Outer():
                 return self._outer(request)
@@ -166,6 +166,8 @@ class Server:
                 return self._measure(request)
             case m.Check():
                 return self._check(request)
+            case m.Start():
+                return self._start(request)
 
     def _outer(self, request: m.Outer) -> m.Answer:
         energy: dict[int, float] = {}
@@ -190,6 +192,10 @@ class Server:
     def _check(self, request: m.Check) -> m.Answer:
         read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
         return m.Answer(request.request)
+
+    def _start(self, request: m.Start) -> m.Answer:
+        base, payload = self._blobs / request.base.hex(), self._blobs / request.payload.hex()
+        return m.Answer(request.request, start=start_hash(self._manifest, self._stage, base, payload, request.plan))
 
 
 def trouble_of(error: Exception) -> m.Trouble:

@@ -15,6 +15,7 @@ class RoundInputs(Struct, frozen=True):
     base_version: int  # b = max(0, t - delay)
     base_weights: bytes  # V[b], a blob
     left_out: tuple[bytes, ...] = ()  # own payloads of rounds <= t - 1 - delay that their seals left out
+    previous: bytes | None = None  # payload of the newest own contribution: only its state may go on
 
 
 class Trained(Struct, frozen=True, forbid_unknown_fields=True):

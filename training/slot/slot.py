@@ -90,6 +90,8 @@ class Slot:
             return self.last
         self._check(inputs)
         self._is_as_on_disk = False
+        if self.last and inputs.previous not in (None, self.last.payload):
+            self._begin_anew()  # what was stated since was trained elsewhere: this state is not its continuation
         folder = self._files.undecided.begin(inputs.round)
         with contextlib.closing(Recorder(folder, previous, next)) as recorder:
             trained, trace, residual = self._train(inputs, folder, recorder, stop, on_step)
@@ -233,12 +235,16 @@ class Slot:
     def _restore(self) -> None:
         """Take up the committed state, and forget what a round that broke off has left."""
         self._state = self._files.load()
-        last, shapes = self.last, self._loop.shapes
-        if last:
-            self._residual = self._files.read(last.residual_after, shapes)
+        if last := self.last:
+            self._residual = self._files.read(last.residual_after, self._loop.shapes)
             self._loop.load_optimiser_state(self._files.read(last.optimiser_after, self._loop.optimiser_shapes))
         else:
-            self._residual = {name: torch.zeros(shape) for name, shape in shapes.items()}
-            self._loop.load_optimiser_state({})
+            self._begin_anew()
         self._files.clean(self._state)
         self._is_as_on_disk = True
+
+    def _begin_anew(self) -> None:
+        """From zero, in memory: the next commit replaces the state on disk."""
+        self._state = None
+        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
+        self._loop.load_optimiser_state({})

@@ -264,6 +264,9 @@ class Simulation:
                     self.done(member, action, ready)
                 else:
                     self.later(member, e.Failed(action, "nobody has it"))
+            case a.CheckStatement(signed=signed):
+                statement = signed.contribution
+                self.done(member, action, e.StatementSound(statement.round, statement.hash()))
             case a.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
                 payloads = tuple(signed.contribution.payload for signed in listed)
                 names, made = self.names(listed), self.outer(round, payloads, multipliers)

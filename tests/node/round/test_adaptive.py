@@ -209,6 +209,7 @@ def test_contributions_wait_until_their_plan_is_known() -> None:
     assert sim.run(lambda: sim.view.next_round(0) >= 1, 60)
     sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
     sim.feed(victim, e.PayloadReady(1, early.contribution.payload, FACTS))
+    sim.feed(victim, e.StatementSound(1, early.contribution.hash()))
     assert victim.machine.known_round(1)[0] == 0, "stage 0 of its replica has not contributed yet"
     mate = sim.members[sim.view.holder(1, 0)]
     sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 1), mate.account, "peer"))

@@ -80,7 +80,26 @@ def test_a_payload_that_another_round_refuses_still_counts_in_its_own() -> None:
     assert victim.machine.known_round(0)[0] == 0, "checked under another plan"
     sim.feed(victim, e.PayloadRefused(1, true.payload, "bad_payload"))
     sim.feed(victim, e.PayloadReady(0, true.payload, FACTS))
+    sim.feed(victim, e.StatementSound(0, true.hash()))
     assert victim.machine.known_round(0)[0] == 1
+
+
+def test_a_statement_that_does_not_follow_spoils_no_other_with_its_payload() -> None:
+    """Whoever states another's payload as its own, with junk about its start, is alone refused."""
+    sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
+    sim.run(lambda: False, 0.3)
+    victim, honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in range(3))
+    for replica in (1, 2):
+        mate = sim.members[sim.view.holder(replica, 1)]
+        sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
+    true = sim.contribution(honest, 0)
+    copy = sim.contribution(liar, 0, payload=true.contribution.payload)
+    for signed in (copy, true):
+        sim.feed(victim, e.ContributionSeen(signed, signed.contribution.account, "peer"))
+    sim.feed(victim, e.PayloadReady(0, true.contribution.payload, FACTS))
+    sim.feed(victim, e.StatementRefused(0, copy.contribution.hash(), "wrong_previous"))
+    sim.feed(victim, e.StatementSound(0, true.contribution.hash()))
+    assert victim.machine.known_round(0)[0] == 1 and victim.rejected == ["wrong_previous"]
 
 
 def test_made_up_work_of_one_stage_of_a_replica_is_not_counted() -> None:
