@@ -17,7 +17,7 @@ from dlx.training.inner.states import Unused
 from tests.node.round.simulation import Member, Simulation, digest, make_rules
 
 ZEROS = Unused(digest("optimiser of zeros"), digest("residual of zeros"))
-SEEDS = 4
+SEEDS = 2
 
 
 @dataclass(frozen=True)
