@@ -12,7 +12,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.node.archive.blobs import Folder, Source
 from dlx.node.archive.peers import Peers
-from dlx.node.archive.verdicts import FILE, kept_verdicts
+from dlx.node.archive.verdicts import verdicts_beside
 from dlx.node.home.errors import NotReady, UsageFailure
 from dlx.node.round.verdicts import ReportedVerdict, VerdictError
 
@@ -31,11 +31,7 @@ def heard_verdicts(
 ) -> list[ReportedVerdict]:
     """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
     domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
-    found = [
-        one
-        for blobs in places.nodes
-        for one in kept_verdicts(blobs.parent / "state" / run.hex()[:16] / FILE, run, domain)
-    ]
+    found = verdicts_beside(places.nodes, run, domain)
     for source in sources:
         for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
             with suppress(VerdictError):

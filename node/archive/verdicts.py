@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -96,6 +96,13 @@ class VerdictStore:
             db.close()
             raise
         return db
+
+
+def verdicts_beside(folders: Iterable[Path], run: bytes, domain: Domain) -> list[ReportedVerdict]:
+    """What the nodes of these blob folders have kept, each verdict once, oldest first."""
+    kept = (kept_verdicts(blobs.parent / "state" / run.hex()[:16] / FILE, run, domain) for blobs in folders)
+    found = dict.fromkeys(one for each in kept for one in each)
+    return sorted(found, key=lambda one: (one.report.round, one.report.stage, one.report.replica, one.checker))
 
 
 def kept_verdicts(path: Path, run: bytes, domain: Domain) -> list[ReportedVerdict]:

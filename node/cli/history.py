@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,17 +33,20 @@ def command(
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Print rounds, losses, tokens, weights hashes and seal transactions of a run."""
+    """Print rounds, losses, tokens, weights hashes and seal transactions of a run, and verdicts on drawn work."""
     if csv and json:
         raise UsageFailure("--csv and --json exclude each other: choose one")
     if plot:
         options.existing_folder(plot.absolute().parent, "--plot: in")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    from dlx.node.archive.verdicts import verdicts_beside
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        found = history.history(index, find.view_of(index, find.resolve(index, run)), last)
+        chosen = find.resolve(index, run)
+        verdicts = verdicts_beside(folder.blob_folders, chosen, client.domain)
+        found = history.history(index, find.view_of(index, chosen), last, verdicts)
     if plot:
         history.plot(found, plot)
         options.note(f"drew {plot}")
@@ -79,6 +83,14 @@ def _print(found: History) -> None:
         *("CODEC", "WEIGHTS PER STAGE", "TRANSACTIONS"),
     ]
     options.print_table(columns, rows)
+    if found.verdicts:
+        counts = Counter(one.finding for one in found.verdicts)
+        each = ", ".join(f"{count} {finding}" for finding, count in counts.items())
+        sys.stdout.write(f"\nverdicts on drawn work that nodes of this folder heard: {each}\n")
+    for verdict in found.verdicts:
+        if verdict.finding != "honest":
+            where = f"round {verdict.round}, stage {verdict.stage}, replica {verdict.replica}, of {verdict.account}"
+            sys.stdout.write(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}\n")
     for one in found.convictions:
         said = f"{one.account} lost its seat for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
         sys.stdout.write(f"\n{utc(one.time)}  {said}\n")

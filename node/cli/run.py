@@ -31,6 +31,7 @@ def plan(
 
     from dlx.node.runs import fit
     from dlx.node.runs.history import utc
+    from dlx.node.runs.upkeep import upkeep
     from dlx.training import balance
     from dlx.training.recipe import advice
     from dlx.training.recipe.draft import draft_from_toml
@@ -54,6 +55,7 @@ def plan(
             "memory": asdict(cost.memory),
             "payload": cost.payload,
             "pipes": cost.pipes,
+            "checks": asdict(upkeep(draft, cost)),
         }
         for cost in costs
     ]
@@ -80,6 +82,8 @@ def plan(
         ),
         ["payload per round", *(shown.size(cost.payload) for cost in costs)],
         ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
+        ["disk per undecided round", *(shown.size(upkeep(draft, cost).undecided) for cost in costs)],
+        ["disk per drawn round", *(shown.size(upkeep(draft, cost).drawn) for cost in costs)],
     ]
     options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
     split = ", ".join(f"[{low}, {high}]" for low, high in suggested)
@@ -88,6 +92,11 @@ def plan(
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
     times = _times(timing.min_round_time, timing.round_timeout, timing.eviction_time)
     sys.stdout.write(f"{times}; at most {max_inner_steps(draft)} inner steps a round{opens}\n")
+    audit, replays = draft.audit, upkeep(draft, costs[0]).replay_share
+    sys.stdout.write(
+        f"checks: a replica's round is drawn with probability {audit.share:.3g} and served for {audit.window} rounds; "
+        f"replaying others' takes about {replays:.1%} of the seconds trained\n"
+    )
     for warning in warnings:
         options.note(f"warning: {warning}")
 

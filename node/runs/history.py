@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +18,7 @@ from dlx.ledger.index import EventIndex
 from dlx.ledger.typed import split_conviction
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
+from dlx.node.round.verdicts import ReportedVerdict
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,21 @@ class ConvictionRow(msgspec.Struct, frozen=True, kw_only=True):
     time: int  # of the block, Unix seconds
 
 
+class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checker found of a drawn contribution, as this folder's node has heard. Hashes are hex."""
+
+    round: int
+    stage: int
+    replica: int
+    account: str
+    finding: str  # honest, false, withheld
+    checker: str
+    segment: int
+    distances: dict[str, float | None]
+    reasons: tuple[str, ...]
+    report: str  # its name
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
     creator: str
@@ -73,10 +89,14 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     stage_count: int
     rounds: tuple[RoundRow, ...]
     convictions: tuple[ConvictionRow, ...]
+    verdicts: tuple[VerdictRow, ...]
 
 
-def history(index: EventIndex, view: RunView, last: int | None = None) -> History:
-    """The rounds of a run, or its `last` ones, from the rows that its replayed view left in the index."""
+def history(
+    index: EventIndex, view: RunView, last: int | None = None, verdicts: Sequence[ReportedVerdict] = ()
+) -> History:
+    """The rounds of a run, or its `last` ones, from the rows that its replayed view left in the index, and those of the
+    `verdicts` that are about them."""
     config = view.config
     newest = max(view.next_round(stage) for stage in range(config.stages))
     first = 0 if last is None else max(0, newest - last)
@@ -89,6 +109,7 @@ def history(index: EventIndex, view: RunView, last: int | None = None) -> Histor
         stage_count=config.stages,
         rounds=tuple(_rounds(index, view, first)),
         convictions=tuple(map(_conviction, view.convictions)),
+        verdicts=tuple(_verdict(one) for one in verdicts if one.report.round >= first),
     )
 
 
@@ -206,6 +227,22 @@ def _stage_row(seal: rows.SealRow) -> StageRow:
         transaction="0x" + seal.tx.hex(),
         block=seal.block,
         time=seal.time,
+    )
+
+
+def _verdict(one: ReportedVerdict) -> VerdictRow:
+    report = one.report
+    return VerdictRow(
+        round=report.round,
+        stage=report.stage,
+        replica=report.replica,
+        account=one.account,
+        finding=one.finding.word,
+        checker=one.checker,
+        segment=report.segment,
+        distances=msgspec.structs.asdict(report.distances),
+        reasons=report.reasons,
+        report=one.name.hex(),
     )
 
 

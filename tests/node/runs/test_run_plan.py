@@ -57,6 +57,10 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
         assert memory["peak"] == fixed + max(memory["activations"], memory["round_end"])
         assert 0 < stage["payload"] < memory["weights"]
         assert stage["pipes"] == 2 * (2 * 32 * 32 * 4), "two micro-batches, one neighbour"
+        states, received = memory["weights"] + memory["optimiser"], 10 * stage["pipes"]
+        assert stage["checks"]["undecided"] == states + received + memory["weights"], "a round is one segment"
+        assert stage["checks"]["drawn"] == 2 * states + received
+        assert stage["checks"]["replay_share"] == 1 / 16
 
     text = dlx("run", "plan", "--manifest", draft).stdout
     assert "more balanced: stages = [[0, 5], [5, 6]]" in text
