@@ -61,7 +61,7 @@ class Session:
             self._holder,
             self._on_pipe_open,
             self._on_frame,
-            lambda link: self.emit(e.NeighbourWants(link, None)),
+            self._on_pipe_gone,
             context.reject,
         )
         self._first_view, self._first_block = view, block
@@ -146,19 +146,21 @@ class Session:
 
     # ---- events in ----
 
-    def emit(self, event: e.Event) -> None:
-        """Feeds the machine and starts what it asks for."""
+    def emit(self, event: e.Event) -> bool:
+        """Feeds the machine and starts what it asks for; False where that refused something."""
         if self.machine is None:
-            return
+            return False
         now = self.context.now()
         if now < self._now:
             raise ClockCorrected(f"the chain's time went back by {self._now - now:.0f} s")
         self._now = now
-        for action in self.machine.handle(event, now):
+        actions = self.machine.handle(event, now)
+        for action in actions:
             if isinstance(action, a.Prompt):
                 action.act(self._hands)
             else:
                 self._nursery.start_soon(self._carry_out, action)
+        return not any(isinstance(action, a.Reject) for action in actions)
 
     def on_ledger(self, view: RunView, block: int) -> None:
         """A newer view of the run; it ends the session when the slot is no longer ours."""
@@ -167,6 +169,9 @@ class Session:
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
         self.shelf.forget(view)
+        if self.machine.unsealed != before:  # what came of the round too early for our view of the ledger
+            for event in self.shelf.events(self.stage, self.machine.unsealed):
+                self.emit(event)
         self.pipes.check()
         self._metrics.vote.set(self.context.account in view.voters(self.stage))
         for round in range(max(before, view.sealed.oldest(self.stage)), view.next_round(self.stage)):
@@ -199,8 +204,8 @@ class Session:
         if event is None:
             self.context.reject(reason, peer)
             return False
-        self.shelf.put(event, data, self.machine.view)
-        self.emit(event)
+        if self.emit(event):  # else it is asked for again: our view of the ledger may be older than others'
+            self.shelf.put(event, data, self.machine.view)
         return True
 
     def _shelve(self, data: bytes) -> None:
@@ -239,6 +244,9 @@ class Session:
     def _on_pipe_open(self, link: str) -> None:
         self.trainer.post(m.Fresh(link))
         self.emit(e.NeighbourWants(link, 0))
+
+    def _on_pipe_gone(self, link: str) -> None:
+        self.emit(e.NeighbourWants(link, None))
 
     async def _on_frame(self, link: str, frame: PipeFrame) -> None:
         match frame:

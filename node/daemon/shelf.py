@@ -58,6 +58,10 @@ class Shelf:
         """What names those about a round of a stage: contributions, and with `seals` everything."""
         return [name for name, _ in self._about(stage, round, seals)]
 
+    def events(self, stage: int, round: int) -> list[Said]:
+        """What they say about a round of a stage."""
+        return [record.event for _, record in self._about(stage, round, True)]
+
     def beyond(self, request: wire.RecordsRequest) -> Iterator[bytes]:
         """What somebody asks for, contributions first."""
         have = frozenset(request.have)

@@ -8,7 +8,7 @@ alone.
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlx.ledger import events as chain
@@ -69,11 +69,22 @@ class Member:
     behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
     trained: list[int] = field(default_factory=list)
     breaks: bool = False  # it says and signs whatever is asked of it, starts every round, and trains none
+    heard: dict[Any, None] = field(default_factory=dict)  # records since its machine began
     mute: bool = False  # it answers accusations and says nothing else
 
     @property
     def account(self) -> str:
         return self.machine.account
+
+
+def round_of(event: Any) -> int:
+    """The round that a record is about."""
+    match event:
+        case e.ContributionSeen(signed=signed):
+            return signed.contribution.round
+        case e.ProposalSeen(seal=seal):
+            return seal.round
+    return int(event.round)
 
 
 class Simulation:
@@ -128,7 +139,7 @@ class Simulation:
             deliver()
         for member in self.alive():
             if self.ledger_up and self.random.random() < 0.3:
-                self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
+                self.see_ledger(member)
             if member.training and member.training[1] <= self.now:
                 self.finish(member)
             if member.training and member.training[1] + STALL_SECONDS <= self.now:
@@ -164,6 +175,7 @@ class Simulation:
     def renew(self, member: Member) -> None:
         """Another session of the same slot, or of another replica's."""
         old = member.machine
+        member.heard.clear()
         member.machine = RoundMachine(
             self.rules, old.account, old.stage, self.kept.copy(), old.version, old.oldest, old.last_trained, old.own
         )
@@ -230,7 +242,29 @@ class Simulation:
             if not isinstance(event, e.ContributionSeen) and member.machine.stage != sender.machine.stage:
                 continue
             for _ in range(1 + (self.random.random() < self.loss)):
-                self.later(member, event, 0.05 + 2 * self.loss * self.random.random())
+                self.tell(member, event, 0.05 + 2 * self.loss * self.random.random())
+
+    def tell(self, member: Member, event: Any, seconds: float) -> None:
+        """A record is heard once, unless it was refused: it may be true by a newer view of the ledger."""
+        machine, name = member.machine, replace(event, peer="") if isinstance(event, e.ContributionSeen) else event
+
+        def deliver() -> None:
+            if member.machine is not machine or name in member.heard:
+                return
+            refused = len(member.rejected)
+            self.feed(member, event)
+            if len(member.rejected) == refused:
+                member.heard[name] = None
+
+        self.mail.append((self.now + seconds * (0.5 + self.random.random()), deliver))
+
+    def see_ledger(self, member: Member) -> None:
+        """With a round that its stage has not sealed comes again what was said of it too early."""
+        before = member.machine.unsealed
+        self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
+        if member.machine.unsealed != before:
+            for event in [event for event in member.heard if round_of(event) == member.machine.unsealed]:
+                self.feed(member, event)
 
     def act(self, member: Member, action: a.Action) -> None:
         if member.mute and isinstance(action, a.Statement | a.Transaction) and not isinstance(action, a.SendAnswer):
