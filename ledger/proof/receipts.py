@@ -16,7 +16,8 @@ from dlx.ledger.rpc import Rpc
 
 _BLOCKS_AT_ONCE = 20  # whose receipts are asked for together; a full block of mainnet has a megabyte of them
 _RECEIPTS_AT_ONCE = 100
-_TYPES = range(5)  # legacy, access list, dynamic fee, blob, set code
+_DEPOSIT = 0x7E  # of OP-stack chains: the first transaction of each of their blocks
+_TYPES = (*range(5), _DEPOSIT)  # legacy, access list, dynamic fee, blob, set code
 
 
 class UnknownReceipt(LedgerError):
@@ -75,11 +76,14 @@ def _encoded(receipt: Any, logs: list[tuple[bytes, list[bytes], bytes]]) -> byte
     kind = int(receipt.get("type") or "0x0", 16)
     if kind not in _TYPES:
         raise UnknownReceipt(
-            f"a receipt of type {kind} cannot be proven: this dlx-node knows the types 0 to {_TYPES[-1]}; "
+            f"a receipt of type {kind} cannot be proven: this dlx-node knows the types {', '.join(map(str, _TYPES))}; "
             "a newer one may know more, else audit without --head"
         )
     bloom = bloom_of([value for address, topics, _ in logs for value in (address, *topics)])
-    fields = [quantity(receipt["status"]), quantity(receipt["cumulativeGasUsed"]), bloom.to_bytes(256, "big"), logs]
+    status, gas = quantity(receipt["status"]), quantity(receipt["cumulativeGasUsed"])
+    fields: list[Any] = [status, gas, bloom.to_bytes(256, "big"), logs]
+    if kind == _DEPOSIT and receipt.get("depositReceiptVersion") is not None:  # before Canyon the nonce is left out
+        fields += [quantity(receipt["depositNonce"]), quantity(receipt["depositReceiptVersion"])]
     return (bytes([kind]) if kind else b"") + rlp.encode(fields)
 
 

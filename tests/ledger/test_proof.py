@@ -4,6 +4,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import rlp
 from eth.rlp.headers import BlockHeader  # noqa: F401  py-evm's modules import each other in one order only
 from eth.rlp.receipts import Receipt
 from eth.vm.forks.cancun.headers import CancunBlockHeader
@@ -141,8 +142,17 @@ def test_receipts_of_every_type_have_the_root_that_py_evm_gives():
 def test_a_receipt_of_an_unknown_type_is_refused():
     answers, _ = receipts([0])
     header = SimpleNamespace(number=7, receipts_root=bytes(32), transactions=())
-    with pytest.raises(UnknownReceipt, match="a receipt of type 126 cannot be proven"):
-        list(logs_of(Node([answers[0] | {"type": "0x7e"}]), [header]))
+    with pytest.raises(UnknownReceipt, match="a receipt of type 106 cannot be proven"):
+        list(logs_of(Node([answers[0] | {"type": "0x6a"}]), [header]))
+
+
+def test_a_deposit_of_an_op_stack_chain_has_two_more_fields_since_canyon():
+    answers, (four,) = receipts([0x7E])
+    six = b"\x7e" + rlp.encode([*rlp.decode(four[1:]), b"\x07", b"\x01"])
+    since = {"depositNonce": "0x7", "depositReceiptVersion": "0x1"}
+    for encoded, more in ((four, {"depositNonce": "0x7"}), (six, since)):
+        header = SimpleNamespace(number=7, receipts_root=list_root([encoded]), transactions=())
+        assert list(logs_of(Node([answers[0] | more]), [header]))
 
 
 def test_a_pin_is_a_number_and_a_hash():
