@@ -14,12 +14,16 @@ from dlx.ground.blobs import BlobStore
 from dlx.ground.constants import NO_HASH
 from dlx.ledger import events as chain
 from dlx.ledger.errors import Reverted
+from dlx.ledger.typed import sign
 from dlx.node.daemon import session as module
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.session import Session
 from dlx.node.home.signed import SignedBook
+from dlx.node.round import actions as a
+from dlx.node.round import events as e
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
+from dlx.p2p import wire
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
@@ -206,6 +210,31 @@ def test_a_training_process_that_dies_costs_its_round_and_no_more(scene: Scene) 
 
     scene.play(program)
     assert scene.trainer.trained == [0, 0, 1, 2]
+
+
+def test_what_came_too_early_is_judged_once_our_view_of_the_ledger_is_there(scene: Scene) -> None:
+    seal = digest("a seal of round 1")
+    vote = wire.AttestationMessage(RUN, 0, 1, seal, sign(seal, scene.ledger.members[scene.account].key))
+    item: Any = SimpleNamespace(data=wire.encode(vote), origin="a peer")
+    heard: list[int] = []
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None)
+        machine = session.machine
+        assert machine is not None
+        handle = machine.handle
+
+        def noting(event: e.Event, now: float) -> list[a.Action]:
+            if isinstance(event, e.AttestationSeen):
+                heard.append(machine.unsealed)
+            return handle(event, now)
+
+        machine.handle = noting  # type: ignore[method-assign]
+        session.on_gossip(item)
+        await scene.until(lambda: machine.version == ROUNDS)
+
+    scene.play(program)
+    assert heard == [0, 1]
 
 
 def test_a_refused_transaction_is_sent_again(scene: Scene) -> None:
