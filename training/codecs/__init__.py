@@ -1,7 +1,8 @@
 """Codecs: how a pseudo-gradient becomes a payload's bytes and back.
 
-`decode` gives the same bits on every machine and is the only thing the outer step depends on; `encode` may round as it
-likes, because error feedback keeps whatever `decode` does not give back.
+`decode` gives the same bits on every machine and is the only thing the outer step depends on. So do the encoders of
+int4 and topk, which an audit asks for (`fault`); that of lowrank rests on a library's products of matrices. Error
+feedback keeps whatever `decode` does not give back.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ scale and codes are all zero, or some code is at one of the two ends.
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, count, too_large
+from dlx.training.codecs.base import Codec, CodecError, count, row_sums, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
@@ -111,6 +111,6 @@ def _ternary(values: np.ndarray) -> np.ndarray:
     """For each group the mean size of those values that -1, 0 and 1 times it should not round to zero: the best for a
     normal distribution is 0.61 of the root mean square and more, and a group of one size keeps its size."""
     sizes = np.abs(values)
-    root = np.sqrt(np.einsum("ij,ij->i", sizes, sizes) / np.float32(_GROUP))
+    root = np.sqrt(row_sums(sizes * sizes) / np.float32(_GROUP))
     sizes *= sizes >= np.float32(0.61) * root[:, None]
-    return sizes.sum(axis=1) / np.maximum(np.count_nonzero(sizes, axis=1), 1).astype(np.float32)
+    return row_sums(sizes) / np.maximum(np.count_nonzero(sizes, axis=1), 1).astype(np.float32)

@@ -24,6 +24,7 @@ import numpy as np
 from dlx.training.codecs import int4
 from dlx.training.codecs.base import Codec, CodecError, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
+from dlx.training.models.weights import Values, array
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
@@ -35,6 +36,8 @@ _MOST = float(np.finfo(np.float16).max)  # that a value may be, as in int4
 _BITS = 4
 _SUM_BITS = 52  # that the exponents' spread, 6 bits of a product and log2(rank) may take together
 _LOWEST, _HIGHEST = -128, 100  # exponents; beyond the highest a sum might not fit a float32
+MISFIT = 0.02  # that a payload's Q may be off the rounded fit to its P, relative to the fit
+KEEPS = 0.5  # the least part of what a search from nothing keeps that an honest payload does
 _BLOCK = 1 << 18  # values of a product worked on at a time
 
 # Steps to try for each row of a factor, as parts of the one that its largest value needs. P's may be any: Q makes up
@@ -61,6 +64,37 @@ class LowRank(Codec):
         padded = np.zeros(codes.size + codes.size % 2, np.int8)
         padded[: codes.size] = codes.reshape(-1)
         out[plan.rank :] = pack(padded, _BITS)
+
+    def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
+        """Machines multiply matrices in different orders, and a slot starts its search where its last one ended. What
+        holds for all: Q is the fit to P, P keeps about what a search from nothing keeps, and the rest is int4."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        apart = fitted = kept = expected = 0.0
+        for name, part in self._parts(shapes, plan, np.frombuffer(payload, np.uint8)):
+            values = array(tensors[name])
+            if not factored(name, shapes[name], plan):
+                own = np.empty_like(part)
+                try:
+                    int4.encode_part(name, values, plan.level, own)
+                except CodecError as error:
+                    return str(error)
+                if not np.array_equal(own, part):
+                    return f"{name}: the encoder gives other bytes"
+                continue
+            exponents, codes = _unpack(part, shapes[name], plan.rank)
+            live = _common(codes) > 0
+            apart, fitted = np.add((apart, fitted), _misfit(values, exponents[live], codes[live]))
+            try:
+                own_factors = _factor(name, values, _start(name, shapes[name], plan.rank, None))
+            except CodecError as error:
+                return str(error)
+            kept += _kept(values, _product(exponents, codes, shapes[name]))
+            expected += _kept(values, _product(*own_factors, shapes[name]))
+        if apart > (MISFIT * MISFIT) * fitted:
+            return f"a factor is {(apart / fitted) ** 0.5 if fitted else 1:.2g} off the fit to the other one"
+        if kept < KEEPS * expected:
+            return f"it keeps {kept / expected:.2g} of what a search from nothing keeps"
+        return ""
 
     def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         if not factored(name, shape, plan):
@@ -126,12 +160,43 @@ def _factor(name: str, values: np.ndarray, start: Tensor) -> tuple[np.ndarray, n
     p = torch.linalg.qr(matrix @ start).Q.T.contiguous().numpy()
     p_codes, _ = _quantise(p, _largest(p) / _LARGEST * _P_STEPS)
     # Q is fitted to the codes of P, not to P itself, so that only its own rounding is lost.
+    q_codes, steps = _quantise_fit(_fit(p_codes, matrix))
+    return _canonical(np.concatenate([p_codes, q_codes], axis=1), np.frexp(steps)[1] - 1, len(matrix))
+
+
+def _fit(p_codes: np.ndarray, matrix: Tensor) -> np.ndarray:
+    """Q [r, n] with which P's codes [r, m] come nearest to the matrix [m, n]."""
+    import torch
+
     codes = torch.from_numpy(p_codes.astype(np.float32))
     gram = (codes @ codes.T).double()
     gram.diagonal().mul_(1 + 1e-6)  # codes of a small P may depend on each other
-    q = torch.linalg.solve(gram, (codes @ matrix).double()).float().numpy()
-    q_codes, steps = _quantise(q, np.ldexp(1.0, np.frexp(_largest(q) / _LARGEST)[1]) * _Q_STEPS)
-    return _canonical(np.concatenate([p_codes, q_codes], axis=1), np.frexp(steps)[1] - 1, len(matrix))
+    return torch.linalg.solve(gram, (codes @ matrix).double()).float().numpy()
+
+
+def _quantise_fit(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _quantise(q, np.ldexp(1.0, np.frexp(_largest(q) / _LARGEST)[1]) * _Q_STEPS)
+
+
+def _misfit(values: np.ndarray, exponents: np.ndarray, codes: np.ndarray) -> tuple[float, float]:
+    """Of live components: squared norms of what their Q is off the rounded fit to their P, and of that fit. Each row
+    weighs as P's does, so both are in the matrix's unit but for the angles between P's rows."""
+    import torch
+
+    if not len(codes):
+        return 0.0, 0.0
+    rows = len(values)
+    p, q = codes[:, :rows], np.ldexp(codes[:, rows:].astype(np.float64), exponents[:, None].astype(np.int32))
+    fit_codes, steps = _quantise_fit(_fit(p, torch.from_numpy(values)))
+    fit = fit_codes * steps[:, None].astype(np.float64)
+    weight = np.square(p.astype(np.float64)).sum(axis=1)
+    return float(weight @ np.square(q - fit).sum(axis=1)), float(weight @ np.square(fit).sum(axis=1))
+
+
+def _kept(values: np.ndarray, decoded: np.ndarray) -> float:
+    """How much of the squared norm of a matrix a payload takes away."""
+    whole = values.astype(np.float64)
+    return float(np.square(whole).sum() - np.square(whole - decoded).sum())
 
 
 def _largest(factor: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, count, too_large
+from dlx.training.codecs.base import Codec, CodecError, count, row_sums, too_large
 from dlx.training.codecs.packing import CODES, pack, pack12, packed12, unpack12
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
@@ -92,7 +92,7 @@ def _encode_chunks(name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, n
     live = sizes > 0
     full = live.all(axis=1, keepdims=True)
     # Two magnitudes: the means of what is above the mean and of the rest. One where zeros have to be told apart.
-    high = np.where(full, sizes > sizes.mean(axis=1, keepdims=True), live)
+    high = np.where(full, sizes > (row_sums(sizes) / np.float32(k))[:, None], live)
     high |= full & ~high.any(axis=1, keepdims=True)  # all are of one size
     magnitudes = np.stack([_means(sizes, ~high), _means(sizes, high)], axis=1).astype(np.float16)
     same = magnitudes[:, 0] == magnitudes[:, 1]
@@ -116,7 +116,7 @@ def _largest(sizes: np.ndarray, k: int) -> np.ndarray:
 
 def _means(sizes: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The mean [n] of those chosen in each row; 0 where none is."""
-    return (sizes * chosen).sum(axis=1) / np.maximum(np.count_nonzero(chosen, axis=1), 1).astype(np.float32)
+    return row_sums(sizes * chosen) / np.maximum(np.count_nonzero(chosen, axis=1), 1).astype(np.float32)
 
 
 def _decode_chunks(name: str, bits: np.ndarray, places: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:

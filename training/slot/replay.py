@@ -1,18 +1,20 @@
-"""Level 3 of the audit: was a drawn contribution trained? One stage's work is checked alone, from public files by hash.
+"""Level 3 of the audit: was a drawn contribution trained? One stage's work is checked alone, from files by hash.
 
 Its payload must be the encoding of its change, and its drawn segment, trained again from its own committed start and
 the tensors that it recorded, must end where it says and give the tensors that its neighbours recorded. So blame is
 exact: whoever was fed junk replays as honest.
 
 A distance is norm(replayed change - claimed change) / norm(claimed change) over the segment, in float64; of tensors
-that were sent, norm(replayed - sent) / norm(sent). docs/auditor.md has what was measured for the thresholds.
+that were sent, norm(replayed - sent) / norm(sent). The rate is the part of it that lies along the claimed change:
+rounding goes in all directions and hardly along that one, a false learning rate in no other. So bfloat16, which is
+rounded a lot, hides none. docs/auditor.md has what was measured for the thresholds.
 """
 
 import contextlib
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -43,13 +45,14 @@ class Thresholds(NamedTuple):
     """Above these the work was not honest."""
 
     change: float  # distance of the weights, and of the optimiser's state
+    rate: float  # of the weights' change
     sent: float  # distance of the tensors that were sent
     numbers: float  # relative difference of norms and losses
 
 
 THRESHOLDS: dict[Precision, Thresholds] = {
-    "float32": Thresholds(change=1e-3, sent=1e-3, numbers=1e-3),
-    "bfloat16": Thresholds(change=5e-2, sent=5e-2, numbers=1e-2),
+    "float32": Thresholds(change=1e-3, rate=1e-3, sent=1e-3, numbers=1e-3),
+    "bfloat16": Thresholds(change=6e-2, rate=1e-2, sent=3e-2, numbers=1e-2),
 }
 
 Tensors = Mapping[str, Tensor]
@@ -88,6 +91,7 @@ class Checked(Struct, frozen=True, kw_only=True):
 
     reasons: tuple[str, ...]  # why it is false; empty: honest
     weights: float = 0.0
+    rate: float = 0.0  # of the weights' change, relative: 0.1 for a replay at a learning rate that is a tenth higher
     optimiser: float = 0.0  # the largest over its kinds: false moments at a segment's end would steer the next one
     activations: float = 0.0  # sent to the stage after
     gradients: float = 0.0  # sent to the stage before
@@ -266,11 +270,12 @@ def _replay(
                 norms.append(loop.norms)
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))
+    end = files.state(after.weights, files.shapes, "the weights at the segment's end")
+    distance, rate = _distance(start, end, loop.weights())
     found = Checked(
         reasons=(),
-        weights=_distance(
-            start, files.state(after.weights, files.shapes, "the weights at the segment's end"), loop.weights()
-        ),
+        weights=distance,
+        rate=rate,
         optimiser=_optimiser_distance(
             moments,
             files.state(after.optimiser, files.moments, "the optimiser state at the segment's end"),
@@ -299,6 +304,7 @@ def _replay(
     apart = max(map(_relative, replayed, stated), default=0.0)
     measured = (
         ("the weights' change", found.weights, limits.change),
+        ("the learning rate", abs(found.rate), limits.rate),
         ("the optimiser state's change", found.optimiser, limits.change),
         ("the activations sent", found.activations, limits.sent),
         ("the gradients sent", found.gradients, limits.sent),
@@ -388,22 +394,23 @@ class _Recorded:
 
 
 def _optimiser_distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> float:
-    def of(kind: str) -> Callable[[str], bool]:
-        return lambda name: name == kind or name.startswith(f"{kind}.")
+    """The largest over the kinds of state."""
 
-    return max(
-        _distance(start, claimed, {name: one for name, one in replayed.items() if of(kind)(name)})
-        for kind in STATE_KINDS
-    )
+    def of(kind: str) -> Tensors:
+        return {name: one for name, one in replayed.items() if name == kind or name.startswith(f"{kind}.")}
+
+    return max(_distance(start, claimed, of(kind))[0] for kind in STATE_KINDS)
 
 
-def _distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> float:
-    apart = change = 0.0
+def _distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> tuple[float, float]:
+    """Distance and rate of the change from `start`, over the replayed tensors."""
+    apart = along = change = 0.0
     for name, end in replayed.items():
-        claim = claimed[name].double()
-        apart += (end.double() - claim).square().sum().item()
-        change += (claim - start[name]).square().sum().item()
-    return _ratio(apart, change)
+        step, claim = end.double() - claimed[name], claimed[name].double() - start[name]
+        apart += step.square().sum().item()
+        along += (step * claim).sum().item()
+        change += claim.square().sum().item()
+    return _ratio(apart, change), along / change if change > 0 and math.isfinite(along) else 0.0
 
 
 def _ratio(apart: float, whole: float) -> float:

@@ -1,0 +1,445 @@
+"""Contributions of a replica of three stages, checked by somebody else, each stage alone: honest ones and cheats."""
+
+import hashlib
+import math
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from dlx.ground.blobs import write_blob
+from dlx.ground.constants import NO_HASH
+from dlx.training.codecs import codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.pipeline import Link
+from dlx.training.models import weights
+from dlx.training.models.stages import stage_shapes
+from dlx.training.outer.step import SealedPayload, apply_round, pseudo_gradient
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Codec, Inner, Outer, Plan
+from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.replay import Checked, Drawn, Missing, NotCheckable, check_contribution, needed, sent
+from dlx.training.slot.slot import Slot
+from dlx.training.slot.trace import Trace
+from dlx.training.slot.undecided import Undecided
+
+RunMaker = Callable[..., Manifest]
+Together = Callable[..., list[Any]]
+
+STAGES = 3
+SPLIT = [(stage, stage + 1) for stage in range(STAGES)]
+ADAMW = Inner(optimiser="adamw", lr=1e-2, clip=0.5)
+MUON = Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2, clip=0.5, schedule="wsd")
+LATE = Outer(lr=0.8, delay=1, alpha=0.8)
+
+
+@dataclass
+class _Replica:
+    """A run of one replica without a ledger: its rounds, by stage, and what their draws hand over."""
+
+    manifest: Manifest
+    dataset: Dataset
+    blobs: Path
+    folder: Path
+    together: Together
+    left_out: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.versions = [[bytes.fromhex(one.sha256)] for one in self.manifest.genesis]  # by stage
+        self.trained: list[list[Trained]] = []  # by round
+        self.traces: list[list[Trace]] = []
+
+    def round(self, cheats: dict[int, Callable[..., InnerLoop]] | None = None) -> list[Trained]:
+        """One round; the stages in `cheats` train with another loop."""
+        t, plan, delay = len(self.trained), self.manifest.plan, self.manifest.outer.delay
+        base = max(0, t - delay)
+
+        def slot(stage: int) -> Slot:
+            loop = (cheats or {}).get(stage, InnerLoop)(self.manifest, stage, 1, self.dataset)
+            return Slot(self.manifest, loop, stage, self.folder / str(stage), self.blobs)
+
+        def work(stage: int, previous: Link | None, next: Link | None) -> Trained:
+            inputs = RoundInputs(
+                round=t,
+                plan=plan,
+                steps_before=t * plan.inner_steps,
+                total_steps=self.manifest.rounds * plan.inner_steps,
+                base_version=base,
+                base_weights=self.versions[stage][base],
+                left_out=tuple(self.trained[one][stage].payload for one in self.left_out if one <= t - 1 - delay),
+            )
+            return slots[stage].train(inputs, previous, next)
+
+        slots = [slot(stage) for stage in range(STAGES)]
+        made = self.together(STAGES, work)
+        assert all(isinstance(one, Trained) for one in made), made
+        self.trained.append(made)
+        self.traces.append([self._trace(stage, t) for stage in range(STAGES)])
+        for stage, one in enumerate(made):
+            sealed = [SealedPayload(self.blobs / one.payload.hex(), plan.inner_steps, 32768, plan)]
+            newest = self.blobs / self.versions[stage][-1].hex()
+            counted = [] if t in self.left_out else sealed
+            self.versions[stage].append(apply_round(self.manifest, stage, newest, None, counted, self.blobs).weights)
+        return made
+
+    def _trace(self, stage: int, round: int) -> Trace:
+        found = Undecided(self.folder / str(stage)).find(round)
+        assert found is not None
+        return found.trace
+
+    def drawn(self, stage: int, round: int, segment: int, **said: Any) -> Drawn:
+        trained, plan = self.trained[round][stage], self.manifest.plan
+        folded = (*trained.folded, NO_HASH, NO_HASH)
+        values = {name: getattr(trained, name) for name in trained.__struct_fields__}
+        values |= {"folded_payload": folded[0], "folded_payload2": folded[1]}
+        return Drawn(
+            stage=stage,
+            replica=1,
+            segment=segment,
+            statement=SimpleNamespace(**(values | said)),  # type: ignore[arg-type]
+            trace=self.traces[round][stage],
+            plan=plan,
+            steps_before=round * plan.inner_steps,
+            total_steps=self.manifest.rounds * plan.inner_steps,
+            own_plans={one[stage].payload: plan for one in self.trained},
+            next_trace=self.traces[round][stage + 1] if stage + 1 < STAGES else None,
+        )
+
+    def hand_over(self, round: int, segment: int, public: Path) -> Path:
+        """The draw's outcome: what all stages hand over, in a new folder; the slots' folders stay as they are."""
+        public.mkdir()
+        for stage in range(STAGES):
+            copy = public.parent / f"{public.name}-slot-{stage}"
+            shutil.copytree(self.folder / str(stage), copy)
+            Undecided(copy).decide(round, segment, public)
+            shutil.rmtree(copy)
+        return public
+
+    def check(self, drawn: Drawn, public: Path) -> Checked:
+        return check_contribution(self.manifest, drawn, self.dataset, [public, self.blobs])
+
+
+@pytest.fixture(scope="module")
+def replica(
+    tiny_run: RunMaker, dataset: Dataset, blobs: Path, together: Together, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., _Replica]:
+    def make(left_out: Sequence[int] = (), **changes: Any) -> _Replica:
+        manifest = tiny_run(SPLIT, rounds=8, **({"inner": ADAMW, "plan": Plan(inner_steps=4)} | changes))
+        return _Replica(manifest, dataset, blobs, tmp_path_factory.mktemp("replica"), together, left_out)
+
+    return make
+
+
+# ---- honest work
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "float32, AdamW, int4, delay 0": {"plan": Plan(inner_steps=45)},
+    "float32, Muon, lowrank, delay 1": {"inner": MUON, "codec": Codec("lowrank"), "outer": LATE,
+                                        "plan": Plan(rank=4, inner_steps=21)},
+    "bfloat16, AdamW, topk, delay 1": {"precision": "bfloat16", "codec": Codec("topk"), "outer": LATE,
+                                       "plan": Plan(level=2, rank=64, inner_steps=5)},
+    "bfloat16, Muon, two bits, delay 0": {"precision": "bfloat16", "inner": MUON, "plan": Plan(level=2, inner_steps=3)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HONEST)
+def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alone(
+    what: str, replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    """Rounds 0 and 1 were left out by their seals, so what follows has folded payloads in it."""
+    run = replica((0, 1), **HONEST[what])
+    for _ in range(4):
+        run.round()
+    assert any(one.folded for made in run.trained for one in made)
+    assert (run.manifest.outer.delay == 0) == all(one.start_payload == NO_HASH for made in run.trained for one in made)
+    for round, segment in [(0, 0), *((3, one) for one in range(run.trained[3][0].segments))]:
+        public = run.hand_over(round, segment, tmp_path / f"public-{round}-{segment}")
+        for stage in range(STAGES):
+            checked = run.check(run.drawn(stage, round, segment), public)
+            loss = checked.loss_stated
+            assert checked == Checked(reasons=(), loss_stated=loss, loss_replayed=loss) and loss > 0
+    assert run.trained[3][0].segments == {45: 3, 21: 2, 5: 3, 3: 2}[run.manifest.plan.inner_steps]
+
+
+# ---- cheats of one stage
+
+
+class _Cheat(InnerLoop):
+    """A stage that trains otherwise, or sends something else."""
+
+    def __init__(self, how: str, manifest: Manifest, stage: int, replica: int, dataset: Dataset) -> None:
+        inner, precision = manifest.inner, manifest.precision
+        if how == "lr":
+            inner = replace(inner, lr=inner.lr * 1.1)
+        if how == "precision":
+            precision = "bfloat16"
+        data: Any = _Late(dataset, manifest.plan.inner_steps) if how == "last round's data" else dataset
+        replica = 2 if how == "other data" else replica
+        super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, data)
+        self._how = how
+
+    def step(self, index: int, total_steps: int, previous: Any, next: Any, stop: Any = lambda: False) -> float:
+        kept = self.weights(), self.optimiser_state()
+        links = [None if one is None else _Junk(one, self._how) for one in (previous, next)]
+        loss = super().step(index, total_steps, *links, stop)
+        if self._how == "norm":  # as it sent it
+            self.norms = self.norms._replace(passed_on=self.norms.passed_on * 1.5)
+        if (self._how == "one of ten" and index % 10 == 4) or self._how == "nothing":
+            self.load_weights(kept[0])
+            self.load_optimiser_state(kept[1])
+        return loss
+
+
+class _Late:
+    """A dataset that gives what was due so many steps ago."""
+
+    def __init__(self, dataset: Dataset, steps: int) -> None:
+        self._dataset, self._steps = dataset, steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def assigned(self, seed: int, index: int, *rest: Any) -> Any:
+        return self._dataset.assigned(seed, index - self._steps, *rest)
+
+
+class _Junk:
+    """Sends other tensors or numbers than were computed."""
+
+    def __init__(self, link: Link, how: str) -> None:
+        self._link, self._how = link, how
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        if self._how == f"junk {kind}":
+            data = (np.frombuffer(data, "<f4") * np.float32(1.5)).tobytes()
+        if kind == "total" and self._how == "invented loss":
+            norm, loss = struct.unpack("<2d", data)
+            data = struct.pack("<2d", norm, loss * 0.9)
+        if kind == "norm" and self._how == "norm":
+            data = struct.pack("<d", struct.unpack("<d", data)[0] * 1.5)  # of squares
+        self._link.send(kind, step, micro, data)
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        return self._link.recv(kind, step, micro)
+
+
+CHEATS = {
+    ("lr", 1): "weights' change", ("precision", 1): "weights' change", ("one of ten", 1): "weights' change",
+    ("nothing", 0): "weights' change", ("nothing", 2): "weights' change",
+    ("other data", 0): "weights' change", ("other data", 2): "weights' change",
+    ("last round's data", 0): "weights' change",
+    ("junk activation", 0): "activations sent", ("junk activation", 1): "activations sent",
+    ("junk gradient", 1): "gradients sent", ("junk gradient", 2): "gradients sent",
+    ("norm", 1): "gradient norm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "who"), CHEATS)
+def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
+    how: str, who: int, replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    run = replica(plan=Plan(inner_steps=10))
+    run.round()
+    run.round({who: lambda *arguments: _Cheat(how, *arguments)})
+    public = run.hand_over(1, 0, tmp_path / "public")
+    found = [run.check(run.drawn(stage, 1, 0), public) for stage in range(STAGES)]
+    assert [one.honest for one in found] == [stage != who for stage in range(STAGES)], found
+    assert any(CHEATS[how, who] in reason for reason in found[who].reasons), found[who]
+
+
+def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., _Replica], tmp_path: Path) -> None:
+    """It states the loss that it sent, so all stages agree on it."""
+
+    class Liar(_Cheat):
+        def step(self, *arguments: Any) -> float:
+            return super().step(*arguments) * 0.9
+
+    run = replica()
+    run.round({2: lambda *arguments: Liar("invented loss", *arguments)})
+    public = run.hand_over(0, 0, tmp_path / "public")
+    found = [run.check(run.drawn(stage, 0, 0), public) for stage in range(STAGES)]
+    assert [one.honest for one in found] == [True, True, False]
+    assert len(found[2].reasons) == 1 and "a loss is 0.11 off" in found[2].reasons[0]
+    assert found[2].loss_stated == pytest.approx(0.9 * found[2].loss_replayed)
+
+
+# ---- payloads that are not of the work
+
+
+def _update(run: _Replica, stage: int, round: int) -> dict[str, Tensor]:
+    """u, of a round that started from its version."""
+    folder, one = run.folder / str(stage) / "rounds" / str(round), run.trained[round][stage]
+    shapes = stage_shapes(run.manifest, stage)
+    start, end, residual = (
+        weights.read(run.blobs / one.weights_before.hex(), shapes),
+        weights.read(folder / one.weights_after.hex(), shapes),
+        weights.read(folder / one.residual_before.hex(), shapes),
+    )
+    return pseudo_gradient(start, end, residual, codec(run.manifest.codec.name).info.decay, [])
+
+
+def _noise(tensor: Tensor) -> Tensor:
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)) * tensor.std()
+
+
+FALSE_PAYLOADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign flip": lambda one: -one,
+    "noise": _noise,
+    "ten times": lambda one: one * 10,
+    "a tenth more": lambda one: one * 1.1,
+    "zeros": torch.zeros_like,
+    "poison after honest work": lambda one: one + 0.5 * _noise(one),
+}
+CODECS = {
+    "int4": {"plan": Plan(inner_steps=4)},
+    "topk": {"codec": Codec("topk"), "plan": Plan(level=2, rank=64, inner_steps=4)},
+    "lowrank": {"codec": Codec("lowrank"), "plan": Plan(rank=4, inner_steps=4)},
+}
+
+
+@pytest.fixture(scope="module", params=CODECS)
+def two_rounds(request: pytest.FixtureRequest, replica: Callable[..., _Replica]) -> _Replica:
+    run = replica(**CODECS[request.param])
+    run.round()
+    run.round()
+    return run
+
+
+@pytest.mark.parametrize("how", FALSE_PAYLOADS)
+def test_a_payload_that_is_not_of_the_work_is_false_although_the_residual_adds_up(
+    how: str, two_rounds: _Replica, tmp_path: Path
+) -> None:
+    run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
+    update = _update(run, 1, 1)
+    payload = chosen.encode({name: FALSE_PAYLOADS[how](one) for name, one in update.items()}, plan)
+    decoded = chosen.decode(payload, stage_shapes(run.manifest, 1), plan)
+    residual = weights.weights_hash({name: one - decoded[name] for name, one in update.items()})
+    public = run.hand_over(1, 0, tmp_path / "public")
+    said = {"payload": write_blob(public, [payload]), "residual_after": residual}
+    checked = run.check(run.drawn(1, 1, 0, **said), public)
+    (reason,) = checked.reasons
+    assert reason.startswith("the payload is not what the round's change gives: ")
+    assert (checked.weights, checked.optimiser) == (0.0, 0.0), "the work itself was honest"
+
+
+def test_an_earlier_payload_sent_again_is_false(two_rounds: _Replica, tmp_path: Path) -> None:
+    public = two_rounds.hand_over(1, 0, tmp_path / "public")
+    stale = two_rounds.drawn(1, 1, 0, payload=two_rounds.trained[0][1].payload)
+    assert len(two_rounds.check(stale, public).reasons) == 2, "neither the payload nor the residual"
+
+
+def test_a_residual_that_the_payload_does_not_leave_is_false(two_rounds: _Replica, tmp_path: Path) -> None:
+    public = two_rounds.hand_over(1, 0, tmp_path / "public")
+    checked = two_rounds.check(two_rounds.drawn(0, 1, 0, residual_after=hashlib.sha256(b"any").digest()), public)
+    assert checked.reasons == ("the residual after is not what the payload leaves of the round's change",)
+
+
+def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp_path: Path) -> None:
+    public = two_rounds.hand_over(1, 0, tmp_path / "public")
+    junk = two_rounds.drawn(0, 1, 0, payload=write_blob(public, [b"no payload"]))
+    assert two_rounds.check(junk, public).reasons[0].startswith("the payload: ")
+    other = two_rounds.drawn(0, 1, 0, base_weights=two_rounds.versions[0][0])
+    assert two_rounds.check(other, public).reasons[0].startswith("the weights before are not what the version")
+    loss = two_rounds.drawn(0, 1, 0, loss=two_rounds.trained[1][0].loss - 1)
+    assert two_rounds.check(loss, public) == Checked(reasons=("the stated loss is not the mean of the steps' losses",))
+
+
+# ---- files that are not there, or not what they should be
+
+
+@pytest.fixture(scope="module")
+def long_round(replica: Callable[..., _Replica]) -> _Replica:
+    """Two segments, after a round, so that no state is of zeros."""
+    run = replica(plan=Plan(inner_steps=21))
+    run.round()
+    run.round()
+    return run
+
+
+def test_what_is_missing_is_named_and_tensors_that_neighbours_keep_back_are_not_compared(
+    long_round: _Replica, tmp_path: Path
+) -> None:
+    public = long_round.hand_over(1, 1, tmp_path / "public")
+    drawn = long_round.drawn(1, 1, 1)
+    own = {name for name in needed(drawn) if (public / name.hex()).exists()}
+    assert len(own) == 8 - 1, "the end of the last segment is the weights after"
+    assert set(needed(drawn)) - own == {drawn.statement.base_weights, drawn.statement.payload}
+    for name in own:
+        kept = (public / name.hex()).read_bytes()
+        (public / name.hex()).unlink()
+        with pytest.raises(Missing) as missing:
+            long_round.check(drawn, public)
+        assert missing.value.blobs == (name,)
+        (public / name.hex()).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))  # a wrong copy is none
+        with pytest.raises(Missing) as missing:
+            long_round.check(drawn, public)
+        assert missing.value.blobs == (name,)
+        (public / name.hex()).write_bytes(kept)
+    assert len(sent(drawn)) == 2
+    for name in sent(drawn):
+        (public / name.hex()).unlink()
+    checked = long_round.check(drawn, public)
+    assert checked.honest and checked.uncompared == ("activations", "gradients")
+
+
+@pytest.mark.parametrize("damage", ["not finite", "another stage's"])
+@pytest.mark.parametrize("role", ["start", "end"])
+def test_a_state_that_is_none_of_the_stage_is_its_makers_fault(
+    damage: str, role: str, long_round: _Replica, tmp_path: Path
+) -> None:
+    public = long_round.hand_over(1, 1, tmp_path / "public")
+    drawn = long_round.drawn(1, 1, 1)
+    index = 1 if role == "start" else 2
+    shapes = stage_shapes(long_round.manifest, 1 if damage == "not finite" else 0)
+    tensors = {name: torch.full(shape, math.nan if damage == "not finite" else 1.0) for name, shape in shapes.items()}
+    states = list(drawn.trace.states)
+    states[index] = replace(states[index], weights=weights.write_blob(tensors, public))
+    said = SimpleNamespace(**vars(drawn.statement))
+    said.weights_after = states[2].weights
+    trace = replace(drawn.trace, states=tuple(states))
+    false = Drawn(**(vars(drawn) | {"trace": trace, "statement": said}))
+    reasons = long_round.check(false, public).reasons
+    assert any("weights" in reason and ("finite" in reason or "expected" in reason) for reason in reasons), reasons
+
+
+def test_recorded_tensors_of_another_size_are_its_makers_fault(long_round: _Replica, tmp_path: Path) -> None:
+    public = long_round.hand_over(1, 1, tmp_path / "public")
+    drawn = long_round.drawn(1, 1, 1)
+    edge = replace(drawn.trace.boundaries[1], activations_in=write_blob(public, [b"short"]))
+    trace = replace(drawn.trace, boundaries=(drawn.trace.boundaries[0], edge))
+    (reason,) = long_round.check(Drawn(**(vars(drawn) | {"trace": trace})), public).reasons
+    assert reason.startswith("the recorded tensors") and "have 5 bytes, not" in reason
+
+
+def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: _Replica, tmp_path: Path) -> None:
+    public = long_round.hand_over(1, 0, tmp_path / "public")
+    folders = [public, long_round.blobs]
+    assert check_contribution(long_round.manifest, long_round.drawn(1, 1, 0), None, folders).honest
+    for stage in (0, 2):
+        with pytest.raises(NotCheckable, match="data of its own"):
+            check_contribution(long_round.manifest, long_round.drawn(stage, 1, 0), None, folders)
+    unknown = Drawn(**(vars(long_round.drawn(1, 1, 0, start_payload=bytes([7]) * 32)) | {"own_plans": {}}))
+    with pytest.raises(Missing):
+        check_contribution(long_round.manifest, unknown, None, folders)
+
+
+def test_the_files_of_a_check_are_bytes_that_anybody_can_hash(long_round: _Replica, tmp_path: Path) -> None:
+    public = long_round.hand_over(1, 1, tmp_path / "public")
+    for path in public.iterdir():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+    drawn = long_round.drawn(1, 1, 1)
+    recorded = (public / drawn.trace.boundaries[1].activations_in.hex()).read_bytes()
+    assert len(recorded) == 1 * 2 * (2 * 16 * 16) * 4, "steps x micro-batches x [2, 16, 16] of float32"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(long_round.traces[1][1]), type=Trace) == drawn.trace
