@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Record, TypedError
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.round.draw import Drawn
 from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
@@ -36,6 +36,10 @@ class Absent(Exception):
         self.blobs = tuple(blobs)
 
 
+class Lie(Exception):
+    """What the contribution's maker signed is none of what it has to be; the message says how."""
+
+
 class Unknown(Exception):
     """Nothing can be said of the contribution here, and its maker is not to blame; the message says why."""
 
@@ -47,11 +51,10 @@ class Inner:
         self.manifest, self.view, self.terms = manifest, view, Terms.of(manifest)
 
     def work(self, drawn: Drawn, get: Get, blobs: Path, device: str = "cpu") -> Work:
-        """Everything but the files that the check itself asks for. `get` raises Absent; so does this. Raises Unknown,
-        and ValueError for a statement that is none."""
-        sealed, record = self._record(drawn.stage, drawn)
-        said = read_statement(sealed, record, get)
-        trace = self._trace_bytes(said, get)
+        """Everything but the files that the check itself asks for. `get` raises Absent; so does this, and Unknown and
+        Lie."""
+        said = self._statement(drawn, drawn.stage, get)
+        trace = self._trace(said, get)
         plan, terms = self._plan(drawn.stage, drawn.round), self.terms
         try:
             before = steps_before(terms, self.view, drawn.round)
@@ -95,11 +98,25 @@ class Inner:
         tensors = segment_steps(self.manifest) * self.manifest.data.micro_batches * activation_bytes(self.manifest)
         return max(3 * weights + (1 << 20), tensors)
 
-    def _record(self, stage: int, drawn: Drawn) -> tuple[Sealed, Record]:
+    def _statement(self, drawn: Drawn, stage: int, get: Get) -> Contribution:
+        """All that the replica's contribution of a stage states. Raises Absent, Lie; StopIteration where the stage's
+        seal does not count it."""
         sealed = self.view.sealed[stage, drawn.round]
-        return sealed, next(one for one in sealed.records if one.replica == drawn.replica)
+        record = next(one for one in sealed.records if one.replica == drawn.replica)
+        try:
+            found = Contribution.decode(get(record.statement, CONTRIBUTION_SIZE).read_bytes())
+        except TypedError as error:
+            raise Lie(f"the statement is none: {error}") from None
+        if (sealed.run, sealed.round, stage) != (found.run, found.round, found.stage):
+            raise Lie("the statement is about another round")
+        if found.record(record.multiplier) != record:
+            raise Lie("the statement says something else than the seal's record of it")
+        steps = sealed.outcome.inner_steps
+        if (found.inner_steps, found.segments) != (steps, segments_in(steps, segment_steps(self.manifest))):
+            raise Lie(f"it states {found.inner_steps} steps in {found.segments} segments, the round had {steps} steps")
+        return found
 
-    def _trace_bytes(self, said: Contribution, get: Get) -> bytes:
+    def _trace(self, said: Contribution, get: Get) -> bytes:
         return get(said.trace, size(said.segments, said.inner_steps)).read_bytes()
 
     def _neighbour(self, drawn: Drawn, stage: int, get: Get) -> bytes | None:
@@ -107,9 +124,8 @@ class Inner:
         if stage >= self.view.config.stages:
             return None
         try:
-            said = read_statement(*self._record(stage, drawn), get)
-            return self._trace_bytes(said, get)
-        except (StopIteration, Absent, ValueError, OSError):
+            return self._trace(self._statement(drawn, stage, get), get)
+        except (StopIteration, Absent, Lie):
             return None
 
     def _plan(self, stage: int, round: int) -> ManifestPlan:
@@ -139,12 +155,3 @@ class Inner:
 def segments_of(manifest: Manifest, seals: Sequence[Sealed]) -> int:
     """How many segments a sealed round has."""
     return segments_in(seals[0].outcome.inner_steps, segment_steps(manifest))
-
-
-def read_statement(sealed: Sealed, record: Record, get: Get) -> Contribution:
-    """All that a counted contribution states. Raises ValueError where the blob says something else than the record."""
-    found = Contribution.decode(get(record.statement, CONTRIBUTION_SIZE).read_bytes())
-    place, stated = (sealed.run, sealed.round, sealed.stage), (found.run, found.round, found.stage)
-    if place != stated or found.record(record.multiplier) != record:
-        raise ValueError("the statement says something else than the seal's record of it")
-    return found

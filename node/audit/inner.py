@@ -9,7 +9,7 @@ from random import Random
 
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
-from dlx.node.archive.inner import Absent, Inner, Unknown, segments_of
+from dlx.node.archive.inner import Absent, Inner, Lie, Unknown, segments_of
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round import turns
@@ -71,7 +71,7 @@ class Replays:
             return Found(Finding.WITHHELD, (f"nobody gives {error}",))
         except Unknown as error:
             return Found(None, (str(error),))
-        except ValueError as error:
+        except Lie as error:
             return Found(Finding.FALSE, (str(error),))
         finally:
             for entry in self._blobs.work.iterdir():

@@ -51,7 +51,7 @@ class Evidence:
         """What a check comes to, and whether the traces of the replica's stages contradict each other.
 
         `whole`: also what the neighbours received is needed. Raises Absent for what nobody serves, Unknown where
-        nothing can be said, CheckFailed and OSError for what may go better later, ValueError for no statement.
+        nothing can be said, CheckFailed and OSError for what may go better later, Lie.
         """
         context = self.context
         inner = Inner(context.manifest, view)

@@ -20,7 +20,7 @@ from dlx.ground.errors import DlxError
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view import RunView
 from dlx.node import version
-from dlx.node.archive.inner import Absent, Unknown
+from dlx.node.archive.inner import Absent, Lie, Unknown
 from dlx.node.archive.verdicts import VerdictStore
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.draws import Draws
@@ -199,10 +199,10 @@ class Judge:
             whole = now < case.since + turns.TURN_TIMEOUTS * timeout
             outcome, disputed = await self._evidence.outcome(view, drawn, whole=whole)
             finding, reasons = (Finding.FALSE if outcome.reasons else Finding.HONEST), outcome.reasons
-        except ValueError as error:
+        except Lie as error:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
         except Absent as error:
-            if not late or not self._hears_enough(view, drawn.account):
+            if not late or not turns.has_worked_since(view, case, timeout) or not self._hears(view, drawn.account):
                 self._delays.again(drawn.statement, context.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
@@ -241,7 +241,7 @@ class Judge:
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
 
-    def _hears_enough(self, view: RunView, maker: str) -> bool:
+    def _hears(self, view: RunView, maker: str) -> bool:
         """Whether it would be the maker's fault, not ours, that nobody gives its blobs."""
         peers = set(self._agreed())
         others = {self._context.peer_of(account) for account in view.members() if account != self._context.account}

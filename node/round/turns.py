@@ -89,6 +89,15 @@ def conviction_delay(view: RunView, case: Case, account: str, proposal_timeout: 
     return min(place, MAX_TURNS) * proposal_timeout
 
 
+def has_worked_since(view: RunView, case: Case, round_timeout: float) -> bool:
+    """Whether the contribution's maker was there long after the draw, as a seal of its stage shows: who is down serves
+    nothing, and may lose its seat for that alone, but not for good."""
+    stage, since = case.drawn.stage, case.since + round_timeout
+    rounds = range(max(case.drawn.round + 1, view.sealed.oldest(stage)), view.next_round(stage))
+    seals = (view.sealed[stage, round] for round in rounds)
+    return any(seal.at.time >= since and case.drawn.account in seal.accounts for seal in seals)
+
+
 def serve_until(case: Case, round_timeout: float) -> float:
     """When a blob that is not to be had is withheld."""
     return case.since + SERVE_TIMEOUTS * round_timeout

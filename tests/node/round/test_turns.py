@@ -123,6 +123,17 @@ def test_members_send_a_conviction_one_after_the_other(run: tuple[RunView, tuple
     assert delays == [3.0 * place for place in range(8)]
 
 
+def test_who_is_down_does_not_withhold(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    """A maker that no later seal counts is silent, and loses its seat for that alone."""
+    view, _ = run
+    first = drawn_of(seals_of(view, 0) or (), digest("block"), 1.0, 3)[0]
+    sealed_at = max(seal.at.time for seal in seals_of(view, 1) or ())
+    assert turns.has_worked_since(view, Case(first, since=sealed_at - TIMEOUT), TIMEOUT)
+    assert not turns.has_worked_since(view, Case(first, since=sealed_at + 1000.0), TIMEOUT)
+    gone = replace(first, account="0x" + "11" * 20)
+    assert not turns.has_worked_since(view, Case(gone, since=0.0), TIMEOUT)
+
+
 def test_the_summary_tells_what_most_found(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
     view, _ = run
     a, b, c, *_ = order(view, case)

@@ -1,0 +1,140 @@
+"""What a holder shows of its own work: the drawn segment's files are public, and the rest is gone."""
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlx.ground.blobs import BlobStore, Kind
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.view import RunView
+from dlx.node.daemon.custody import Custody
+from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.watch import Watch
+from dlx.node.round.draw import drawn_of, seals_of
+from dlx.node.round.rules import base_version
+from dlx.training.recipe.recipe import Audit
+from dlx.training.slot.records import Trained
+from dlx.training.slot.segments import SegmentState
+from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
+from dlx.training.slot.undecided import Undecided
+from tests.node.round.simulation import RUN, Simulation, digest, make_rules
+
+ROUNDS, WINDOW, SEGMENTS = 6, 3, 2
+RULES = make_rules(rounds=ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def view() -> RunView:
+    sim = Simulation(RULES, replicas=2, seed=1)
+    assert sim.run(lambda: sim.view.finished, 300)
+    return sim.view
+
+
+def draw_of(view: RunView, round: int, share: float) -> RoundDraw:
+    seals = seals_of(view, round)
+    assert seals is not None
+    return RoundDraw(0.0, drawn_of(seals, digest("block", round), share, SEGMENTS), 1, digest("block", round), ())
+
+
+class Holder:
+    """Of stage 1 in replica 0, with files of rounds that it trained."""
+
+    def __init__(self, folder: Path, view: RunView) -> None:
+        self.view, self.account = view, str(view.holder(0, 1))
+        self.store = BlobStore(folder / "blobs")
+        self.slot = Undecided(folder / "run" / "stage-1" / "slot")
+        self.traces: dict[int, Trace] = {}
+        self.again(folder)
+
+    def again(self, folder: Path) -> None:
+        """As after a restart."""
+        manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW))
+        context: Any = SimpleNamespace(
+            manifest=manifest, store=self.store, run=RUN, account=self.account, directory=folder / "run"
+        )
+        self.custody = _made(context, lambda: self.view)
+
+    def train(self, round: int) -> None:
+        folder, names = self.slot.begin(round), []
+        for part in range(2 * (SEGMENTS + 1) + 2 * SEGMENTS + 2):
+            data = f"{round}/{part}".encode()
+            names.append(hashlib.sha256(data).digest())
+            (folder / names[-1].hex()).write_bytes(data)
+        states = tuple(SegmentState(names[2 * one], names[2 * one + 1]) for one in range(SEGMENTS + 1))
+        rest = iter(names[2 * (SEGMENTS + 1) :])
+        boundaries = tuple(Boundary(next(rest), NO_HASH, NO_HASH, next(rest)) for _ in range(SEGMENTS))
+        trace = Trace(states, boundaries, (Step(0.0, 1.0, 1.0),))
+        self.traces[round] = trace
+        trained = Trained(
+            round=round, payload=NO_HASH, payload_size=1, payload_root=NO_HASH, base_weights=NO_HASH,
+            start_payload=NO_HASH, folded=(), weights_before=states[0].weights, weights_after=states[-1].weights,
+            optimiser_before=states[0].optimiser, optimiser_after=states[-1].optimiser, residual_before=next(rest),
+            residual_after=next(rest), trace=NO_HASH, segments=SEGMENTS, inner_steps=1, tokens=1, loss=1,
+            training_ms=1, reset=False,
+        )  # fmt: skip
+        self.slot.finish(trained, trace)
+
+    def know(self, *draws: tuple[int, float]) -> None:
+        """The draw of these rounds, with its share, is known, and those alone are in the window."""
+        self.custody.held = self.custody._settle(self.view, {r: draw_of(self.view, r, share) for r, share in draws})
+
+    def served(self, round: int) -> bool:
+        """All that the drawn segment takes is public; False: nothing of the round is."""
+        (mine,) = [one for one in draw_of(self.view, round, 1.0).drawn if one.account == self.account]
+        residual = hashlib.sha256(f"{round}/{2 * (SEGMENTS + 1) + 2 * SEGMENTS}".encode()).digest()
+        wanted = set(handed_over(self.traces[round], mine.segment, residual).values())
+        here = {hashlib.sha256(f"{round}/{part}".encode()).digest() for part in range(20)} & self.store.hashes()
+        assert here in (wanted, set()), "exactly that, or nothing"
+        return bool(here)
+
+
+def _made(context: Any, view: Any) -> Custody:
+    import dlx.node.daemon.custody as module
+
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr(module.Terms, "of", lambda manifest: RULES)
+        return Custody(context, Watch({}), view)
+
+
+def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view: RunView) -> None:
+    holder = Holder(tmp_path, view)
+    for round in (3, 4, 5):
+        holder.train(round)
+    holder.know((3, 1.0), (4, 0.0))
+    assert holder.served(3) and not holder.served(4)
+    assert holder.slot.rounds() == [5], "its draw is not known yet"
+    assert holder.custody.held.drawn == 1 and holder.custody.held.undecided > 0
+    holder.store.evict(Kind.VERSION)
+    holder.store.evict(Kind.PAYLOAD)
+    assert holder.served(3), "nothing gives it away as long as it is of the window"
+
+
+def test_what_is_out_of_the_window_is_served_no_more(tmp_path: Path, view: RunView) -> None:
+    holder = Holder(tmp_path, view)
+    for round in (1, 2, 3):
+        holder.train(round)
+    holder.know((1, 1.0), (3, 1.0))
+    assert not holder.served(1) and holder.served(3), "6 rounds are sealed, the window has 3"
+    assert holder.slot.rounds() == [], "of round 2 nothing was asked in time"
+
+
+def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:
+    holder = Holder(tmp_path, view)
+    holder.train(4)
+    holder.know((4, 1.0))
+    holder.again(tmp_path)
+    holder.know((4, 1.0))
+    assert holder.served(4) and holder.custody.held.drawn == 1
+
+
+def test_members_of_the_stage_keep_the_version_that_drawn_work_began_with(tmp_path: Path, view: RunView) -> None:
+    holder = Holder(tmp_path, view)
+    bases = {round: view.weights(1, base_version(RULES, round)) for round in (3, 5)}
+    holder.know((3, 1.0), (5, 0.0))
+    owners = holder.store.owners("custody/")
+    assert [owner for owner in owners if "/base/" in owner] == [f"custody/{RUN.hex()[:16]}/base/1/3"]
+    assert bases[3] != bases[5]
