@@ -15,7 +15,7 @@ from typing import IO
 from eth_hash.auto import keccak
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import Contradiction, LedgerUnavailable, RpcError
+from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, RunCreated, event_topic
 from dlx.ledger.index import LAST, EventIndex, Head
 from dlx.ledger.logs import Timed
@@ -144,11 +144,15 @@ def proven(client: LedgerClient, run: bytes, top: Header, progress: Progress) ->
     end = ToldHeader(top.number, top.hash, top.parent, top.time, top.base_fee)
     with tempfile.TemporaryDirectory(prefix="dlx-proof-") as folder, tempfile.TemporaryFile() as file:
         with closing(client.open_index(Path(folder))) as index:
+            if top.number < index.contracts.since:
+                since = index.contracts.since
+                raise LedgerError(f"the pinned block {top.number} is older than the contracts, of block {since}")
             index.sync(client.rpc, _shown(progress), end)
             first = next(index.logs(run), None)
             if first is None or first[0].topics[0] != _CREATED:
                 raise Contradiction(
-                    f"the chain node at {client.rpc.name} shows no creation of the run up to block {top.number}"
+                    f"the chain node at {client.rpc.name} shows no creation of the run up to block {top.number}: it is "
+                    "left out, or the pinned block is older than the run"
                 )
             blocks = _Blocks(file, first[0].block)
             roots = _Proof(client, run, index, blocks, progress).run(top)

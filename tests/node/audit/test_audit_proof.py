@@ -342,6 +342,11 @@ def test_an_old_head_is_not_taken_for_the_pinned_one(chain: Chain, look: Callabl
         look(client, chain.run, chain.head)
 
 
+def test_a_head_from_before_the_run_is_named(chain: Chain, look: Callable[..., Report]) -> None:
+    (failure,) = _failures(look(chain.client(), chain.run, chain.pin(chain.created - 1)))
+    assert "the pinned block is older than the run" in failure.detail
+
+
 def test_an_old_head_of_a_run_that_goes_on_is_a_warning(
     chain: Chain, look: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
