@@ -49,6 +49,7 @@ class GuardedGossipSub(GossipSub):
             adaptive_gossip_enabled=False,
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
+            pending_messages_ttl=0,  # it would keep every message for every peer that does not take its topic
         )
         self.mcache = _ContentCache(self.mcache.window_size, self.mcache.history_size)
         self._reject = reject
