@@ -43,12 +43,12 @@ def main(
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.index", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}",
     }
-    with tempfile.TemporaryDirectory(prefix="dlx-index-") as folder, _served(events, strangers) as url:
+    with tempfile.TemporaryDirectory(prefix="dlx-index-") as folder, served(events, strangers) as url:
         path = Path(folder) / "events.sqlite"
-        result["first sync"] = _measured(_sync, url, path)
-        result["first look at the run"] = _measured(_look, url, path)
-        result["later start"] = _measured(_look, url, path)
-        result["queries, CPU ms"] = _measured(_query, url, path)["result"]
+        result["first sync"] = measured(_sync, url, path)
+        result["first look at the run"] = measured(_look, url, path)
+        result["later start"] = measured(_look, url, path)
+        result["queries, CPU ms"] = measured(_query, url, path)["result"]
         result["file, MB"] = round(sum(one.stat().st_size for one in Path(folder).iterdir()) / 1e6, 1)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
     if json_file is not None:
@@ -91,7 +91,7 @@ def _milliseconds(query: Any) -> float:
     return round(1000 * sorted(times)[2], 1)
 
 
-def _measured(work: Any, url: str, path: Path) -> dict[str, Any]:
+def measured(work: Any, url: str, path: Path) -> dict[str, Any]:
     """CPU and wall seconds of `work` in a new process, without its imports, and by how much its memory grew."""
     ours, theirs = _spawn.Pipe()
     child = _spawn.Process(target=_measure, args=(theirs, work, url, path))
@@ -117,7 +117,7 @@ def _peak() -> float:
 
 
 @contextmanager
-def _served(events: int, strangers: int) -> Iterator[str]:
+def served(events: int, strangers: int) -> Iterator[str]:
     """The URL of a chain with so many events, in a process of its own."""
     ours, theirs = _spawn.Pipe()
     server = _spawn.Process(target=_serve, args=(theirs, events, strangers), daemon=True)

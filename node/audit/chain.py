@@ -69,7 +69,7 @@ def _audit_chain(
         history = stack.enter_context(proven(client, run, top, progress))
     name_source(report, client, history)
     index = history.index
-    view = _Recount(report, index, domain, progress).run()
+    view = Recount(report, index, domain, progress).run()
     if any(check.verdict == "FAIL" for check in report.checks):
         stack.callback(index.forget)  # when all is read: the next audit asks the chain node again
     if not view.created:
@@ -126,7 +126,7 @@ def _stored(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
         raise Failure(f"ledger {client.ledger} knows no run 0x{run.hex()} ({error}): see `dlx-node run list`") from None
 
 
-class _Recount:
+class Recount:
     """Applies the run's events one by one and recounts every seal from what went before it."""
 
     def __init__(

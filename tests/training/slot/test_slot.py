@@ -21,6 +21,7 @@ from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, PipeBroken, Stopped, queue_links
+from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import DraftData
@@ -189,6 +190,20 @@ def test_after_an_absence_what_was_left_out_is_folded_back_once(history: Callabl
     assert (trained.start_payload, trained.folded) == (NO_HASH, left_out[1:])
     trained = run.slot.train(run.inputs(round=8, base_version=7, left_out=left_out), None, None)
     assert trained.folded == ()
+
+
+def test_a_state_that_the_account_has_gone_on_from_elsewhere_is_not_gone_on_with(
+    history: Callable[..., _History],
+) -> None:
+    """It would begin with other states than those after the newest contribution, and be refused by everybody."""
+    run = history(1)
+    first = run.round()
+    assert first.reset and not run.slot.train(run.inputs(previous=first.payload), None, None).reset
+    anew = run.slot.train(run.inputs(round=2, base_version=1, previous=b"P" * 32), None, None)
+    zeros = unused(run.manifest, 0)
+    assert anew.reset and (anew.start_payload, anew.folded) == (NO_HASH, ())
+    assert (anew.optimiser_before, anew.residual_before) == zeros
+    assert run.slot.last == anew
 
 
 def test_learning_lowers_the_loss(history: Callable[..., _History]) -> None:
