@@ -225,3 +225,26 @@ def test_the_barrier_fails_when_a_stage_does_not_come(together: Callable[..., An
     first, _, last = together(3, work, timeout=0.2)
     assert isinstance(first, PipeBroken)
     assert isinstance(last, PipeBroken)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_neighbours_who_recorded_different_things_both_abandon_the_round(
+    who: int, together: Callable[..., Any]
+) -> None:
+    """So no honest stage publishes what its neighbour's trace contradicts."""
+
+    def work(stage: int, previous: Link | None, following: Link | None) -> None:
+        mine = b"other" if stage == who else b"same"
+        barrier(9, previous, following, behind=mine, ahead=mine)
+
+    first, second, third = together(3, work, timeout=0.3)
+    assert isinstance(first, PipeBroken) and isinstance(second, PipeBroken) and isinstance(third, PipeBroken)
+    assert "recorded other tensors" in f"{first} {second} {third}"
+
+
+def test_neighbours_who_recorded_the_same_pass(together: Callable[..., Any]) -> None:
+    def work(stage: int, previous: Link | None, following: Link | None) -> str:
+        barrier(9, previous, following, behind=b"%d" % (stage - 1), ahead=b"%d" % stage)
+        return "passed"
+
+    assert together(3, work) == ["passed"] * 3
