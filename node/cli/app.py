@@ -12,7 +12,23 @@ from typing import Annotated, NoReturn
 import typer
 
 from dlx.ground.errors import DlxError, cause
-from dlx.node.cli import audit, chain, data, demo, deploy, history, init, keys, options, peers, pull, run, start, status
+from dlx.node.cli import (
+    audit,
+    chain,
+    data,
+    demo,
+    deploy,
+    history,
+    init,
+    keys,
+    options,
+    peers,
+    pull,
+    run,
+    start,
+    status,
+    watch,
+)
 from dlx.node.home import extras
 
 INTERRUPTED = 130  # as a shell says it
@@ -36,6 +52,7 @@ app.command("status")(status.command)
 app.command("peers")(peers.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
+app.command("watch")(watch.command)
 app.command("pull")(pull.command)
 
 

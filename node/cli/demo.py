@@ -75,6 +75,7 @@ def command(
                 ("held-out loss", f"{before:.3f} -> {result['heldout_loss']:.3f} nats per byte"),
                 ("tokens", _tokens(result)),
                 ("work counted", _work(*demo.work_counted(result["seals"]))),
+                ("checks", _checks(result["checks"])),
                 ("traffic sent", _sent(result)),
                 ("audit", f"{verdict} ({', '.join(f'{n} {v}' for v, n in counts.items() if n)})"),
                 ("loss curve", curve),
@@ -98,6 +99,13 @@ def _work(counted: int, possible: int) -> str | Text:
     if counted >= possible:
         return said
     return options.amber(f"{said}: the rest came too late; a longer timing.straggler_grace in run.toml waits for it")
+
+
+def _checks(found: dict[str, int]) -> str:
+    """Of drawn work, by its members, until the run ended."""
+    each = ", ".join(f"{found[word]} {word}" for word in ("honest", "false", "withheld") if found[word])
+    said = f"{found['checked']} of {found['drawn']} drawn contributions replayed by members"
+    return f"{said}: {each}" if each else said
 
 
 def _sent(result: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_ledger
 from dlx.node.round.plans import Terms, finished
+from dlx.node.round.verdicts import Finding
 
 PROMPT = b"def "
 SAMPLE_BYTES = 320
@@ -139,11 +140,21 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
         "heldout_loss": _heldout(devnet, checkpoint),
         "tokens": tokens,
         "tokens_per_second": None if speed is None else round(speed, 1),
+        "checks": checks(seen),
         "traffic_per_node": [status.traffic for _, status in sorted(seen.statuses.items())],
         "seals": seals,
         "audit": audited.json(),
         "checkpoint": str(checkpoint),
     }
+
+
+def checks(seen: Observed) -> dict[str, int]:
+    """What the members said last of drawn work: contributions drawn, checked, and found honest, false or withheld; of
+    the node that had heard most."""
+    told = [status.checks for status in seen.statuses.values() if status.checks is not None]
+    most = max(told, key=lambda one: one.checked, default=None)
+    names = ("drawn", "checked", *(finding.word for finding in Finding))
+    return {name: 0 if most is None else getattr(most, name) for name in names}
 
 
 def passed(result: dict[str, Any]) -> list[str]:
@@ -153,6 +164,8 @@ def passed(result: dict[str, Any]) -> list[str]:
         for seal in result["seals"]
         if not seal["count"]
     ]
+    if bad := result["checks"]["false"] + result["checks"]["withheld"]:
+        problems.append(f"members found {bad} contributions false or withheld")
     from dlx.node.audit.report import Conclusion
 
     counts = result["audit"]["counts"]

@@ -77,6 +77,9 @@ straggler_grace = 20
 proposal_timeout = 5
 round_timeout = 25
 eviction_time = 15
+
+[audit]
+share = 0.25  # more than usual, so that a short run shows some
 """
 
 

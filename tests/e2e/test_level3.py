@@ -51,9 +51,14 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
             assert status.checks is not None
             assert (status.checks.drawn, status.checks.false, status.checks.withheld) == (8, 0, 0)
             assert (status.checks.served, status.checks.undecided_bytes) == (2, 0)
+        # What is drawn is looked at by whoever wants to, as it comes; this run is over by now.
         stranger = tmp_path / "stranger"
         dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")
         where = ["--ledger", devnet.settings.ledger, "--datadir", stranger]
+        lines = dlx("watch", "--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url, *where, "--json").stdout
+        seen = [json.loads(line) for line in lines.splitlines()]
+        assert len({(one["round"], one["replica"], one["stage"]) for one in seen}) == 8
+        assert {one["finding"] for one in seen} == {"honest"}
         report = audit(devnet, *where)
         assert report["verdict"]["training"] == "4 of 4 replica-rounds replayed, all honest", report
         assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report

@@ -48,7 +48,7 @@ def observed(*rounds: tuple[int, int]) -> Observed:
             seen.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
         assert list(seen.complete(now=STARTED + seconds)) == [round]
     traffic = Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "signalling": (7, 7)})
-    status: Any = SimpleNamespace(peers=3, traffic=traffic)
+    status: Any = SimpleNamespace(peers=3, traffic=traffic, checks=None)
     seen.statuses = {"node-0": status, "node-1": status}
     return seen
 
@@ -98,3 +98,12 @@ def test_traffic_is_told_by_kind() -> None:
 def test_the_draft_names_no_place_of_this_machine() -> None:
     assert 'source = ["text/*.py"]' in draft(3, 1, 1)
     assert "/usr" not in draft(3, 1, 1) and "/home" not in draft(3, 1, 1)
+
+
+def test_the_checks_are_those_of_who_heard_most() -> None:
+    seen = observed((10, 2))
+    assert demo.checks(observed()) == {"drawn": 0, "checked": 0, "honest": 0, "false": 0, "withheld": 0}
+    for name, checked in (("node-0", 1), ("node-1", 3)):
+        told: Any = SimpleNamespace(drawn=4, checked=checked, honest=checked, false=0, withheld=0)
+        seen.statuses = {**seen.statuses, name: SimpleNamespace(checks=told)}
+    assert demo.checks(seen) == {"drawn": 4, "checked": 3, "honest": 3, "false": 0, "withheld": 0}

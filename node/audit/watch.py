@@ -1,0 +1,149 @@
+"""Follows a live run from outside and replays what is drawn, as soon as it is: no seat, no account, no word for it but
+the chain node's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.feed import RunUpdate
+from dlx.node.archive.blobs import BlobMissing, Blobs, Source
+from dlx.node.archive.inner import segments_of
+from dlx.node.audit.inner import Found, Replays
+from dlx.node.home.errors import Failure
+from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.plans import Terms, finished
+from dlx.node.round.turns import SERVE_TIMEOUTS
+from dlx.node.round.verdicts import Finding
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+
+POLL_SECONDS = 1.0
+AGAIN_SECONDS = 5.0  # until what was not served is asked for again
+PATIENCE = 600.0  # that the chain may be silent
+
+Say = Callable[[str], None]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one drawn contribution."""
+
+    round: int
+    replica: int
+    stage: int
+    segment: int
+    account: str
+    statement: str  # hex
+    finding: str | None  # honest, false, withheld; None: nothing can be said
+    reasons: tuple[str, ...]
+    disputed: bool
+    distances: dict[str, float | None] | None
+
+
+class Watching:
+    """`lines` gives one line for each drawn contribution of the window and of every later round, until the run is over.
+
+    Raises Failure where the run's manifest or data cannot be had, LedgerUnavailable where the chain stays silent.
+    """
+
+    def __init__(
+        self, client: LedgerClient, run: bytes, sources: Sequence[Source], work: Path, device: str, say: Say
+    ) -> None:
+        self._client, self._run, self._say, self._device = client, run, say, device
+        self._blobs = Blobs(sources, work)
+        self._drawn: set[int] = set()
+        self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # statement -> withheld from, looked at again
+        self._silent_since: float | None = None
+
+    def lines(self) -> Iterator[Line]:
+        manifest = self._manifest()
+        try:
+            replays = Replays(manifest, self._blobs, self._device)
+        except BlobMissing as error:
+            raise Failure(f"the run's data is not to be had: {error}") from None
+        feed = self._client.follow(self._run, manifest.confirmations)
+        while True:
+            update = self._poll(lambda: self._client.poll(feed))
+            if update is not None:
+                self._draw(manifest, update)
+                for drawn, until, again in list(self._open.values()):
+                    if time.monotonic() >= again:
+                        yield from self._look(replays, update, drawn, until)
+                if finished(Terms.of(manifest), update.view) and self._is_done(manifest, update):
+                    return
+            time.sleep(POLL_SECONDS)
+
+    def _manifest(self) -> Manifest:
+        feed = self._client.follow(self._run)
+        while (update := self._poll(lambda: self._client.poll(feed))) is None or not update.view.created:
+            time.sleep(POLL_SECONDS)
+        try:
+            return parse(self._blobs.get(update.view.config.manifest, MAX_BYTES).read_bytes())
+        except BlobMissing as error:
+            raise Failure(f"the run's manifest is not to be had: {error}") from None
+
+    def _poll(self, poll: Callable[[], RunUpdate]) -> RunUpdate | None:
+        """None while the chain is silent."""
+        try:
+            update = poll()
+        except LedgerUnavailable as error:
+            now = time.monotonic()
+            if self._silent_since is None:
+                self._silent_since = now
+                self._say(f"the chain does not answer: {error}")
+            if now > self._silent_since + PATIENCE:
+                raise
+            return None
+        self._silent_since = None
+        return update if update.complete else None
+
+    def _draw(self, manifest: Manifest, update: RunUpdate) -> None:
+        view, audit = update.view, manifest.audit
+        for round in drawable(view, audit.window):
+            seals = None if round in self._drawn else seals_of(view, round)
+            if seals is None:
+                continue
+            block = draw_block(seals, audit.draw_after)
+            ready = update.head.block >= block + manifest.confirmations
+            hash_ = self._client.block_hash(block) if ready else None
+            if hash_ is not None:
+                self._drawn.add(round)
+                until = time.monotonic() + SERVE_TIMEOUTS * manifest.timing.round_timeout
+                for one in drawn_of(seals, hash_, audit.share, segments_of(manifest, seals)):
+                    self._open[one.statement] = one, until, 0.0
+
+    def _look(self, replays: Replays, update: RunUpdate, drawn: Drawn, until: float) -> Iterator[Line]:
+        found = replays.check(update.view, drawn)
+        now = time.monotonic()
+        if found.finding is Finding.WITHHELD and now < until:
+            self._open[drawn.statement] = drawn, until, now + AGAIN_SECONDS
+            return
+        del self._open[drawn.statement]
+        yield _line(drawn, found)
+
+    def _is_done(self, manifest: Manifest, update: RunUpdate) -> bool:
+        return not self._open and self._drawn.issuperset(drawable(update.view, manifest.audit.window))
+
+
+def _line(drawn: Drawn, found: Found) -> Line:
+    outcome = found.outcome
+    distances = None
+    if outcome is not None:
+        names = ("weights", "optimiser", "activations", "gradients")
+        distances = {name: getattr(outcome, name) for name in names}
+    return Line(
+        round=drawn.round,
+        replica=drawn.replica,
+        stage=drawn.stage,
+        segment=drawn.segment,
+        account=drawn.account,
+        statement=drawn.statement.hex(),
+        finding=None if found.finding is None else found.finding.word,
+        reasons=found.reasons,
+        disputed=found.disputed,
+        distances=distances,
+    )
