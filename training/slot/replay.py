@@ -51,8 +51,8 @@ class Thresholds(NamedTuple):
 
 
 THRESHOLDS: dict[Precision, Thresholds] = {
-    "float32": Thresholds(change=1e-3, rate=1e-3, sent=1e-3, numbers=1e-3),
-    "bfloat16": Thresholds(change=6e-2, rate=1e-2, sent=3e-2, numbers=1e-2),
+    "float32": Thresholds(change=5e-4, rate=1e-3, sent=3e-4, numbers=1e-3),
+    "bfloat16": Thresholds(change=0.1, rate=3e-3, sent=3e-2, numbers=1e-2),
 }
 
 Tensors = Mapping[str, Tensor]
