@@ -317,7 +317,7 @@ class LedgerClient:
 
     def _check_chain(self) -> tuple[Domain, str, Sender | None]:
         rpc = self._polling  # whoever waits for a silent chain node asks again anyway
-        chain_id = rpc.number("eth_chainId")
+        chain_id = rpc.chain_id()
         if self._chain_id not in (None, chain_id):
             raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
         self._check_code(self._ledger_abi, self.ledger, chain_id)
@@ -417,7 +417,7 @@ def deploy(
 ) -> Contracts:
     """Creates both contracts with the account's funds; `chain_id` as in Rpc."""
     rpc = Rpc(rpc_url, chain_id=chain_id)
-    sender = Sender(rpc, rpc.number("eth_chainId"), key, outbox, limits)
+    sender = Sender(rpc, rpc.chain_id(), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
         data = Interface(name).creation_data(*args)

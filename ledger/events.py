@@ -13,6 +13,7 @@ import eth_abi
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
+from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_conviction, split_entries
 
 
@@ -218,9 +219,9 @@ def parse_log(log: dict[str, Any]) -> RawLog:
             address=checksum(bytes.fromhex(log["address"][2:])),
             topics=tuple(_hash(topic) for topic in log["topics"]),
             data=bytes.fromhex(log["data"][2:]),
-            block=int(log["blockNumber"], 16),
+            block=quantity(log["blockNumber"], STORED),
             block_hash=_hash(log["blockHash"]),
-            log_index=int(log["logIndex"], 16),
+            log_index=quantity(log["logIndex"], STORED),
             tx=_hash(log["transactionHash"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

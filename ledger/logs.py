@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
+from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.rpc import Header, Rpc
 
 LAG = 8  # blocks by which a chain node behind a load balancer may be late
@@ -65,7 +66,10 @@ def insist(ask: Callable[[], T | None], what: str) -> T:
 
 def _parent(rpc: Rpc, block: Header) -> Header:
     """The block before. Raises Unsettled."""
-    return insist(partial(rpc.header, block.parent), f"block {block.number - 1}")
+    found = insist(partial(rpc.header, block.parent), f"block {block.number - 1}")
+    if found.number != block.number - 1:  # else we might go back for ever
+        raise Contradiction(f"the chain node at {rpc.name} says that block {found.number} is before {block.number}")
+    return found
 
 
 def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
@@ -124,7 +128,7 @@ def _get_logs(rpc: Rpc, query: dict[str, Any]) -> list[tuple[RawLog, int | None]
 
 
 def _time(log: dict[str, Any]) -> int | None:
-    return int(log["blockTimestamp"], 16) if log.get("blockTimestamp") else None
+    return quantity(log["blockTimestamp"], STORED) if log.get("blockTimestamp") else None
 
 
 def _times(rpc: Rpc, logs: list[RawLog]) -> dict[bytes, int]:

@@ -15,7 +15,8 @@ from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.endpoint import AtOnce, Busy, Endpoint, Garbled, TooLate
-from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
+from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError, WrongLedger
+from dlx.ledger.quantity import STORED, quantity
 
 _INTERNAL_ERROR = -32603  # of the chain node itself: another may have the answer
 _CHANCE = Random()
@@ -133,6 +134,9 @@ class Rpc:
         """The result as a quantity."""
         return _quantity(self.call(method, *params))
 
+    def chain_id(self) -> int:
+        return _quantity(self.call("eth_chainId"), STORED)
+
     def data(self, method: str, *params: Any) -> bytes:
         """The result as bytes."""
         result = self.call(method, *params)
@@ -147,12 +151,13 @@ class Rpc:
             found = self.call("eth_getBlockByHash", "0x" + block.hex(), False)
         else:
             found = self.call("eth_getBlockByNumber", hex(block) if isinstance(block, int) else block, False)
-        return None if found is None else _header(found)
+        return None if found is None else self._asked_for(block, found)
 
     def headers(self, blocks: Sequence[bytes]) -> Iterator[Header | None]:
         """Those with these hashes, in batches."""
-        for found in self.batch("eth_getBlockByHash", [("0x" + block.hex(), False) for block in blocks]):
-            yield None if found is None else _header(found)
+        answers = self.batch("eth_getBlockByHash", [("0x" + block.hex(), False) for block in blocks])
+        for block, found in zip(blocks, answers, strict=True):
+            yield None if found is None else self._asked_for(block, found)
 
     def head(self) -> Header:
         header = self.header("latest")
@@ -161,6 +166,13 @@ class Rpc:
         if header.number > _MOST_BLOCKS:
             raise LedgerError(f"the chain node at {self.name} says that it is at block {header.number}: no chain is")
         self._endpoints.see(header.number, self._timeout)
+        return header
+
+    def _asked_for(self, block: int | bytes | str, found: Any) -> Header:
+        header = _header(found)
+        if not isinstance(block, str) and block not in (header.number, header.hash):
+            name = block if isinstance(block, int) else "0x" + block.hex()
+            raise Contradiction(f"the chain node at {self.name} gave another block than {name}, which it was asked for")
         return header
 
 
@@ -307,18 +319,18 @@ def _unavailable(reasons: dict[Endpoint, Garbled]) -> LedgerUnavailable:
 def _header(found: Any) -> Header:
     try:
         return Header(
-            number=_quantity(found["number"]),
+            number=quantity(found["number"], STORED),
             hash=bytes.fromhex(found["hash"][2:]),
             parent=bytes.fromhex(found["parentHash"][2:]),
-            time=_quantity(found["timestamp"]),
-            base_fee=_quantity(found.get("baseFeePerGas", "0x0")),
+            time=quantity(found["timestamp"], STORED),
+            base_fee=quantity(found.get("baseFeePerGas", "0x0")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LedgerError(f"not a block: {error!r}") from None
 
 
-def _quantity(text: Any) -> int:
+def _quantity(text: Any, bits: int = 256) -> int:
     try:
-        return int(text, 16)
+        return quantity(text, bits)
     except (TypeError, ValueError):
         raise LedgerError(f"not a number: {str(text)[:40]!r}") from None

@@ -30,7 +30,7 @@ def heard_verdicts(
     client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
 ) -> list[ReportedVerdict]:
     """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
-    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    domain = Domain(client.rpc.chain_id(), client.ledger)
     found = verdicts_beside(places.nodes, run, domain)
     for source in sources:
         for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
@@ -54,6 +54,6 @@ def open_sources(
         if not os.access(path, os.X_OK):
             raise NotReady(f"{path}: this user may not look into the blob folder")
     folders = [*(Folder(path, own=True) for path in places.own), *(Folder(path, own=False) for path in places.nodes)]
-    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    domain = Domain(client.rpc.chain_id(), client.ledger)
     with Peers(domain, run, lambda: client.nodes().nodes, places.bootstrap, say) as peers:
         yield [*folders, peers]

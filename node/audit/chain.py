@@ -53,7 +53,7 @@ def _audit_chain(
     report: Report, client: LedgerClient, pin: Pin | None, progress: Callable[[str], None], stack: ExitStack
 ) -> tuple[RunView, History] | None:
     run = report.run
-    domain = Domain(client.rpc.number("eth_chainId"), client.ledger)
+    domain = Domain(client.rpc.chain_id(), client.ledger)
     report.facts |= {"chain id": domain.chain_id, "ledger": domain.ledger}
     top = None if pin is None else pinned(client.rpc, pin)
     registry = _bytecode(report, client, top)

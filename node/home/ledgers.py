@@ -178,7 +178,7 @@ def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
     from dlx.ledger.rpc import Rpc
 
     try:
-        Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).number("eth_chainId")
+        Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).chain_id()
     except LedgerUnavailable as error:
         raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
     except WrongLedger as error:
@@ -197,7 +197,7 @@ def _serves(rpc_url: str, settings: Settings) -> bool:
 
     rpc = Rpc(rpc_url, timeout=_PROBE_SECONDS, patience=0)
     try:
-        here = rpc.number("eth_chainId") == settings.chain_id
+        here = rpc.chain_id() == settings.chain_id
         return here and rpc.data("eth_getCode", settings.ledger, "latest") != b""
     except LedgerError:
         return False

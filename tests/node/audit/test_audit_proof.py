@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlp.codec import length_prefix
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
@@ -409,6 +410,57 @@ def test_a_head_that_no_chain_reaches_is_refused(chain: Chain, look: Callable[..
     far = _blocks(lambda block: block | {"number": hex(1 << 48)})
     with lying(chain, far) as client, pytest.raises(LedgerError, match=f"at block {1 << 48}: no chain is"):
         look(client, chain.run)
+
+
+def test_blocks_that_go_back_for_ever_are_refused(chain: Chain, look: Callable[..., Report]) -> None:
+    def endless(method: str, params: list[Any], result: Any) -> Any:
+        by_hash = method == "eth_getBlockByHash" and result
+        return result | {"number": hex(1 << 30), "parentHash": result["hash"]} if by_hash else result
+
+    def older(method: str, params: list[Any], result: Any) -> Any:
+        by_hash = method == "eth_getBlockByHash" and result
+        return Rpc(chain.url).call("eth_getBlockByNumber", hex(chain.head.number), False) if by_hash else result
+
+    for lie in (endless, older):
+        for head in (None, chain.head):
+            with lying(chain, lie) as client:
+                (failure,) = _failures(look(client, chain.run, head))
+            assert failure.check == "chain node" and client.rpc.name in failure.detail
+
+
+def _proof_node(node: bytes) -> Lie:
+    answer = {"accountProof": ["0x" + node.hex()]}
+    return lambda method, params, result: answer if method == "eth_getProof" else result
+
+
+def _deep() -> bytes:
+    node = b"\xc0"
+    for _ in range(20_000):
+        node = length_prefix(len(node), 0xC0) + node
+    return node
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        _logs(lambda logs: [log | {"logIndex": hex(1 << 64)} for log in logs]),
+        _logs(lambda logs: [log | {"logIndex": "-0x5"} for log in logs]),
+        _logs(lambda logs: [log | {"blockTimestamp": hex(1 << 64)} for log in logs]),
+        _blocks(lambda block: block | {"timestamp": hex(1 << 64)}),
+        _blocks(lambda block: block | {"timestamp": "-0x1"}),
+        lambda method, params, result: hex(1 << 64) if method == "eth_chainId" else result,
+        _proof_node(b"\xc3\x01\x02\x03"),
+        _proof_node(_deep()),
+    ],
+)
+def test_what_no_chain_node_says_ends_in_one_line(chain: Chain, look: Callable[..., Report], lie: Lie) -> None:
+    with lying(chain, lie) as client:
+        try:
+            report = look(client, chain.run, chain.head)
+        except LedgerError:
+            return
+    (failure,) = _failures(report)
+    assert failure.check == "chain node" and client.rpc.name in failure.detail
 
 
 def test_an_answer_that_drips_ends_in_one_line(chain: Chain, look: Callable[..., Report]) -> None:
