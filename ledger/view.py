@@ -265,7 +265,7 @@ class RunView:
 
     def has_earned(self, stage: int) -> bool:
         """Whether any vote of the stage was earned by work."""
-        return self._stage(stage).earned() != 0
+        return self._stage(stage).earned != 0
 
     def quorum(self, stage: int) -> int:
         """The votes that the stage's next seal needs of its voters while the round is not overdue."""
@@ -290,7 +290,7 @@ class RunView:
         times = [self._opened_at + config.min_round_time]
         if contributions < quorum(config, self._electorate(stage, signers)):
             times.append(self._opened_at + config.round_timeout)
-        if at.non_empty and not at.earned():  # it waits for its voters before it belongs to those who came after them
+        if at.non_empty and not at.earned:  # it waits for its voters before it belongs to those who came after them
             times.append(self._overdue_at)
         return max(times)
 
@@ -419,7 +419,7 @@ class RunView:
     def jury(self, stage: int, account: str) -> tuple[str, ...]:
         """Who may convict the account of a contribution to the stage, ascending: all holders of the stage with a vote
         that they earned, but the account itself."""
-        holders = (self._holders[replica, stage] for replica in replicas(self._stages[stage].earned()))
+        holders = (self._holders[replica, stage] for replica in replicas(self._stages[stage].earned))
         return ascending([holder for holder in holders if holder != account])
 
     def convictions_needed(self, stage: int, account: str) -> int:

@@ -5,6 +5,7 @@ Bitmaps have a bit for each replica.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from dlx.ledger.typed import MAX_REPLICAS, RunConfig
@@ -35,13 +36,14 @@ class Stage:
         """Bitmap of the seats whose holders at least so many of the last eight non-empty seals counted."""
         return bitmap(replica for replica, byte in enumerate(self.counts) if byte.bit_count() >= times)
 
+    @cached_property
     def earned(self) -> int:
         """Bitmap of the votes earned by work: counted twice; where nobody was, or the stage is young, once."""
         return (self.counted(2) if self.non_empty >= YOUNG else 0) or self.counted(1)
 
     def voters(self, staffed: int) -> int:
         """Bitmap of the seats that vote. `staffed`: bitmap of the replicas that ever had a holder for every stage."""
-        return self.earned() or self.seated & staffed or self.seated
+        return self.earned or self.seated & staffed or self.seated
 
     def idle_seals(self, replica: int) -> int:
         """How many non-empty seals in a row have not counted the seat; 8 stands for more."""

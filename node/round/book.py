@@ -17,6 +17,7 @@ class Proposal:
     seal: Seal
     attempt: int
     signer: str
+    since: float  # when it came
 
     @property
     def listed(self) -> tuple[bytes, ...]:
@@ -35,6 +36,7 @@ class Book:
     refused: set[bytes] = field(default_factory=set)  # payload hashes that never will
     sound: set[bytes] = field(default_factory=set)  # contributions whose statements follow from those before
     unsound: set[bytes] = field(default_factory=set)  # and those whose do not
+    held_since: dict[int, float] = field(default_factory=dict)  # replica -> since when we have something usable of it
     reports: dict[str, frozenset[bytes]] = field(default_factory=dict)
     proposals: dict[bytes, Proposal] = field(default_factory=dict)  # by seal digest
     proposed: dict[str, set[bytes]] = field(default_factory=dict)  # signer -> digests, those refused since included
@@ -73,17 +75,14 @@ class Book:
         return not self.misstated(signed.contribution)
 
     def usable(self, may_count: Callable[[Contribution], bool]) -> dict[int, bytes]:
-        """replica -> the first contribution for it whose payload is ready and that may count, ascending replicas; each
-        account once."""
+        """replica -> the contribution for it whose payload is ready and that may count, ascending replicas. Nothing of
+        who contradicts itself: others may have heard two other statements of it, and cannot agree to these."""
         found: dict[int, bytes] = {}
-        makers: set[str] = set()
-        for name, signed in self.contributions.items():
-            statement = signed.contribution
-            if statement.replica in found or statement.account in makers:
-                continue
-            if self.is_ready(name) and may_count(statement):
-                found[statement.replica] = name
-                makers.add(statement.account)
+        for names in self.by_signer.values():
+            if len(names) == 1 and self.is_ready(names[0]):
+                statement = self.contributions[names[0]].contribution
+                if may_count(statement):
+                    found.setdefault(statement.replica, names[0])
         return dict(sorted(found.items()))
 
     def listing(self, names: tuple[bytes, ...]) -> tuple[SignedContribution, ...]:

@@ -7,12 +7,15 @@ from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
+from dlx.node.round.inclusion import Reports, merged, trusted_names
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import has_round, plan_of
-from dlx.node.round.rules import PayloadFacts, Rules, may_count, proposers, refusal
+from dlx.node.round.rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
 
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
+MAX_MISSING = 64  # what a report message has room for
+EARLY_ATTEMPTS = 2  # by which a proposer may be ahead of us: clocks differ
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
 
 
@@ -28,7 +31,7 @@ class Knowledge:
         self._pending, self._liveness = pending, liveness
         self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
         self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
-        self._made: dict[int, dict[int, set[int]]] = {}  # round -> replica -> the stages that contributed
+        self._made: dict[int, dict[int, dict[int, SignedContribution]]] = {}  # round -> replica -> stage -> the first
 
     @property
     def unsealed(self) -> int:
@@ -46,10 +49,34 @@ class Knowledge:
         """What a report names."""
         return book.holding(self.is_whole)
 
+    def expected(self, book: Book) -> set[int]:
+        """The replicas of which something was heard that may become usable."""
+        names = (names[0] for names in book.by_signer.values() if len(names) == 1)
+        heard = (book.contributions[name].contribution for name in names if name not in book.unsound)
+        return {one.replica for one in heard if one.payload not in book.refused and may_count(self.view, one)}
+
+    def holds(self, book: Book, name: bytes) -> bool:
+        """Whether we could sign for the contribution: its payload is ready, and its replica finished the round."""
+        return book.is_ready(name) and self.is_whole(book.contributions[name].contribution)
+
+    def missing(self, book: Book) -> tuple[bytes, ...]:
+        """What others hold for sure and we do not, though nothing but a statement may be lacking: who has them repeats
+        them. (Payloads of what we have heard are fetched anyway.)"""
+        names = trusted_names(self.view, self._stage, book.reports)
+        known = book.contributions
+        lacking = [name for name in names if name not in known or not self.is_whole(known[name].contribution)]
+        return tuple(sorted(lacking))[:MAX_MISSING]
+
+    def reports(self, book: Book) -> Reports:
+        """What the members say they hold of a round, ourselves among them."""
+        return {**book.reports, self._account: frozenset(self.holding(book))}
+
     def is_whole(self, statement: Contribution) -> bool:
         """Whether every other stage of the replica was seen to contribute to the round too, or was counted: a replica
-        finishes a round together, so whoever contributes alone has made it up."""
-        made = self._made.get(statement.round, {}).get(statement.replica, set())
+        finishes a round together, so whoever contributes alone has made it up. We know that we have not."""
+        if statement.account == self._account:
+            return True
+        made = self._made.get(statement.round, {}).get(statement.replica, {})
         return all(
             stage == statement.stage or stage in made or self._was_counted(stage, statement)
             for stage in range(self._rules.stages)
@@ -72,28 +99,29 @@ class Knowledge:
         if statement.run == self._rules.run and statement.stage < self._rules.stages:
             if statement.round < self.view.next_round(statement.stage):  # late, not wrong: its seal has decided
                 if event.signer == statement.account and may_count(self.view, statement):
-                    self._note_made(statement)  # the replica's other stages may want to know yet
+                    self._note_made(event.signed)  # the replica's other stages may want to know yet
                 return
             if self._is_early(event):
                 self._early.append(event)
                 return
         reason = refusal(self._rules, self.view, event.signed, event.signer)
         if reason is not None:
-            out.append(a.Reject(reason, event.peer))
+            # Who brought what its maker signed may have known no better, or be helping.
+            out.append(a.Reject(reason, event.peer if event.signer != statement.account else statement.account))
             return
         self._liveness.heard(event.signer, now)
-        self._note_made(statement)
+        self._note_made(event.signed)
         if statement.stage != self._stage:
             return
         book = self.book(statement.round)
         verdict, first = book.add(event.signed)
         if verdict in ("new", "conflict") and (fault := book.misstated(statement)):
-            out.append(a.Reject(fault, event.peer))
+            out.append(a.Reject(fault, statement.account))
         if verdict == "conflict" and first is not None:
             self.evidence[event.signed.contribution.hash()] = a.KeepEvidence(first, event.signed)
-            out.append(a.Reject("equivocation", event.peer))
+            out.append(a.Reject("equivocation", statement.account))
         elif verdict == "duplicate":
-            out.append(a.Reject("equivocation", event.peer))
+            out.append(a.Reject("equivocation", statement.account))
 
     def see_proposal(self, event: e.ProposalSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.seal.stage, event.signature.hex()[:16], out):
@@ -102,13 +130,13 @@ class Knowledge:
         if event.seal.stage != self._stage or event.seal.round != self.unsealed:
             return
         order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
-        elapsed = max(0.0, now - (self.view.opened_at or now))
-        if order[:1] != [event.signer] or event.attempt > elapsed / self._rules.proposal_timeout + 2:
+        turn = attempt_at(self._rules, self.view, self._stage, now) if self.view.open_round is not None else 0
+        if order[:1] != [event.signer] or event.attempt > turn + EARLY_ATTEMPTS:
             out.append(a.Reject("not_the_proposer", event.signer))
             return
         digest = event.seal.digest(self._rules.domain)
         book = self.book(event.seal.round)
-        proposal = Proposal(event.seal, event.attempt, event.signer)
+        proposal = Proposal(event.seal, event.attempt, event.signer, now)
         if book.propose(digest, proposal):
             book.sign(digest, event.signer, event.signature)
         else:
@@ -131,11 +159,14 @@ class Knowledge:
         if event.stage != self._stage or event.round != self.unsealed:
             return
         book = self.book(event.round)
-        book.reports[event.signer] = frozenset(event.holding)
+        reported = book.reports.get(event.signer, frozenset())
+        book.reports[event.signer] = merged(reported, event.holding, book.contributions)
         for name in event.missing:
             signed = book.contributions.get(name)
             if signed is not None and self._pending.due(("help", name), now, HELP_SECONDS):
-                out.append(a.GossipContribution(signed))
+                mates = self._made.get(event.round, {}).get(signed.contribution.replica, {})
+                statements = {one.contribution.hash(): one for one in (signed, *mates.values())}
+                out += [a.GossipContribution(one) for one in statements.values()]
 
     def see_payload(self, event: e.PayloadReady | e.PayloadRefused) -> list[a.Action]:
         book = self.books.get(event.round)
@@ -171,9 +202,11 @@ class Knowledge:
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _note_made(self, statement: Contribution) -> None:
+    def _note_made(self, signed: SignedContribution) -> None:
+        statement = signed.contribution
         if statement.round >= self.unsealed:
-            self._made.setdefault(statement.round, {}).setdefault(statement.replica, set()).add(statement.stage)
+            made = self._made.setdefault(statement.round, {}).setdefault(statement.replica, {})
+            made.setdefault(statement.stage, signed)
 
     def _was_counted(self, stage: int, statement: Contribution) -> bool:
         sealed = self.view.sealed.get((stage, statement.round))

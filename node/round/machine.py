@@ -308,10 +308,10 @@ class RoundMachine:
         assert self.slot is not None
         replica = self.slot[0]
         wants = [self._neighbours.get(link) for link in self._links()]
-        # Nobody can honestly be further than this; a neighbour that lies holds us up only for as long as it is there.
-        furthest = min(self.rules.rounds, (self.view.open_round or 0) + self.rules.delay + 2)
-        named = [want.round for want in wants if want is not None and want.round is not None]
-        self._floor = max(self._floor, min(max(named, default=0), furthest))
+        # Believed only so far as we could follow at once: a neighbour that lies holds us up as long as it is there, and
+        # no round longer.
+        named = max((want.round for want in wants if want is not None and want.round is not None), default=0)
+        self._floor = max(self._floor, min(named, self.unsealed + self.rules.delay))
         if self._unsigned is not None:
             return
         if self.training is not None:

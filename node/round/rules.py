@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ground.constants import UNIT
-from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
+from dlx.ledger.typed import MAX_REPLICAS, PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
@@ -121,6 +121,12 @@ def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int)
     return sorted(
         view.holders(stage), key=lambda account: (account not in voters, keccak(prefix + to_canonical_address(account)))
     )
+
+
+def attempt_at(rules: Rules, view: RunView, stage: int, now: float) -> int:
+    """Which attempt to seal the stage's open round it is: one begins every proposal timeout from when the ledger takes
+    any seal of it, so all members are at the same one. Raises ViewError if no round is open."""
+    return max(0, int((now - view.opens_at(stage, MAX_REPLICAS)) / rules.proposal_timeout))
 
 
 def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str) -> str | None:

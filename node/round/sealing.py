@@ -8,13 +8,15 @@ from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
-from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.inclusion import Deadlines, is_named
+from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
 from dlx.node.round.rules import (
     NOTHING,
     OuterResult,
     Rules,
+    attempt_at,
     build_seal,
     may_count,
     may_train,
@@ -58,28 +60,22 @@ class Sealing:
             return
         if not may_plan(self._rules, view, self._stage, round):
             return
-        book = self._known.book(round)
-        stuck = now > opened_at + self._rules.round_timeout or (
-            book.ready_since is not None and now > book.ready_since + self._rules.proposal_timeout
-        )
-        if stuck and self._pending.due("report", now, self._rules.proposal_timeout / 2):  # also says: I am alive
-            out.append(a.GossipReport(round, self._known.holding(book), ()))
+        book, usable = self._known.book(round), self._known.usable(self._known.book(round))
+        book.held_since = {replica: book.held_since.get(replica, now) for replica in usable}
+        self._report(book, opened_at, now, out)
         if version != round:
             return
-        usable = self._known.usable(book)
         graced = now >= opened_at + self._rules.straggler_grace
         complete = set(view.complete_replicas()) <= usable.keys()
         if book.ready_since is None and (graced or complete) and now >= view.opens_at(self._stage, len(usable)):
             book.ready_since = now
-        if book.ready_since is not None:
-            attempt = int((now - book.ready_since) / self._rules.proposal_timeout)
-            self._propose(book, usable, attempt, now, out)
+        self._propose(book, usable, now, out)
         for digest, proposal in list(book.proposals.items()):
             known = [book.contributions[name].contribution for name in proposal.listed if name in book.contributions]
             if any(not may_count(view, statement) for statement in known):
                 del book.proposals[digest]  # the ledger refuses it; after a reorg, say
                 continue
-            self._attest(book, digest, proposal, usable, graced, now, out)
+            self._attest(book, digest, proposal, usable, now, out)
             self._send(book, digest, proposal, now, out)
 
     def see_own_signature(self, event: e.SealSigned) -> None:
@@ -135,16 +131,41 @@ class Sealing:
             if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
                 out.append(a.GossipContribution(own))
 
-    def _propose(self, book: Book, usable: dict[int, bytes], attempt: int, now: float, out: list[a.Action]) -> None:
-        rules, view = self._rules, self._known.view
-        mine = any(p.signer == self._account and p.attempt == attempt for p in book.proposals.values())
-        if mine or proposers(rules, view, self._stage, book.round, attempt)[0] != self._account:
+    def _report(self, book: Book, opened_at: float, now: float, out: list[a.Action]) -> None:
+        """What we hold and what others have, from shortly before the grace ends, so that all know then what all hold.
+        In an overdue round it also says: I am alive."""
+        rules = self._rules
+        patience = rules.proposal_timeout
+        starts = opened_at + rules.straggler_grace - patience
+        if book.ready_since is not None:  # everything is here, and the first proposer has said nothing
+            starts = min(starts, book.ready_since + patience)
+        if now < starts:
             return
+        holding, missing = self._known.holding(book), self._known.missing(book)
+        overdue = now > opened_at + rules.round_timeout
+        if (holding or missing or overdue) and self._pending.due("report", now, patience / 2):
+            out.append(a.GossipReport(book.round, holding, missing))
+
+    def _turns(self, round: int, ready_since: float, now: float) -> list[int]:
+        """The attempts that are ours: that of the moment, and the one before if we were ready in its turn, since what
+        we propose takes a while to compute."""
+        rules, view, stage = self._rules, self._known.view, self._stage
+        times = (now, max(ready_since, now - rules.proposal_timeout))
+        turns = dict.fromkeys(attempt_at(rules, view, stage, at) for at in times)
+        return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == [self._account]]
+
+    def _propose(self, book: Book, usable: dict[int, bytes], now: float, out: list[a.Action]) -> None:
+        rules, view, ready_since = self._rules, self._known.view, book.ready_since
+        if ready_since is None:
+            return
+        turns = self._turns(book.round, ready_since, now)
+        if not turns or any(p.signer == self._account and p.attempt in turns for p in book.proposals.values()):
+            return
+        again = now >= ready_since + rules.proposal_timeout
         listed = tuple(usable.values())
-        if attempt:  # from the second attempt on: only what a quorum of members reports holding
-            reports = {**book.reports, self._account: frozenset(self._known.holding(book))}
-            needed = view.needed(self._stage, reports, int(now))
-            listed = tuple(name for name in listed if sum(name in held for held in reports.values()) >= needed)
+        if again:  # not everybody could have that: only what a quorum holds
+            reports = self._known.reports(book)
+            listed = tuple(name for name in listed if is_named(view, self._stage, reports, name, now))
         if now < view.opens_at(self._stage, len(listed)):
             return
         if not listed and not self._may_be_empty(book.round, now):
@@ -155,12 +176,12 @@ class Sealing:
         result = self._outer(book, listed, multipliers, now, out)
         if result is None:
             return
-        records, plan = book.listing(listed), self._plan(book.round, attempt)
+        records, plan = book.listing(listed), self._plan(book.round, again)
         seal = build_seal(rules, view, self._stage, book.round, records, multipliers, plan, result)
         digest = seal.digest(rules.domain)
         known = book.proposals.get(digest)
-        if known is None or known.attempt < attempt:  # the same seal again: the later attempt's turn is ours
-            book.proposals[digest] = Proposal(seal, attempt, self._account)
+        if known is None or now >= known.since + rules.proposal_timeout:  # the same seal again: now we send it first
+            book.proposals[digest] = Proposal(seal, turns[0], self._account, now)
 
     def _attest(
         self,
@@ -168,7 +189,6 @@ class Sealing:
         digest: bytes,
         proposal: Proposal,
         usable: dict[int, bytes],
-        graced: bool,
         now: float,
         out: list[a.Action],
     ) -> None:
@@ -178,19 +198,19 @@ class Sealing:
                 out.append(self._statement(book.round, digest, proposal, signature))
             return
         listed, opens_at = proposal.listed, self._known.view.opens_at(self._stage, len(proposal.listed))
-        missing = tuple(name for name in listed if not book.is_ready(name))
+        missing = tuple(name for name in listed if not self._known.holds(book, name))
         if missing:
             if self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
-                out.append(a.GossipReport(book.round, self._known.holding(book), missing))
+                out.append(a.GossipReport(book.round, self._known.holding(book), missing[:MAX_MISSING]))
             return
         records = book.listing(listed)
-        if now < opens_at or not all(self._known.is_whole(signed.contribution) for signed in records):
+        if now < opens_at:
             return
         if len({signed.contribution.account for signed in records}) < len(records):
             self._refuse(book, digest, proposal, "two contributions of one account", out)
             return
-        if not graced and not usable.keys() <= {signed.contribution.replica for signed in records}:
-            return  # it leaves out something we hold: before the grace ends, wait for a fuller one
+        if self._leaves_out(book, proposal, usable, now):
+            return
         if not listed and not self._may_be_empty(book.round, now):
             return
         fault = self._fault(book, proposal, records, now, out)
@@ -306,12 +326,29 @@ class Sealing:
             self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers, ranks), now, out)
         return book.outer.get(key)
 
-    def _plan(self, round: int, attempt: int) -> Plan:
-        """The plan that we would seal. From the second attempt on nothing changes: everybody can agree to that, also
-        those whose measurements differ from ours."""
-        if attempt:
+    def _plan(self, round: int, again: bool) -> Plan:
+        """The plan that we would seal. Where a first proposal came to nothing it does not change: everybody can agree
+        to that, also those whose measurements differ from ours."""
+        if again:
             return kept_plan(self._rules, self._known.view, self._stage, round)
         return next_plan(self._rules, self._known.view, self._stage, round, self._mean_energy(round))
+
+    def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], now: float) -> bool:
+        """Whether a proposal lacks what it has to list now: before the grace ends every complete replica, shortly after
+        it whatever was heard of, then what nothing excuses."""
+        view, rules = self._known.view, self._rules
+        graced = (view.opened_at or now) + rules.straggler_grace
+        listed = {record.replica for record in proposal.seal.records}
+        if now < graced and not listed.issuperset(view.complete_replicas()):
+            return True
+        if now < graced + rules.proposal_timeout and not listed.issuperset(self._known.expected(book)):
+            return True  # its payload may be on its way to us
+        deadlines, reports = Deadlines(now, graced, proposal.since, rules.proposal_timeout), self._known.reports(book)
+        return not all(
+            deadlines.excuse(book.held_since[replica], is_named(view, self._stage, reports, name, now))
+            for replica, name in usable.items()
+            if replica not in listed
+        )
 
     def _mean_energy(self, round: int) -> Energy:
         return adaptive.mean_energy(self._energy.get(at, {}) for at in window(self._rules, round))

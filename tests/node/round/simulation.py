@@ -65,6 +65,7 @@ class Member:
     pipes: dict[str, str] = field(default_factory=dict)  # link -> neighbour's account
     payloads: set[bytes] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)  # reason and whose
     evidence: int = 0
     behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
     trained: list[int] = field(default_factory=list)
@@ -291,10 +292,11 @@ class Simulation:
                 signer = signed.contribution.account
                 self.gossip(member, e.ContributionSeen(signed, signer, member.account))
             case a.FetchPayload(signed=signed):
-                held = any(signed.contribution.payload in other.payloads for other in self.alive())
-                if held and self.random.random() >= self.loss:
-                    member.payloads.add(signed.contribution.payload)
-                    ready = e.PayloadReady(signed.contribution.round, signed.contribution.payload, FACTS)
+                payload = signed.contribution.payload
+                served = any(payload in other.payloads and self.serves(other, member) for other in self.alive())
+                if served and self.random.random() >= self.loss:
+                    member.payloads.add(payload)
+                    ready = e.PayloadReady(signed.contribution.round, payload, FACTS)
                     self.done(member, action, ready)
                 else:
                     self.later(member, e.Failed(action, "nobody has it"))
@@ -325,8 +327,9 @@ class Simulation:
                 self.gossip(member, e.ReportSeen(action.round, stage, *listed, member.account, made))
             case a.AdoptVersion(version=version):
                 self.done(member, action, e.VersionAdopted(version))
-            case a.Reject(reason=reason):
+            case a.Reject(reason=reason, source=source):
                 member.rejected.append(reason)
+                member.refused.append((reason, source))
             case a.KeepEvidence(second=second):
                 member.evidence += 1
                 self.done(member, action, e.EvidenceKept(second))
@@ -334,6 +337,10 @@ class Simulation:
                 ok = self.ledger_up and self.transact(member, action)
                 mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
                 self.later(member, mined if ok else refused, 0.5)
+
+    def serves(self, holder: Member, asker: Member) -> bool:
+        """Whether a holder gives a payload to who asks for it."""
+        return True
 
     def names(self, listed: tuple) -> tuple[bytes, ...]:
         return tuple(signed.contribution.hash() for signed in listed)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dlx.ledger import events as chain
-from dlx.ledger.typed import Outcome, Seal, entries, sign
+from dlx.ledger.typed import Contribution, Outcome, Seal, entries, sign
 from dlx.node.round.liveness import claims
 from dlx.node.round.rules import Rules
 from tests.node.round.simulation import DOMAIN, RUN, START, Member, Simulation, digest, make_rules
@@ -147,18 +147,19 @@ def test_a_deal_in_the_middle_of_a_round_spoils_nothing_that_is_under_way() -> N
     idle = str(sim.view.holder(2, 0))
     sim.members[idle].breaks = True
     assert sim.run(lambda: sim.view.may_deal(2), 120)
-    made: list[tuple[int, str]] = []
+    made: list[tuple[Contribution, int]] = []
     apply = sim.apply
 
     def noted(event: chain.Event) -> None:
         if isinstance(event, chain.Dealt):
-            other = str(sim.view.holder(event.other, 0))
-            made.append((sim.view.open_round or 0, other))
+            own = sim.members[str(sim.view.holder(event.other, 0))].machine.own.get(sim.view.open_round or 0)
+            if own is not None:
+                made.append((own.contribution, event.other))
         apply(event)
 
     sim.apply = noted  # type: ignore[method-assign]
     assert sim.run(lambda: sim.finished, 300)
     assert made and all(sealed.records for sealed in sim.view.sealed.values())
-    for round, dealt in made:
-        if round in sim.members[dealt].machine.own:
-            assert sim.members[dealt].machine.own[round].contribution.replica != 2
+    for contribution, replica in made:
+        assert contribution.replica == replica
+        assert contribution.account in sim.view.sealed[0, contribution.round].accounts

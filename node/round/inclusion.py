@@ -1,0 +1,56 @@
+"""What a seal may leave out, so that nobody decides alone whose work counts: pure functions over what members report.
+
+Before the straggler grace ends a seal leaves out nothing. Afterwards it has to list whatever its attester holds with
+the payload and reports of a quorum name. Whoever lacks it fetches it from these, so nobody is kept from signing by what
+only the hostile have; and what is not reported yet is given the time to be.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dlx.ledger.view import RunView
+
+Reports = Mapping[str, frozenset[bytes]]  # member -> the contributions that it said it holds
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """When an attester looks at a proposal, in Unix seconds: the straggler grace ends at `graced`, the proposal came at
+    `proposed`; `patience` is how long (s) a report may take."""
+
+    now: float
+    graced: float
+    proposed: float
+    patience: float
+
+    def excuse(self, held_since: float, named: bool) -> bool:
+        """Whether the proposal may leave out what the attester has held since then; `named`: reports of a quorum have
+        it. What came after the proposal and the grace was late: else each latecomer would void what is under way."""
+        if self.now < self.graced:
+            return False
+        late = held_since > max(self.graced, self.proposed)
+        return late or (not named and self.now >= max(self.graced, held_since) + self.patience)
+
+
+def is_named(view: RunView, stage: int, reports: Reports, name: bytes, now: float) -> bool:
+    """Whether as many votes as the stage's next seal needs now are of members that report the contribution. Where there
+    are not so many, nothing is sealed before a majority is enough, so that is what counts."""
+    namers = [account for account, held in reports.items() if name in held]
+    needed, votes = view.needed(stage, namers, int(now)), len(view.voters(stage))
+    return view.votes(stage, namers) >= (needed if needed <= votes else votes // 2 + 1)
+
+
+def trusted_names(view: RunView, stage: int, reports: Reports) -> set[bytes]:
+    """What more votes report than can be missing from a quorum: where a quorum is honest one of them is, and has it."""
+    least = max(len(view.voters(stage)) - view.quorum(stage), 0) + 1
+    namers: dict[bytes, list[str]] = {}
+    for account, held in reports.items():
+        for name in held:
+            namers.setdefault(name, []).append(account)
+    return {name for name, accounts in namers.items() if view.votes(stage, accounts) >= least}
+
+
+def merged(known: frozenset[bytes], reported: Iterable[bytes], stated: Mapping[bytes, object]) -> frozenset[bytes]:
+    """What a member holds by its reports together: nobody takes one back by repeating an older one. Of what was never
+    stated to us (not in `stated`) only the newest report's names stay, so that the set is bounded."""
+    return frozenset(name for name in known if name in stated) | frozenset(reported)
