@@ -73,14 +73,16 @@ class Knowledge:
 
     def is_whole(self, statement: Contribution) -> bool:
         """Whether every other stage of the replica was seen to contribute to the round too, or was counted: a replica
-        finishes a round together, so whoever contributes alone has made it up. We know that we have not."""
+        finishes a round together, so whoever contributes alone has made it up. We know that we have not. And we take
+        the word of members of whom one is honest: what a mate stated may be past judging when it reaches us."""
         if statement.account == self._account:
             return True
         made = self._made.get(statement.round, {}).get(statement.replica, {})
-        return all(
+        finished = all(
             stage == statement.stage or stage in made or self._was_counted(stage, statement)
             for stage in range(self._rules.stages)
         )
+        return finished or self._is_vouched_for(statement)
 
     # ---- what is heard ----------------------------------------------------------------------------------------------
 
@@ -207,6 +209,12 @@ class Knowledge:
         if statement.round >= self.unsealed:
             made = self._made.setdefault(statement.round, {}).setdefault(statement.replica, {})
             made.setdefault(statement.stage, signed)
+
+    def _is_vouched_for(self, statement: Contribution) -> bool:
+        book = self.books.get(statement.round)
+        if statement.stage != self._stage or book is None or not book.reports:
+            return False
+        return statement.hash() in trusted_names(self.view, self._stage, book.reports)
 
     def _was_counted(self, stage: int, statement: Contribution) -> bool:
         sealed = self.view.sealed.get((stage, statement.round))
