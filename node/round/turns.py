@@ -37,10 +37,10 @@ def next_check(
     for case in mine:
         if is_alarmed(case, ignored) and account in view.jury(case.drawn.stage, case.drawn.account):
             return case
-    for case in mine:
-        settled = any(one.finding is Finding.HONEST for one in case.verdicts.values())
-        wait = turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout
-        if has_budget and not settled and now >= case.since + wait:
+    for case in mine if has_budget else ():
+        if any(one.finding is Finding.HONEST for one in case.verdicts.values()):
+            continue
+        if now >= case.since + turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout:
             return case
     return None
 
@@ -65,7 +65,7 @@ def is_alarmed(case: Case, ignored: frozenset[str] = frozenset()) -> bool:
 def discredited(cases: Iterable[Case], view: RunView) -> frozenset[str]:
     """Whose alarms move nobody any more: as many as would convict found honest what they did not."""
     found = set()
-    for case in cases:
+    for case in filter(is_alarmed, cases):
         stage, accused = case.drawn.stage, case.drawn.account
         honest = {by for by, one in case.verdicts.items() if one.finding is Finding.HONEST}
         if len(honest & {*view.jury(stage, accused)}) >= view.convictions_needed(stage, accused):
@@ -75,6 +75,8 @@ def discredited(cases: Iterable[Case], view: RunView) -> frozenset[str]:
 
 def conviction(view: RunView, case: Case) -> list[ReportedVerdict]:
     """The verdicts that convict the contribution's maker now; none where they do not."""
+    if not is_alarmed(case):
+        return []
     stage, accused = case.drawn.stage, case.drawn.account
     jury = view.jury(stage, accused)
     against = {by: one for by, one in case.verdicts.items() if by in jury and one.finding is not Finding.HONEST}
