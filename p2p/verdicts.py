@@ -7,12 +7,14 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.p2p import wire
+from dlx.p2p.guard import address_of
 from dlx.p2p.host import Host
+from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 VERDICTS = "/dlx/verdicts/1"
 MOST = 10_000  # of one answer; who needs more asks from a later round on
-SERVED = 8  # answers at once
+SERVED, SERVED_PER_PEER = 8, 2  # answers at once
 DEADLINE = 30.0  # s for an answer
 
 Listed = Callable[[int], Sequence[tuple[bytes, bytes]]]  # first round -> (report, signature), oldest first; blocks
@@ -24,7 +26,10 @@ class VerdictExchange:
     """Make it before the host runs. `listed` gives what is served; None: this peer only asks."""
 
     def __init__(self, host: Host, listed: Listed | None = None) -> None:
-        self._host, self._listed, self._serving = host, listed, 0
+        self._host, self._listed = host, listed
+        self._streams = ServedStreams(
+            SERVED, SERVED_PER_PEER, host.is_registered, lambda peer: host.reject("verdicts_busy", peer)
+        )
         if listed is not None:
             host.serve(VERDICTS, self._serve)
 
@@ -46,13 +51,13 @@ class VerdictExchange:
         raise StreamBroken(f"no whole answer within {deadline_s:.0f} s")
 
     async def _serve(self, stream: INetStream, peer: str) -> None:
-        if self._serving >= SERVED:
-            self._host.reject("verdicts_busy", peer)
-            return
-        self._serving += 1
         try:
-            with trio.move_on_after(DEADLINE):
+            with self._streams.admit(peer, address_of(stream)) as served, trio.move_on_after(DEADLINE):
+                if served is None:
+                    return
+                served.busy = False
                 request = wire.decode_as(wire.VerdictsRequest, await read_short(stream, 256))
+                served.busy = True
                 assert self._listed is not None
                 for report, signature in (await trio.to_thread.run_sync(self._listed, request.first))[:MOST]:
                     await write_short(stream, wire.encode(wire.VerdictMessage(report, signature)))
@@ -62,5 +67,3 @@ class VerdictExchange:
             self._host.reject(f"verdict_{error.reason}", peer)
         except (StreamBroken, OSError) as error:
             log.debug("verdicts for %s: %r", peer, error)
-        finally:
-            self._serving -= 1

@@ -1,6 +1,7 @@
 """Asking a peer for the verdicts that it keeps."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from dlx.p2p import verdicts as module
 from dlx.p2p import wire
 from dlx.p2p.streams import StreamBroken
 from dlx.p2p.verdicts import VERDICTS, VerdictExchange
-from tests.p2p.network import Node, running
+from tests.p2p.network import Node, running, until
 
 KEPT = [(0, b"an early one"), (3, b"report"), (3, b"x" * 4096), (4, b"")]
 
@@ -61,3 +62,17 @@ async def test_a_peer_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         asks.host.known(serves.id, serves.host.addresses)
         with pytest.raises(StreamBroken, match="no whole answer"):
             await exchange.ask(serves.id, 0, 1)
+
+
+async def test_who_opens_streams_and_asks_nothing_keeps_nobody_from_verdicts(tmp_path: Path) -> None:
+    serves, asks, idles = (Node(number, tmp_path) for number in (1, 2, 3))
+    VerdictExchange(serves.host, listed)
+    exchange = VerdictExchange(asks.host)
+    async with running(serves, asks, idles):
+        for node in (asks, idles):
+            node.host.known(serves.id, serves.host.addresses)
+        for _ in range(module.SERVED):
+            with suppress(StreamBroken):  # those beyond its share
+                await idles.host.open_stream(serves.id, VERDICTS, 10)
+        await until(lambda: serves.rejected["verdicts_busy"] == module.SERVED - module.SERVED_PER_PEER)
+        assert len(await exchange.ask(serves.id, 4)) == 1
