@@ -41,6 +41,9 @@ def check_chain_nodes(report: Report, client: LedgerClient, history: History, co
     if report.facts.get("state") != "complete" and time.time() - history.head.time > _OLD:
         what = f"block {history.head.block} is from {_age(history.head.time)}, and the run is not complete"
         report.add(LEVEL, "head", "WARN", f"{what}: the chain node may show an old head", hash=history.head.hash)
+    report.cannot_establish(
+        "that the blocks have just these events: only --head proves that, one chain node was believed"
+    )
     each = client.rpc.each()
     if len(each) == 1:
         report.cannot_establish("that other chain nodes show the same chain: name them with --rpc-url, or pin --head")

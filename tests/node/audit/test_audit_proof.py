@@ -15,6 +15,7 @@ from rlp.codec import length_prefix
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.events import AddressesChanged, NodeRegistered, RunCreated, event_topic
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, told
 from dlx.ledger.rpc import Rpc
 from dlx.node.audit import Report, audit
@@ -401,6 +402,19 @@ def test_chain_nodes_are_compared_and_those_that_cannot_be_reached_named(
     assert differ.verdict == "FAIL"
     assert all(url.removeprefix("http://") in differ.detail for url in urls)
     assert not _of_chain_nodes(look(LedgerClient(urls, chain.ledger), chain.run, chain.head)), "proven, whoever answers"
+
+
+def test_chain_nodes_that_agree_on_blocks_do_not_vouch_for_events(chain: Chain, look: Callable[..., Report]) -> None:
+    """The first shows nobody who joined; its blocks are the true ones."""
+    creation = {event_topic(kind).hex() for kind in (RunCreated, NodeRegistered, AddressesChanged)}
+    lie = _logs(lambda logs: [log for log in logs if log["topics"][0].removeprefix("0x") in creation])
+    with FaultProxy(chain.url) as first:
+        first.lie = lie
+        client = LedgerClient([first.url, chain.url], chain.ledger)
+        report = look(client, chain.other)
+        assert not _failures(report) and report.facts["state"] == "not started", report.text()
+        assert any("only --head proves that" in line for line in report.not_established)
+        assert _failures(look(client, chain.other, chain.head))
 
 
 # Chain nodes that never come to an end.
