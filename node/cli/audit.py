@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,7 +150,10 @@ def _looking() -> Iterator[None]:
         yield
     except Exception as raised:
         error = cause(raised)
-        if isinstance(error, OSError) or (isinstance(error, DlxError) and error.exit_code == DlxError.exit_code):
+        if not isinstance(error, DlxError | OSError):
+            traceback.print_exc()
+            raise NotReady(f"could not audit: {error!r} is a fault of dlx-node, not of the run") from error
+        if isinstance(error, OSError) or error.exit_code == DlxError.exit_code:
             raise NotReady(f"could not audit: {error}") from error
         raise
 

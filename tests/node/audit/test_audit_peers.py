@@ -150,6 +150,17 @@ def test_what_could_not_be_looked_at_is_no_finding(
     assert ended.value.code == 3 and why in capsys.readouterr().err
 
 
+def test_a_fault_of_ours_is_no_finding(
+    honest_history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dlx.node.audit.audit_run", lambda *_: {}["a fault"])
+    arguments = ["--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url]
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "--ledger", honest_history.ledger, "--datadir", str(tmp_path), *arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 3 and "Traceback" in said and "KeyError('a fault') is a fault of dlx-node" in said
+
+
 def test_a_head_is_pinned_on_the_command_line(honest_history: History, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(audit_command.command)
