@@ -58,6 +58,7 @@ def command(
         devnet.start()
         with Dashboard(devnet) as dashboard:
             seen = demo.watch(devnet, dashboard.on_round, dashboard.on_look)
+        demo.await_checks(devnet, seen)
         devnet.stop_nodes()
         result = demo.outcome(devnet, seen, options.note)
         curve = _draw(devnet)

@@ -28,6 +28,7 @@ from dlx.node.round.verdicts import Finding
 PROMPT = b"def "
 SAMPLE_BYTES = 320
 LOOK_SECONDS = 1.0  # between two looks at the nodes' status
+CHECK_SECONDS = 20.0  # after the last seal
 STALL_SECONDS = 180.0  # without a seal: something is broken, and waiting longer would hide it
 
 
@@ -92,6 +93,18 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
             if time.monotonic() > moved + STALL_SECONDS:
                 raise Failure(f"no round was sealed for {STALL_SECONDS:.0f} s: see {devnet.root / 'logs'}")
             time.sleep(0.3)
+
+
+def await_checks(devnet: Devnet, seen: Observed) -> None:
+    """The last rounds are drawn some blocks after the run's end: give members a moment to check them."""
+    deadline = time.time() + CHECK_SECONDS
+    while time.time() < deadline:
+        found = {name: devnet.status(name) for name in devnet.names}
+        seen.statuses |= {name: status for name, status in found.items() if status is not None}
+        told = [status.checks for status in seen.statuses.values() if status.checks is not None]
+        if told and all(one.checked == one.drawn and not one.undecided_bytes for one in told):
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
