@@ -94,7 +94,8 @@ class Replays:
                 raise Unknown(outcome.refusal)
             if not outcome.missing:
                 finding = Finding.FALSE if outcome.reasons else Finding.HONEST
-                return Found(finding, outcome.reasons, outcome, inner.disputed(drawn, self._get))
+                disputed = outcome.disputed or inner.disputed(drawn, self._get)
+                return Found(finding, outcome.reasons, outcome, disputed)
             for name in outcome.missing:
                 if name == work.base_weights:
                     self._rebuild(inner, drawn)

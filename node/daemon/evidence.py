@@ -69,7 +69,7 @@ class Evidence:
             again = await self._checked(work, drawn, most)
             if not again.reasons:
                 raise CheckFailed("two replays here differ: this machine is not to be trusted")
-        disputed = await trio.to_thread.run_sync(inner.disputed, drawn, get)
+        disputed = found.disputed or await trio.to_thread.run_sync(inner.disputed, drawn, get)
         return found, disputed
 
     async def _checked(self, work: Work, drawn: Drawn, most: int) -> Outcome:

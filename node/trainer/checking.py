@@ -74,6 +74,7 @@ def _checked(work: Work) -> Outcome:
         gradients=None if "gradients" in found.uncompared else found.gradients,
         loss_stated=found.loss_stated,
         loss_replayed=found.loss_replayed,
+        disputed=found.disputed,
     )
 
 

@@ -70,6 +70,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     gradients: float | None = None
     loss_stated: float = 0.0
     loss_replayed: float = 0.0
+    disputed: bool = False  # the stage after names other norms than this one passes on
     missing: tuple[Hash, ...] = ()
     refusal: str = ""  # why nobody, or not this machine, can say anything
     seconds: float = 0.0  # that it took

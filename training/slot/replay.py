@@ -98,6 +98,7 @@ class Checked(Struct, frozen=True, kw_only=True):
     loss_stated: float = 0.0  # nats, mean over the segment's steps
     loss_replayed: float = 0.0  # the same as stated but on the last stage, which computes it
     uncompared: tuple[str, ...] = ()  # of "activations", "gradients": the stage that received them gave no file
+    disputed: bool = False  # the stage after names other norms than this one passes on; nobody can say who of them lies
 
     @property
     def honest(self) -> bool:
@@ -138,6 +139,10 @@ def check_contribution(
         return _replay(manifest, drawn, dataset, files, start, faults, device)
     except _Fault as fault:
         return Checked(reasons=(*faults, str(fault)))
+    except NotCheckable:
+        if not faults:
+            raise
+        return Checked(reasons=tuple(faults))  # false whatever the data was
 
 
 class _Fault(Exception):
@@ -257,6 +262,7 @@ def _replay(
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
     loop = _loop(manifest, drawn, dataset, start, moments, device)
+    limits = THRESHOLDS[manifest.precision]
     norms, losses = [], []
     with contextlib.ExitStack() as opened:
         link = _Opener(manifest, files, first + drawn.steps_before, steps, opened)
@@ -291,17 +297,15 @@ def _replay(
             if one is not None and not one.is_compared
         ),
     )
-    limits = THRESHOLDS[manifest.precision]
+    apart, disputed = 0.0, False
     if ahead is None:
-        stated, replayed = [one.norm for one in said], [one.replica for one in norms]
+        apart = max(_relative(one.replica, it.norm) for one, it in zip(norms, said, strict=True))
     elif drawn.next_trace is not None:
-        stated, replayed = (
-            [math.sqrt(one.norm_in) for one in drawn.next_trace.steps[first : first + steps]],
-            [math.sqrt(one.passed_on) for one in norms],
+        there = drawn.next_trace.steps[first : first + steps]
+        disputed = any(
+            not _relative(math.sqrt(one.passed_on), math.sqrt(max(it.norm_in, 0.0))) <= limits.numbers
+            for one, it in zip(norms, there, strict=True)
         )
-    else:
-        stated, replayed = [], []
-    apart = max(map(_relative, replayed, stated), default=0.0)
     measured = (
         ("the weights' change", found.weights, limits.change),
         ("the learning rate", abs(found.rate), limits.rate),
@@ -314,7 +318,7 @@ def _replay(
     reasons = [
         f"{what} is {value:.2g} off, at most {most:g} is honest" for what, value, most in measured if not value <= most
     ]
-    return replace(found, reasons=(*faults, *reasons))
+    return replace(found, reasons=(*faults, *reasons), disputed=disputed)
 
 
 def _loop(
@@ -338,6 +342,7 @@ class _Opener:
     def __init__(self, manifest: Manifest, files: _Files, first: int, steps: int, opened: contextlib.ExitStack) -> None:
         self._piece, self._files, self._first, self._opened = activation_bytes(manifest), files, first, opened
         self._size = steps * manifest.data.micro_batches * self._piece
+        self._slack = THRESHOLDS[manifest.precision].numbers
 
     def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "_Recorded | None":
         """None where there is no such neighbour. Raises Missing, _Fault."""
@@ -346,7 +351,7 @@ class _Opener:
         received, sent_there = self._file(came), self._file(went)
         if received is None:
             raise Missing([came])
-        return _Recorded(received, sent_there, self._piece, numbers, self._first)
+        return _Recorded(received, sent_there, self._piece, numbers, self._first, self._slack)
 
     def _file(self, name: bytes) -> BinaryIO | None:
         path = self._files.recorded(name)
@@ -368,8 +373,10 @@ class _Recorded:
         piece: int,
         numbers: Mapping[str, Sequence[tuple[float, ...]]],
         first: int,
+        slack: float,
     ) -> None:
         self._came, self._went, self._piece, self._numbers, self._first = came, went, piece, numbers, first
+        self._slack, self._norm = slack, 0.0
         self._apart = self._whole = 0.0
 
     @property
@@ -381,6 +388,8 @@ class _Recorded:
         return _ratio(self._apart, self._whole)
 
     def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        if kind == "norm":
+            self._norm = struct.unpack("<d", data)[0] ** 0.5
         if kind in ("activation", "gradient") and self._went is not None:
             there = np.frombuffer(self._went.read(self._piece), "<f4").astype(np.float64)
             self._apart += float(np.square(np.frombuffer(data, "<f4") - there).sum())
@@ -389,6 +398,8 @@ class _Recorded:
     def recv(self, kind: str, step: int, micro: int) -> bytes:
         if kind in self._numbers:
             numbers = self._numbers[kind][step - self._first]
+            if kind == "total" and numbers[0] < self._norm <= numbers[0] * (1 + self._slack):
+                numbers = (self._norm, *numbers[1:])  # rounding may have the replay's part above the whole that was
             return struct.pack(f"<{len(numbers)}d", *numbers)
         return self._came.read(self._piece)
 
@@ -421,4 +432,6 @@ def _ratio(apart: float, whole: float) -> float:
 
 
 def _relative(one: float, claimed: float) -> float:
-    return _ratio((one - claimed) ** 2, claimed**2)
+    if one == claimed:
+        return 0.0
+    return abs(one - claimed) / abs(claimed) if claimed and math.isfinite(one) else math.inf  # a square may overflow

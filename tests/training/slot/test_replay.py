@@ -242,7 +242,6 @@ CHEATS = {
     ("last round's data", 0): "weights' change",
     ("junk activation", 0): "activations sent", ("junk activation", 1): "activations sent",
     ("junk gradient", 1): "gradients sent", ("junk gradient", 2): "gradients sent",
-    ("norm", 1): "gradient norm",
 }  # fmt: skip
 
 
@@ -257,6 +256,55 @@ def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
     found = [run.check(run.drawn(stage, 1, 0), public) for stage in range(STAGES)]
     assert [one.honest for one in found] == [stage != who for stage in range(STAGES)], found
     assert any(CHEATS[how, who] in reason for reason in found[who].reasons), found[who]
+
+
+def test_who_of_two_lies_about_the_norm_between_them_cannot_be_seen_so_neither_is_blamed(
+    replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    """The stage before passed another norm on, or the one after wrote another one down."""
+    run = replica(plan=Plan(inner_steps=10))
+    run.round()
+    run.round({1: lambda *arguments: _Cheat("norm", *arguments)})
+    public = run.hand_over(1, 0, tmp_path / "public")
+    found = [run.check(run.drawn(stage, 1, 0), public) for stage in range(STAGES)]
+    assert [one.honest for one in found] == [True] * STAGES, found
+    assert [one.disputed for one in found] == [False, True, False]
+
+    public, honest = run.hand_over(0, 0, tmp_path / "honest"), run.drawn(1, 0, 0)
+    assert honest.next_trace is not None
+    steps = tuple(replace(one, norm_in=one.norm_in * 1.5) for one in honest.next_trace.steps)
+    framed = Drawn(**(vars(honest) | {"next_trace": replace(honest.next_trace, steps=steps)}))
+    checked = run.check(framed, public)
+    assert checked.honest and checked.disputed
+
+
+def test_numbers_beyond_all_measure_are_false_and_end_no_check(
+    replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    run = replica()
+    run.round()
+    public, drawn = run.hand_over(0, 0, tmp_path / "public"), run.drawn(2, 0, 0)
+    steps = tuple(replace(one, norm=1e300) for one in drawn.trace.steps)
+    checked = run.check(Drawn(**(vars(drawn) | {"trace": replace(drawn.trace, steps=steps)})), public)
+    assert any(reason.startswith("a gradient norm is 1 off") for reason in checked.reasons), checked
+
+
+def test_a_part_of_the_norm_that_rounding_lifts_above_the_whole_is_honest(
+    replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    """As where the stages after have next to no gradient; far above it would be a lie that keeps it from being clipped."""
+    run = replica()
+    run.round()
+    public, drawn = run.hand_over(0, 0, tmp_path / "public"), run.drawn(0, 0, 0)
+    part = math.sqrt(run.traces[0][1].steps[0].norm_in)  # of the first stage
+
+    def with_norm(norm: float) -> Checked:
+        first, *rest = drawn.trace.steps
+        trace = replace(drawn.trace, steps=(replace(first, norm=norm), *rest))
+        return run.check(Drawn(**(vars(drawn) | {"trace": trace})), public)
+
+    assert not any("breaks off" in one for one in with_norm(part * (1 - 1e-6)).reasons)
+    assert any("breaks off" in one for one in with_norm(part * 0.9).reasons)
 
 
 def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., _Replica], tmp_path: Path) -> None:
@@ -430,6 +478,8 @@ def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: _Repl
     for stage in (0, 2):
         with pytest.raises(NotCheckable, match="data of its own"):
             check_contribution(long_round.manifest, long_round.drawn(stage, 1, 0), None, folders)
+        forged = long_round.drawn(stage, 1, 0, residual_after=hashlib.sha256(b"any").digest())
+        assert not check_contribution(long_round.manifest, forged, None, folders).honest, "its payload hides nothing"
     unknown = Drawn(**(vars(long_round.drawn(1, 1, 0, start_payload=bytes([7]) * 32)) | {"own_plans": {}}))
     with pytest.raises(Missing):
         check_contribution(long_round.manifest, unknown, None, folders)
