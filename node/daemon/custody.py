@@ -23,6 +23,7 @@ from dlx.node.round.rules import base_version
 from dlx.training.slot.trace import handed_over
 from dlx.training.slot.undecided import Undecided
 
+SPARE = 4  # rounds beyond the window: a checker that sees the chain later is answered, too
 log = logs.get(__name__)
 
 
@@ -55,7 +56,7 @@ class Custody:
                 well()
 
     def _settle(self, view: RunView, draws: Mapping[int, RoundDraw]) -> Held:
-        gone = min(map(view.next_round, range(view.config.stages))) - self._window
+        gone = min(map(view.next_round, range(view.config.stages))) - self._window - SPARE
         undecided = 0
         for stage, slot in self._slots():
             for round in slot.rounds():
@@ -79,9 +80,10 @@ class Custody:
         if not mine or finished is None:
             slot.decide(round, None, self._store.folder)
             return
-        segment = mine[0].segment
-        names = set(handed_over(finished.trace, segment, finished.trained.residual_before).values())
-        self._store.pin(f"{self._prefix}own/{stage}/{round}", names)  # first: a kill must leave nothing unowned
+        segment, trained = mine[0].segment, finished.trained
+        names = set(handed_over(finished.trace, segment, trained.residual_before).values())
+        said = {mine[0].statement, trained.payload, trained.trace}  # whatever the manifest's retention says
+        self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
         for name in names:
             self._store.note(name, Kind.VERSION)
         slot.decide(round, segment, self._store.folder)

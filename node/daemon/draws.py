@@ -29,6 +29,7 @@ class RoundDraw:
     block_hash: bytes
     seals: tuple[tuple[bytes, bytes], ...]  # digest and block hash of each
     settled: bool = False
+    redrawn: bool = False  # makers may have removed what is drawn now
 
 
 class Draws:
@@ -89,4 +90,5 @@ class Draws:
         if same and before is not None and before.block_hash != found:
             log.warning("the chain took back the block that drew a round: drawn anew", round=seals[0].round)
         drawn = drawn_of(seals, found, audit.share, segments_of(self._manifest, seals))
-        return RoundDraw(since, drawn, block, found, named, settles)
+        redrawn = before is not None and (before.redrawn or before.drawn != drawn)
+        return RoundDraw(since, drawn, block, found, named, settles, redrawn)

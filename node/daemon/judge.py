@@ -29,6 +29,7 @@ from dlx.node.daemon.messages import verdicts_topic
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
 from dlx.node.round import turns
+from dlx.node.round.draw import Drawn
 from dlx.node.round.turns import Case
 from dlx.node.round.verdicts import (
     MAX_REASON,
@@ -47,6 +48,7 @@ from dlx.p2p.verdicts import VerdictExchange
 LOOK_SECONDS = 1.0
 LEAST_ASK_SECONDS = 5.0  # between two questions for verdicts that were missed
 MAX_WAITING = 256  # verdicts
+MAX_FAILURES = 8  # checks of one contribution that failed here
 RETRY = Backoff(first=3.0, cap=60.0)
 log = logs.get(__name__)
 
@@ -69,6 +71,10 @@ class _Delays:
     def is_over(self, key: bytes, now: float) -> bool:
         return now >= self.until.get(key, 0.0)
 
+    def forget(self, key: bytes) -> None:
+        self.failures.pop(key, None)
+        self.until.pop(key, None)
+
 
 class Judge:
     """`view()`: the ledger's newest; `agreed()`: the peers that are connected."""
@@ -88,6 +94,7 @@ class Judge:
         self._view, self._agreed, self._evidence = view, agreed, Evidence(context, effort)
         self._verdicts: dict[bytes, dict[str, ReportedVerdict]] = defaultdict(dict)  # statement -> by checker
         self._delays, self._convictions = _Delays(), _Delays()
+        self._asked: dict[bytes, float] = {}  # statement -> when something of it was first asked for in vain
         self._due: dict[bytes, float] = {}  # statement -> since when its maker may be convicted
         self._timing = context.manifest.timing
         self._random = Random()
@@ -178,6 +185,11 @@ class Judge:
                 current = {one.statement for draw in rounds.values() for one in draw.drawn}
                 for statement in self._verdicts.keys() - current:
                     del self._verdicts[statement]
+                for statement in self._asked.keys() - current:
+                    del self._asked[statement]
+                for delays in (self._delays, self._convictions):
+                    for statement in delays.until.keys() - current:
+                        delays.forget(statement)
 
     # ---- checking ----
 
@@ -193,7 +205,6 @@ class Judge:
         drawn, context, view = case.drawn, self._context, self._view()
         assert view is not None
         now, timeout = context.now(), self._timing.round_timeout
-        late = now >= turns.serve_until(case, timeout)
         disputed = False
         try:
             whole = now < case.since + turns.TURN_TIMEOUTS * timeout
@@ -202,7 +213,7 @@ class Judge:
         except Lie as error:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
         except Absent as error:
-            if not late or not turns.has_worked_since(view, case, timeout) or not self._hears(view, drawn.account):
+            if not self._is_withheld(drawn):
                 self._delays.again(drawn.statement, context.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
@@ -214,7 +225,7 @@ class Judge:
         except (CheckFailed, OSError) as error:
             log.info("not checked yet", round=drawn.round, stage=drawn.stage, reason=str(error))
             self._delays.again(drawn.statement, context.now())
-            if late:
+            if self._delays.failures[drawn.statement] >= MAX_FAILURES:
                 self._delays.never(drawn.statement)
             return
         report = VerdictReport(
@@ -240,6 +251,17 @@ class Judge:
         await context.gossip.publish(
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
+
+    def _is_withheld(self, drawn: Drawn) -> bool:
+        """Whether that nobody gives its blobs is its maker's fault: it was there and asked again for long enough, by
+        us, and still has to serve what it was asked for."""
+        now, timeout, view = self._context.now(), self._timing.round_timeout, self._view()
+        asked = self._asked.setdefault(drawn.statement, now)
+        draw = self._draws.rounds.value.get(drawn.round)
+        if view is None or draw is None or drawn not in draw.drawn or draw.redrawn:  # what it kept was of another draw
+            return False
+        late = now >= turns.serve_until(asked, timeout)
+        return late and turns.has_worked_since(view, drawn, asked, timeout) and self._hears(view, drawn.account)
 
     def _hears(self, view: RunView, maker: str) -> bool:
         """Whether it would be the maker's fault, not ours, that nobody gives its blobs."""

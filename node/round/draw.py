@@ -97,5 +97,9 @@ def draw(seed: bytes, round: int, replicas: Iterable[int], share: float, segment
 
 def checkers(seed: bytes, replica: int, members: Iterable[str]) -> list[str]:
     """The order in which `members`, who hold seats in other replicas, replay what was drawn of `replica`."""
-    prefix = seed + replica.to_bytes(2, "big")
-    return sorted(members, key=lambda account: keccak(prefix + to_canonical_address(account)))
+    return sorted(members, key=lambda account: place(seed, replica, account))
+
+
+def place(seed: bytes, replica: int, account: str) -> bytes:
+    """Where an account comes in that order: the lower goes first."""
+    return keccak(seed + replica.to_bytes(2, "big") + to_canonical_address(account))

@@ -1,6 +1,7 @@
 """Who checks what was drawn, and when; who alarms for nothing; and when a conviction is due: decisions over plain data.
 
-One honest verdict settles a contribution. A verdict that it is false, or withheld, makes the whole jury of its stage
+Who comes before in the order that was drawn settles a contribution with a verdict of honest; nobody else does, or a
+liar's own other seat would. A verdict that it is false, or withheld, makes the whole jury of its stage
 check it as well, whatever that costs: unless as many of a jury as convict contradicted its author before.
 """
 
@@ -10,11 +11,11 @@ from dataclasses import dataclass, field
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view import RunView
-from dlx.node.round.draw import Drawn, checkers
+from dlx.node.round.draw import Drawn, checkers, place
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 
 TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over
-SERVE_TIMEOUTS = 4  # round timeouts after the draw, within which all that a check needs has to be had
+SERVE_TIMEOUTS = 4  # round timeouts for which each checker asks again, before it says that a blob is withheld
 MAX_TURNS = 8  # of a conviction; then everybody sends it
 
 
@@ -38,7 +39,9 @@ def next_check(
         if is_alarmed(case, ignored) and account in view.jury(case.drawn.stage, case.drawn.account):
             return case
     for case in mine if has_budget else ():
-        if any(one.finding is Finding.HONEST for one in case.verdicts.values()):
+        own = place(case.drawn.seed, case.drawn.replica, account)
+        honest = (by for by, one in case.verdicts.items() if one.finding is Finding.HONEST)
+        if any(place(case.drawn.seed, case.drawn.replica, by) < own for by in honest):
             continue
         if now >= case.since + turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout:
             return case
@@ -91,18 +94,17 @@ def conviction_delay(view: RunView, case: Case, account: str, proposal_timeout: 
     return min(place, MAX_TURNS) * proposal_timeout
 
 
-def has_worked_since(view: RunView, case: Case, round_timeout: float) -> bool:
-    """Whether the contribution's maker was there long after the draw, as a seal of its stage shows: who is down serves
-    nothing, and may lose its seat for that alone, but not for good."""
-    stage, since = case.drawn.stage, case.since + round_timeout
-    rounds = range(max(case.drawn.round + 1, view.sealed.oldest(stage)), view.next_round(stage))
-    seals = (view.sealed[stage, round] for round in rounds)
-    return any(seal.at.time >= since and case.drawn.account in seal.accounts for seal in seals)
+def has_worked_since(view: RunView, drawn: Drawn, asked: float, round_timeout: float) -> bool:
+    """Whether the contribution's maker was there long after it was `asked` in vain, as a seal of its stage shows: who
+    is down serves nothing, and may lose its seat for that alone, but not for good."""
+    rounds = range(max(drawn.round + 1, view.sealed.oldest(drawn.stage)), view.next_round(drawn.stage))
+    seals = (view.sealed[drawn.stage, round] for round in rounds)
+    return any(seal.at.time >= asked + round_timeout and drawn.account in seal.accounts for seal in seals)
 
 
-def serve_until(case: Case, round_timeout: float) -> float:
-    """When a blob that is not to be had is withheld."""
-    return case.since + SERVE_TIMEOUTS * round_timeout
+def serve_until(asked: float, round_timeout: float) -> float:
+    """When a blob is withheld that was not to be had from when it was first `asked` for."""
+    return asked + SERVE_TIMEOUTS * round_timeout
 
 
 def summary(cases: Iterable[Case]) -> dict[str, int]:

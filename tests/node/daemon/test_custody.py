@@ -22,7 +22,7 @@ from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
-ROUNDS, WINDOW, SEGMENTS = 6, 3, 2
+ROUNDS, WINDOW, SEGMENTS = 8, 1, 2
 RULES = make_rules(rounds=ROUNDS)
 
 
@@ -69,10 +69,10 @@ class Holder:
         trace = Trace(states, boundaries, (Step(0.0, 1.0, 1.0),))
         self.traces[round] = trace
         trained = Trained(
-            round=round, payload=NO_HASH, payload_size=1, payload_root=NO_HASH, base_weights=NO_HASH,
+            round=round, payload=digest("payload"), payload_size=1, payload_root=NO_HASH, base_weights=NO_HASH,
             start_payload=NO_HASH, folded=(), weights_before=states[0].weights, weights_after=states[-1].weights,
             optimiser_before=states[0].optimiser, optimiser_after=states[-1].optimiser, residual_before=next(rest),
-            residual_after=next(rest), trace=NO_HASH, segments=SEGMENTS, inner_steps=1, tokens=1, loss=1,
+            residual_after=next(rest), trace=digest("trace"), segments=SEGMENTS, inner_steps=1, tokens=1, loss=1,
             training_ms=1, reset=False,
         )  # fmt: skip
         self.slot.finish(trained, trace)
@@ -118,8 +118,23 @@ def test_what_is_out_of_the_window_is_served_no_more(tmp_path: Path, view: RunVi
     for round in (1, 2, 3):
         holder.train(round)
     holder.know((1, 1.0), (3, 1.0))
-    assert not holder.served(1) and holder.served(3), "6 rounds are sealed, the window has 3"
+    assert not holder.served(1), "8 rounds are sealed, the window has 1"
+    assert holder.served(3), "whoever sees the chain a little later still asks for it"
     assert holder.slot.rounds() == [], "of round 2 nothing was asked in time"
+
+
+def test_payload_statement_and_trace_of_drawn_work_stay_as_long(tmp_path: Path, view: RunView) -> None:
+    """Also where the manifest keeps payloads for fewer rounds, or the node has left the stage."""
+    holder = Holder(tmp_path, view)
+    holder.train(4)
+    (mine,) = [one for one in draw_of(view, 4, 1.0).drawn if one.account == holder.account]
+    said = [mine.statement, digest("payload"), digest("trace")]
+    for name in said:
+        holder.store.path(name).write_bytes(b"as published")
+        holder.store.note(name, Kind.PAYLOAD)
+    holder.know((4, 1.0))
+    holder.store.evict(Kind.PAYLOAD)
+    assert all(holder.store.path(name).exists() for name in said)
 
 
 def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:

@@ -99,6 +99,7 @@ def test_what_a_reorg_took_back_is_drawn_anew_and_the_time_to_serve_it_begins_ag
     after = chain.draws.rounds.value[SEALED - 1]
     assert after.block_hash != before.block_hash and (before.since, after.since) == (100.0, 500.0)
     assert {one.seed for one in after.drawn}.isdisjoint(one.seed for one in before.drawn)
+    assert after.redrawn and not before.redrawn, "so that nobody withholds what was given away for the first draw"
 
 
 def test_a_silent_chain_takes_nothing_back(view: RunView) -> None:

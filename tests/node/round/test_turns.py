@@ -85,6 +85,8 @@ def test_the_next_checker_takes_over_where_nothing_was_heard(
     assert due(second, 124), "two round timeouts later"
     settled = judged(case, **{first: Finding.HONEST})
     assert not due(second, 1000, settled) and not due(first, 1000, settled)
+    pushed = judged(case, **{second: Finding.HONEST})
+    assert due(first, 100, pushed), "a liar's other seat settles nothing out of its turn"
     assert turns.next_check([case], view, first, 100, TIMEOUT, has_budget=False) is None
 
 
@@ -128,10 +130,10 @@ def test_who_is_down_does_not_withhold(run: tuple[RunView, tuple[Sealed, ...]], 
     view, _ = run
     first = drawn_of(seals_of(view, 0) or (), digest("block"), 1.0, 3)[0]
     sealed_at = max(seal.at.time for seal in seals_of(view, 1) or ())
-    assert turns.has_worked_since(view, Case(first, since=sealed_at - TIMEOUT), TIMEOUT)
-    assert not turns.has_worked_since(view, Case(first, since=sealed_at + 1000.0), TIMEOUT)
+    assert turns.has_worked_since(view, first, sealed_at - TIMEOUT, TIMEOUT)
+    assert not turns.has_worked_since(view, first, sealed_at + 1000.0, TIMEOUT)
     gone = replace(first, account="0x" + "11" * 20)
-    assert not turns.has_worked_since(view, Case(gone, since=0.0), TIMEOUT)
+    assert not turns.has_worked_since(view, gone, 0.0, TIMEOUT)
 
 
 def test_the_summary_tells_what_most_found(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:

@@ -292,7 +292,7 @@ def test_numbers_beyond_all_measure_are_false_and_end_no_check(
 def test_a_part_of_the_norm_that_rounding_lifts_above_the_whole_is_honest(
     replica: Callable[..., _Replica], tmp_path: Path
 ) -> None:
-    """As where the stages after have next to no gradient; far above it would be a lie that keeps it from being clipped."""
+    """As where the stages after have next to no gradient; far above it would be a lie, against clipping."""
     run = replica()
     run.round()
     public, drawn = run.hand_over(0, 0, tmp_path / "public"), run.drawn(0, 0, 0)

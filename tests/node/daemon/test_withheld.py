@@ -1,0 +1,76 @@
+"""When a checker may say that a contribution's files are withheld: nobody is to lose its seat for good by bad luck."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlx.ledger.view import RunView
+from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.evidence import Effort
+from dlx.node.daemon.judge import Judge
+from dlx.node.daemon.watch import Watch
+from dlx.node.round.draw import drawn_of, seals_of
+from dlx.node.round.turns import SERVE_TIMEOUTS
+from tests.node.round.simulation import Simulation, digest, make_rules
+
+TIMEOUT = 2.0
+
+
+@pytest.fixture(scope="module")
+def view() -> RunView:
+    sim = Simulation(make_rules(rounds=6), replicas=4, seed=1)
+    assert sim.run(lambda: sim.view.finished, 400)
+    return sim.view
+
+
+class Checker:
+    """That is connected to everybody, and got nothing of the first contribution that round 0 has drawn."""
+
+    def __init__(self, view: RunView) -> None:
+        seals = seals_of(view, 0)
+        assert seals is not None
+        self.now = max(seal.at.time for seal in seals)
+        drawn = drawn_of(seals, digest("block"), 1.0, 1)
+        self.drawn, self.draw = drawn[0], RoundDraw(self.now, drawn, 1, digest("block"), ())
+        self.rounds: Watch[Any] = Watch({0: self.draw})
+        timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=1.0)
+        context: Any = SimpleNamespace(
+            manifest=SimpleNamespace(timing=timing), now=lambda: self.now, account=drawn[-1].account,
+            peer_of=lambda account: account,
+        )  # fmt: skip
+        draws: Any = SimpleNamespace(rounds=self.rounds)
+        unused: Any = None
+        self.judge = Judge(context, draws, unused, unused, Effort(1.0), lambda: view, lambda: tuple(view.members()))
+
+    def in_vain(self, after: float) -> bool:
+        """Nobody gives it, so much later than the draw: whether it is withheld now."""
+        self.now = self.draw.since + after
+        return self.judge._is_withheld(self.drawn)
+
+
+LONG = SERVE_TIMEOUTS * TIMEOUT
+
+
+def test_who_asks_for_the_first_time_long_after_the_draw_gives_as_much_time(view: RunView) -> None:
+    """An alarm has everybody ask, whenever its author likes: what takes a while then is not withheld."""
+    checker = Checker(view)
+    assert not checker.in_vain(LONG + 1) and not checker.in_vain(2 * LONG), "not yet asked for so long"
+    at_once = Checker(view)
+    assert not at_once.in_vain(0.0) and not at_once.in_vain(LONG - 0.1) and at_once.in_vain(LONG)
+
+
+def test_who_was_there_after_the_draw_but_not_since_it_was_asked_withholds_nothing(view: RunView) -> None:
+    last = max(seal.at.time for seal in seals_of(view, 5) or ())
+    checker = Checker(view)
+    down = last - checker.draw.since
+    assert not checker.in_vain(down) and not checker.in_vain(down + 2 * LONG)
+
+
+def test_what_is_out_of_the_window_or_was_drawn_anew_is_not_withheld(view: RunView) -> None:
+    for rounds in ({}, {0: "anew"}):
+        checker = Checker(view)
+        checker.in_vain(0.0)
+        checker.rounds.set({round: replace(checker.draw, redrawn=True) for round in rounds})
+        assert not checker.in_vain(LONG)
