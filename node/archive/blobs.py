@@ -102,8 +102,8 @@ class Blobs:
             if found is not None and not source.own:
                 break
             attempt = source.fetch(digest, limit, self.work)
+            wrong += [one.where for one in attempt.wrong if one.lies]
             for one in attempt.wrong:
-                wrong.append(one.where)
                 self._on_wrong(digest, one, source.own)
             found = attempt.path or found
         if found is None:

@@ -280,6 +280,17 @@ def test_what_is_no_file_holds_nothing_up(
     assert str(path) in said and ("it was not read" if kind == "huge" else "cannot be read") in said
 
 
+def test_what_cannot_be_read_is_not_called_wrong_bytes(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    path = folder / honest_history.payloads[0, 0][0].hex()
+    path.unlink()
+    os.mkfifo(path)
+    report = run_audit(honest_history, own=[folder], peers=[])
+    (gone,) = [check.detail for check in report.checks if check.check == "payload"]
+    assert gone.endswith("is gone: no source has it"), report.text()
+
+
 def _put_in_place(path: Path, kind: str) -> None:
     match kind:
         case "fifo":
