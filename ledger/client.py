@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -204,10 +204,13 @@ class LedgerClient:
                 pass  # it is found again
 
     def open_index(self, folder: Path | None = None) -> EventIndex:
-        """The index of the ledger's events as it is, for one thread, or that in another folder; close it."""
-        name, folder = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite", folder or self._folder
-        path = None if folder is None else folder / name
-        return EventIndex(path, self.chain_id, self.contracts())
+        """The index of the ledger's events as it is, for one thread. In another folder: one that takes nothing of what
+        chain nodes said before. Close it."""
+        name, contracts = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite", self.contracts()
+        if folder is not None:
+            contracts = replace(contracts, since=birth(self.rpc, [contracts.ledger, contracts.registry]))
+        place = folder or self._folder
+        return EventIndex(None if place is None else place / name, self.chain_id, contracts)
 
     @contextmanager
     def events(self, progress: Callable[[int, int], None] | None = None) -> Iterator[EventIndex]:

@@ -332,6 +332,13 @@ def test_a_parallel_history_under_the_true_head_s_hash_fails(
     assert failure.check == "chain node" and chain.head.hash.hex() in failure.detail
 
 
+def test_a_proof_takes_nothing_that_another_chain_node_said_before(chain: Chain, look: Callable[..., Report]) -> None:
+    client = chain.client()
+    client.remember(chain.seals[0])  # a liar said that the contracts are no older
+    report = look(client, chain.run, chain.head)
+    assert not _failures(report) and report.text().startswith("proven to block"), report.text()
+
+
 def test_an_old_head_is_not_taken_for_the_pinned_one(chain: Chain, look: Callable[..., Report]) -> None:
     def old(method: str, params: list[Any], result: Any) -> Any:
         newer = method == "eth_getBlockByNumber" and params[0] != "latest" and int(params[0], 16) > chain.seals[0]
