@@ -17,7 +17,8 @@ MOST = 10_000  # of one answer; who needs more asks from a later round on
 SERVED, SERVED_PER_PEER = 8, 2  # answers at once
 DEADLINE = 30.0  # s for an answer
 
-Listed = Callable[[int], Sequence[tuple[bytes, bytes]]]  # first round -> (report, signature), oldest first; blocks
+# First round, at most so many -> (report, signature), oldest first; blocks.
+Listed = Callable[[int, int], Sequence[tuple[bytes, bytes]]]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class VerdictExchange:
                 request = wire.decode_as(wire.VerdictsRequest, await read_short(stream, 256))
                 served.busy = True
                 assert self._listed is not None
-                for report, signature in (await trio.to_thread.run_sync(self._listed, request.first))[:MOST]:
+                for report, signature in await trio.to_thread.run_sync(self._listed, request.first, MOST):
                     await write_short(stream, wire.encode(wire.VerdictMessage(report, signature)))
                 await write_short(stream, b"")
                 await read_short(stream, 0)  # until it lets go: what we leave is reset, with all that it has not read

@@ -56,18 +56,18 @@ class VerdictStore:
     def since(self, round: int) -> list[ReportedVerdict]:
         """Those of a round and later ones, oldest first."""
         found = []
-        for report, signature in self.listed(round):
+        for report, signature in self.listed(round, MOST):
             try:
                 found.append(ReportedVerdict.read(report, signature, self._run, self._domain))
             except VerdictError:  # the disk's fault
                 continue
         return found
 
-    def listed(self, round: int) -> list[tuple[bytes, bytes]]:
-        """(report, signature) of the same, as they lie there."""
-        query = "SELECT report, signature FROM verdicts WHERE round >= ? ORDER BY round, statement, checker"
+    def listed(self, round: int, most: int) -> list[tuple[bytes, bytes]]:
+        """(report, signature) of the first so many of the same, as they lie there."""
+        query = "SELECT report, signature FROM verdicts WHERE round >= ? ORDER BY round, statement, checker LIMIT ?"
         with self._table() as table:
-            return table.execute(query, (round,)).fetchall()
+            return table.execute(query, (round, most)).fetchall()
 
     def forget(self, before: int) -> None:
         """Remove what is honest of earlier rounds; the rest stays."""

@@ -196,7 +196,7 @@ def _add(report: Report, view: RunView, drawn: Drawn, replayed: Found, verdicts:
 def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: dict[str, ReportedVerdict]) -> None:
     """The members' verdicts beside our own."""
     for checker, one in verdicts.items():
-        if not one.is_about(drawn):
+        if not one.report.is_about(drawn):
             continue
         said = f"replica {drawn.replica}: {checker} says {one.finding.word}"
         same = one.finding is finding

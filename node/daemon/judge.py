@@ -17,6 +17,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import Kind
 from dlx.ground.errors import DlxError
+from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view import RunView
 from dlx.node import version
@@ -39,6 +40,7 @@ from dlx.node.round.verdicts import (
     ReportedVerdict,
     VerdictError,
     VerdictReport,
+    decode,
 )
 from dlx.node.trainer.checks import CheckFailed, Outcome
 from dlx.p2p import wire
@@ -137,14 +139,18 @@ class Judge:
     async def _hear(self, message: wire.VerdictMessage, source: str) -> None:
         context = self._context
         try:
+            report = decode(message.report)
+            view, drawn = self._view(), next((one for one in self._draws if report.is_about(one)), None)
+            checker = checksum(report.checker)
+            if view is None or drawn is None or not turns.may_check(view, drawn, checker):
+                return  # perhaps its draw is not known here yet: it is asked for again
+            if checker in self._verdicts[report.statement]:
+                return  # others send what they keep again and again
             verdict = ReportedVerdict.read(message.report, message.signature, context.run, context.client.domain)
         except VerdictError as error:
             log.debug("no verdict", source=source, error=str(error))
             context.reject("verdict", source)
             return
-        view, drawn = self._view(), next((one for one in self._draws if verdict.is_about(one)), None)
-        if view is None or drawn is None or not turns.may_check(view, drawn, verdict.checker):
-            return  # perhaps its draw is not known here yet: it is asked for again
         await self._keep(verdict)
 
     async def _keep(self, verdict: ReportedVerdict) -> None:
@@ -174,6 +180,7 @@ class Judge:
                 try:
                     for message in await self._exchange.ask(peer, min(rounds)):
                         await self._hear(message, peer)
+                        await trio.sleep(0)
                 except StreamBroken as error:
                     log.debug("no verdicts of a peer", peer=peer, error=str(error))
             await trio.sleep(max(LEAST_ASK_SECONDS, self._timing.round_timeout / 2))

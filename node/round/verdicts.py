@@ -78,6 +78,12 @@ class VerdictReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         decode(data)
         return data
 
+    def is_about(self, drawn: Drawn) -> bool:
+        """Whether it judges this contribution by the segment that was drawn."""
+        place = (self.statement, self.round, self.replica, self.stage, self.segment)
+        same = place == (drawn.statement, drawn.round, drawn.replica, drawn.stage, drawn.segment)
+        return same and checksum(self.account) == drawn.account
+
     def verdict(self, report: bytes) -> Verdict:
         """What is signed; `report`: sha256 of `encode()`."""
         account = checksum(self.account)
@@ -135,12 +141,6 @@ class ReportedVerdict:
     @property
     def finding(self) -> Finding:
         return Finding(self.report.finding)
-
-    def is_about(self, drawn: Drawn) -> bool:
-        """Whether it judges this contribution by the segment that was drawn."""
-        report = self.report
-        place = (report.round, report.replica, report.stage, report.segment, report.statement, self.account)
-        return place == (drawn.round, drawn.replica, drawn.stage, drawn.segment, drawn.statement, drawn.account)
 
 
 def decode(data: bytes) -> VerdictReport:

@@ -16,7 +16,7 @@ from tests.p2p.network import Node, running, until
 KEPT = [(0, b"an early one"), (3, b"report"), (3, b"x" * 4096), (4, b"")]
 
 
-def listed(first: int) -> Sequence[tuple[bytes, bytes]]:
+def listed(first: int, most: int) -> Sequence[tuple[bytes, bytes]]:
     return [(report, bytes(65)) for round, report in KEPT if round >= first]
 
 

@@ -36,6 +36,7 @@ def test_what_is_not_honest_outlives_the_window_and_a_restart(tmp_path: Path) ->
     store.forget(before=5)
     assert [one.report.round for one in store.since(0)] == [2, 3, 9]
     assert [one.report.round for one in store.since(3)] == [3, 9]
+    assert store.listed(0, 2) == [(one.data, one.signature) for one in store.since(0)[:2]]
     store.close()
     assert [one.report.round for one in kept_verdicts(path, RUN, DOMAIN)] == [2, 3, 9]
     assert kept_verdicts(tmp_path / "none.sqlite", RUN, DOMAIN) == []

@@ -124,7 +124,9 @@ def test_what_a_check_finds_is_signed_kept_and_said(bench: Bench) -> None:
     assert bench.look() == [Finding.HONEST]
     (said,) = bench.said
     read = ReportedVerdict.read(said.report, said.signature, RUN, DOMAIN)
-    assert read.checker == bench.account and read.is_about(bench.drawn[0]) and read.report.distances.weights == 1e-5
+    assert (
+        read.checker == bench.account and read.report.is_about(bench.drawn[0]) and read.report.distances.weights == 1e-5
+    )
     assert bench.store.since(0) == [read]
     assert bench.look() == [Finding.HONEST] and len(bench.said) == 1, "once"
 
@@ -180,6 +182,17 @@ def test_only_verdicts_of_those_who_may_check_what_was_drawn_count(bench: Bench)
     assert bench.known() == [] and bench.rejected == ["verdict"], "its own, of nothing drawn; and a forged one"
     bench.hear(forged, forged)
     assert bench.known() == [Finding.FALSE]
+
+
+def test_what_is_known_or_of_nothing_drawn_costs_no_look_at_its_signature(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers send all that they keep, again and again."""
+    other = bench.verdict(bench.checkers(bench.drawn[0])[1], Finding.HONEST)
+    bench.hear(other)
+    monkeypatch.setattr(ReportedVerdict, "signed", property(lambda self: pytest.fail("looked at")))
+    bench.hear(other, bench.verdict(bench.checkers(bench.drawn[-1])[0], Finding.FALSE, bench.drawn[-1]))
+    assert bench.known() == [Finding.HONEST]
 
 
 def test_a_quorum_of_the_stages_verdicts_is_sent_to_the_ledger(bench: Bench) -> None:

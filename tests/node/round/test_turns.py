@@ -148,8 +148,8 @@ def test_a_verdict_is_read_back_and_nothing_else(run: tuple[RunView, tuple[Seale
     checker = order(run[0], case)[0]
     made = verdict(case.drawn, checker, Finding.FALSE)
     read = ReportedVerdict.read(made.data, made.signature, RUN, DOMAIN)
-    assert read == made and read.checker == checker and read.is_about(case.drawn)
-    assert not read.is_about(replace(case.drawn, segment=case.drawn.segment + 1))
+    assert read == made and read.checker == checker and read.report.is_about(case.drawn)
+    assert not read.report.is_about(replace(case.drawn, segment=case.drawn.segment + 1))
     other = verdict(case.drawn, order(run[0], case)[1], Finding.FALSE)
     for data, signature, of in (
         (made.data, other.signature, RUN),
