@@ -7,7 +7,7 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test check format contracts contracts-check contracts-test slither bench chaos crash endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test slither bench chaos attacks crash endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -60,6 +60,10 @@ convergence: $(VENV)/.installed
 # Minutes: nodes on the embedded chain, anvil and hardhat's node, through faults of the chain node and reorgs.
 chaos: $(VENV)/.dev contracts/node_modules/.installed
 	$(BIN)/pytest tests/e2e/test_chains.py --all-chains $(ARGS)
+
+# Half an hour: every attack of docs/threats.md, under each aggregation policy and in a real run of 4 x 2 nodes.
+attacks: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.attacks $(ARGS)
 
 # A minute: the embedded chain is killed 50 times under load, and loses nothing that it acknowledged.
 crash: $(VENV)/.dev

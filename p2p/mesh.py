@@ -21,6 +21,7 @@ from dlx.p2p.streams import StreamBroken, read_some
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
 RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most
+MAX_SUBSCRIPTIONS = 256  # of one RPC that are looked at
 RELAYED = 2  # of the mesh, who gets a message whose origin is our neighbour too: it has sent it to all of its own
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class GuardedPubsub(Pubsub):
                 self._abuse("topic", peer)
             elif message.topicIDs[0] in self.topic_ids:  # we may just have left one
                 await self.push_msg(peer, message)
-        for subscription in rpc.subscriptions[: len(self._topics)]:
+        for subscription in rpc.subscriptions[:MAX_SUBSCRIPTIONS]:  # a newer version may have topics that we lack
             self.handle_subscription(peer, subscription)
         if rpc.HasField("control"):
             await self.router.handle_rpc(rpc, peer)

@@ -171,7 +171,7 @@ class Network:
         self,
         name: str,
         mischief: Mischief = Mischief(),
-        outer: Outer = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1, alpha=0.7),
+        outer: Outer = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1, alpha=0.7, policy="mean"),
         empty: Collection[tuple[int, int]] = (),
         **changes: Any,
     ) -> History:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def until(
     what: str,
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     progress: Callable[[], object] = lambda: None,
     seconds: float = PATIENCE,
     explain: Callable[[], str] = lambda: "",

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 import msgspec
 
@@ -34,6 +35,7 @@ CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
 _RECORD = "devnet.json"
 FORMAT = 1  # of it
+PROGRAM = ("dlx.node.cli.app",)  # a Python module and its first arguments
 
 _DRAFT = """\
 # The run of `dlx-node demo`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
@@ -129,7 +131,7 @@ class Devnet:
         progress: Callable[[str], None],
         text: str | None = None,
         block_time: float = 1.0,
-    ) -> Devnet:
+    ) -> Self:
         """A new folder with a running chain and a registered run. Raises Failure; the folder must be new or empty.
 
         `text` is the draft of another model than the demo's, of just these rounds and stages; `block_time`: seconds
@@ -165,7 +167,7 @@ class Devnet:
             raise
 
     @classmethod
-    def open(cls, root: Path) -> Devnet:
+    def open(cls, root: Path) -> Self:
         """An earlier one, stopped. Raises Failure when there is none."""
         try:
             found = json.loads((root / _RECORD).read_text())
@@ -195,7 +197,7 @@ class Devnet:
         """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
         port = port or self._last_port()
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
-        process = self._spawn("chain", [*arguments, "--block-time", str(self.record.block_time)])
+        process = self._spawn("chain", [*PROGRAM, *arguments, "--block-time", str(self.record.block_time)])
         url_file = DataDir(self.root).contracts
         before = url_file.stat().st_mtime_ns if url_file.exists() else 0
         deadline = time.monotonic() + CHAIN_SECONDS
@@ -207,12 +209,14 @@ class Devnet:
             time.sleep(0.1)
         self.rpc_url = json.loads(url_file.read_text())["rpc_url"]
 
-    def start_node(self, name: str) -> None:
+    def start_node(self, name: str, program: Sequence[str] = PROGRAM) -> None:
+        """`program`: what is run as `dlx-node`."""
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
         arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
         arguments += ["--listen", "/ip4/127.0.0.1/tcp/0"]  # many on one machine
-        self._spawn(name, arguments, {SHARED: self._fork_server()})
+        shared = {SHARED: self._fork_server()} if program == PROGRAM else {}
+        self._spawn(name, [*program, *arguments], shared)
 
     def start(self) -> None:
         """The chain if it does not run yet, then every node."""
@@ -295,7 +299,7 @@ class Devnet:
         plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dlx.node.cli.app", *arguments],
+                [sys.executable, "-m", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -114,14 +114,14 @@ class Watched:
         self._feed = self._client.feed(run)
         self.view = RunView(run, self._client.domain)
 
-    def until(self, what: str, condition: Callable[[], T], seconds: float = PATIENCE) -> T:
+    def until(self, what: str, condition: Callable[[], T | None], seconds: float = PATIENCE) -> T:
         """See `patience.until`: progress is whatever the ledger or a node says that is new.
 
         Fails at once when a process of the devnet has ended by itself, and after `MANY` rounds.
         """
         last = self.sealed_rounds() + MANY
 
-        def checked() -> T:
+        def checked() -> T | None:
             self.devnet.check()
             return condition()
 

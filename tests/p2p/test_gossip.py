@@ -31,8 +31,9 @@ def message(sender: Node, data: bytes, topic: str = TOPIC) -> rpc_pb2.Message:
     return message
 
 
-def frame(*messages: rpc_pb2.Message) -> bytes:
-    data = rpc_pb2.RPC(publish=messages).SerializeToString()
+def frame(*messages: rpc_pb2.Message, topics: tuple[str, ...] = ()) -> bytes:
+    taken = [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic) for topic in topics]
+    data = rpc_pb2.RPC(publish=messages, subscriptions=taken).SerializeToString()
     length, prefix = len(data), bytearray()
     while length >= 0x80:
         prefix.append(length & 0x7F | 0x80)
@@ -54,6 +55,19 @@ async def test_a_message_reaches_all_others_once(tmp_path):
         await nodes[1].gossip.publish(TOPIC, contribution())
         assert (await next_of(nodes[0])).origin == nodes[1].id  # its own did not come back, nor any twice
         assert not any(node.rejected for node in nodes)
+
+
+async def test_who_also_takes_topics_that_we_lack_is_a_neighbour_in_ours(tmp_path):
+    async with network(tmp_path, 2) as nodes:
+        newer, node = nodes
+        await until(lambda: newer.id in node.gossip.neighbours(TOPIC))
+        stream = await raw_gossip(newer, node)
+        leaving = rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=False, topicid=TOPIC)])
+        data = leaving.SerializeToString()
+        await write_all(stream, bytes([len(data)]) + data)
+        await until(lambda: newer.id not in node.gossip.neighbours(TOPIC))
+        await write_all(stream, frame(topics=(*(f"/dlx/new/{n}" for n in range(9)), TOPIC)))
+        await until(lambda: newer.id in node.gossip.neighbours(TOPIC))
 
 
 async def test_what_was_published_before_goes_out_no_more(tmp_path):

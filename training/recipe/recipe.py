@@ -77,7 +77,7 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True):
     nesterov: bool = False
     delay: Literal[0, 1] = 0
     alpha: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    policy: Literal["mean", "clip", "clip+cosine"] = "mean"  # how a seal weighs contributions, beyond their tokens
+    policy: Literal["mean", "clip", "clip+cosine"] = "clip+cosine"  # how a seal weighs contributions, beyond tokens
 
 
 class Codec(Struct, frozen=True, forbid_unknown_fields=True):

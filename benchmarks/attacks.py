@@ -1,0 +1,107 @@
+"""Attacks on a run, a row each: what one costs its author, what it does to the loss, who notices, and what follows.
+
+`python -m benchmarks.attacks [--json FILE]` trains four replicas in one process under each aggregation policy, some of
+which lie (`benchmarks.harm`), and plays each lie by real members of a real run of 4 x 2 nodes on the embedded chain
+(`tests.attacks.runs`). `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.harm import POLICIES, REPLICAS, heldout
+from benchmarks.trainings import Setting, finite, prepare
+from tests.attacks.lies import LIES, Lie
+
+STEPS = 10  # inner steps of a round
+SOURCE = str(Path(sysconfig.get_paths()["stdlib"]) / "a*.py")
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(LIES)}.", show_default="all")] = None,
+    harm: Annotated[bool, typer.Option(help="Measure what the policies let through.")] = True,
+    runs: Annotated[bool, typer.Option(help="Play them in real runs.")] = True,
+    harm_rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 40,
+    run_rounds: Annotated[int, typer.Option(min=1, help="Rounds after which a run that still has liars ends.")] = 12,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the replica-rounds, that are drawn.")] = 0.25,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
+) -> None:
+    """Play every attack and print the table."""
+    unknown = sorted(set(only or ()) - LIES.keys())
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]}: expected one of {', '.join(LIES)}", param_hint="--only")
+    chosen = [LIES[name] for name in only or LIES]
+    rows: list[dict[str, Any]] = [
+        {"attack": lie.name, "about": lie.about, "work": lie.work, "liars": lie.liars} for lie in chosen
+    ]
+    with tempfile.TemporaryDirectory(prefix="dlx-attacks-") as folder:
+        for lie, row in zip(chosen, rows, strict=True) if harm else ():
+            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds))
+            _note(json.dumps(row))
+        for liars in sorted({lie.liars for lie in chosen}) if runs else ():
+            from tests.attacks.runs import Arena
+
+            with Arena(Path(folder) / f"run-{liars}", share, REPLICAS - liars) as arena:
+                for lie, row in zip(chosen, rows, strict=True):
+                    if lie.liars == liars:
+                        row |= arena.play(lie, run_rounds).row()
+                        _note(json.dumps(row))
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    result: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine, "harm_rounds": harm_rounds}
+    result |= {"share": share, "rows": rows}
+    if runs:
+        result["honest"] = {key: sum(row[key] for row in rows) for key in ("honest_checked", "blamed")}
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n")
+    sys.stdout.write(table(rows))
+    if runs:
+        sys.stdout.write(
+            "honest work: {honest_checked} contributions checked, {blamed} blamed\n".format(**result["honest"])
+        )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "| attack | work | " + " | ".join(POLICIES) + " | noticed by | after | what follows |",
+        "|---|---|" + "---|" * (len(POLICIES) + 3),
+    ]
+    for row in rows:
+        losses = [_shown(row.get("loss", {}).get(policy)) for policy in POLICIES]
+        cells = [f"`{row['attack']}`: {row['about']}", f"{row['work']:.0%}", *losses]
+        cells += [str(row.get(key, "")) for key in ("noticed_by", "after", "follows")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _harm(lie: Lie, out: Path, rounds: int) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(1)
+    setting = Setting(SOURCE, hidden=32, layers=2, sequence=32, batch=REPLICAS)
+    if not (out / "data.json").exists():
+        prepare(setting, out)
+    return {policy: heldout(lie, policy, setting, rounds, STEPS, out) for policy in POLICIES}
+
+
+def _shown(loss: float | None) -> str:
+    return "diverged" if loss is None or not math.isfinite(loss) else f"{loss:.3f}"
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

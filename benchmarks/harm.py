@@ -1,0 +1,119 @@
+"""What each lie does to the shared model: four replicas in one process, some of which lie, under each policy.
+
+The nodes' own engine (inner steps, codec, policy, outer step), as in `benchmarks.simulation`, without network or
+ledger: nobody is found out here, so this is what the policy alone prevents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from benchmarks import simulation
+from benchmarks.trainings import Job, Method, Setting, manifest_of
+from dlx.ground.constants import UNIT
+from dlx.training.codecs import CodecError, codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner import schedule
+from dlx.training.inner.loop import InnerLoop, TrainingError
+from dlx.training.models.stages import initialise
+from dlx.training.outer.policy import measure, multipliers
+from dlx.training.outer.step import outer_step, pseudo_gradient
+from dlx.training.recipe.manifest import Manifest
+from tests.attacks.lies import Lie, Tensors
+
+REPLICAS = 4
+POLICIES = ("mean", "clip", "clip+cosine")
+HELDOUT_SAMPLES = 128
+
+
+def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path) -> float:
+    """The held-out loss after so many rounds, in nats per token; infinite where training broke down."""
+    method = Method("attack", inner={"optimiser": "muon"}, plan={"inner_steps": steps}, outer={"policy": policy})
+    manifest = manifest_of(Job(method, setting, 1e-2, 0, rounds * steps), out)
+    dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
+    honest = Lie(name="honest", about="")
+    lies = [lie if replica >= REPLICAS - lie.liars else honest for replica in range(REPLICAS)]
+    members = [Member(manifest, replica, dataset, one) for replica, one in enumerate(lies)]
+    version = initialise(manifest, 0)
+    try:
+        for round in range(rounds):
+            payloads: list[Tensors] = []
+            for member in members:  # liars last: they see what the others sent
+                payloads.append(member.round(version, round, rounds * steps, payloads))
+            arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
+            weights = [UNIT] * REPLICAS
+            if policy != "mean":
+                weights = list(multipliers(measure(policy, [steps] * REPLICAS, arrays.__getitem__)))
+            parts = [weight / (REPLICAS * UNIT) for weight in weights]
+            copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
+            outer_step({name: tensor.numpy() for name, tensor in version.items()}, None, copies, parts, manifest.outer)
+        loss = simulation.loss(manifest, version, dataset, HELDOUT_SAMPLES)
+    except (TrainingError, CodecError):
+        return math.inf
+    return loss if math.isfinite(loss) else math.inf
+
+
+class Member:
+    """One replica of one stage, which may lie."""
+
+    def __init__(self, manifest: Manifest, replica: int, dataset: Dataset, lie: Lie) -> None:
+        if lie.bfloat16:
+            manifest = replace(manifest, precision="bfloat16")
+        self._manifest, self._replica, self._lie = manifest, replica, lie
+        self._data = _Assigned(dataset, lie, manifest.plan.inner_steps)
+        self._loop = InnerLoop(manifest, 0, replica, self._data)  # type: ignore[arg-type]
+        self._codec, self._plan = codec(manifest.codec.name), manifest.plan
+        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
+        self._before: Tensors | None = None
+
+    def round(self, base: Tensors, round: int, total_steps: int, others: Sequence[Tensors]) -> Tensors:
+        """The decoded payload of a round."""
+        lie, start = self._lie, {name: tensor.clone() for name, tensor in base.items()}
+        self._loop.load_weights(start)
+        for done in range(self._plan.inner_steps):
+            if not lie.skips(done):
+                with _rate(lie.rate):
+                    self._loop.step(round * self._plan.inner_steps + done, total_steps, None, None)
+        end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
+        update: Mapping[str, Tensor] = pseudo_gradient(start, end, self._residual, self._codec.info.decay, [])
+        if lie.update is not None:
+            update = {name: tensor.clone() for name, tensor in lie.update(update, others, self._before).items()}
+        decoded = self._codec.decode(self._codec.encode(dict(update), self._plan, None), self._loop.shapes, self._plan)
+        self._residual = {name: tensor - decoded[name] for name, tensor in update.items()}
+        copied = others[0] if lie.copies == "mate" else self._before if lie.copies == "own" else None
+        self._before = decoded
+        return {name: tensor.clone() for name, tensor in (copied or decoded).items()}
+
+
+class _Assigned:
+    """The data set, of which the liar takes other samples than its own."""
+
+    def __init__(self, dataset: Dataset, lie: Lie, steps: int) -> None:
+        self._dataset, self._lie, self._steps = dataset, lie, steps
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._dataset, name)
+
+    def assigned(self, seed: int, step: int, replica: int, *rest: int) -> object:
+        step, replica = self._lie.data(step, replica, self._steps)
+        return self._dataset.assigned(seed, step, replica % REPLICAS, *rest)
+
+
+class _rate:
+    """The inner learning rate is that many times the manifest's."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor, self._honest = factor, schedule.factor
+
+    def __enter__(self) -> None:
+        honest, factor = self._honest, self._factor
+        schedule.factor = lambda *known: honest(*known) * factor
+
+    def __exit__(self, *_: object) -> None:
+        schedule.factor = self._honest

@@ -1,0 +1,104 @@
+"""What members of a run do who take part without doing what they say: one record each, with the name it goes by.
+
+The same record drives a liar's training process in a real run (`tests.attacks.liar`) and its replica in the simulation
+(`benchmarks.attacks`), so that both tables speak of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Ends = Callable[[Tensors, Tensors, int], dict[str, Tensor]]  # (start, honest end, round) -> what it says its end is
+Updates = Callable[[Tensors, Sequence[Tensors], Tensors | None], Tensors]  # (own, others', own of the round before)
+
+ALIE_DEVIATIONS = 1.0  # how far from the mean its authors put a contribution of so few (arXiv 1902.06156)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lie:
+    """Everything that is not named is done honestly. `work` is the part of honest compute that it takes."""
+
+    name: str
+    about: str
+    work: float = 1.0
+    liars: int = 1  # replicas of four
+    skips: Callable[[int], bool] = lambda done: False  # whether it leaves out a step, numbered in its round
+    data: Callable[[int, int, int], tuple[int, int]] = lambda step, replica, steps: (step, replica)
+    rate: float = 1.0  # of the inner learning rate
+    bfloat16: bool = False
+    end: Ends | None = None
+    update: Updates | None = None  # what it encodes in place of what its work gave
+    copies: str = ""  # "own" or "mate": whose older payload it publishes as this round's
+    loss: float = 1.0  # what it makes of the loss
+    node: str = ""  # what its network process does, see tests.attacks.liar
+
+
+def _noise(scale: float) -> Ends:
+    def end(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(round)
+        made = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in start.items()}
+        size = _norm({name: honest[name] - start[name] for name in start})
+        factor = scale * (size or 1.0) / _norm(made)
+        return {name: start[name] + factor * made[name] for name in start}
+
+    return end
+
+
+def _flipped(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
+    return {name: 2 * start[name] - honest[name] for name in start}
+
+
+def _alie(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Tensors:
+    """A little is enough: the others' mean less so many of their standard deviations, which no outlier test sees."""
+    if len(others) < 2:
+        return own
+    found = {}
+    for name in own:
+        stacked = torch.stack([one[name] for one in others])
+        found[name] = stacked.mean(0) - ALIE_DEVIATIONS * stacked.std(0)
+    return found
+
+
+LIES = {
+    lie.name: lie
+    for lie in (
+        Lie(name="honest", about="does what it says"),
+        Lie(name="noise", about="random weights, as far from the start as honest ones", work=0.0, end=_noise(1.0)),
+        Lie(name="noise-10x", about="the same, ten times as far", work=0.0, end=_noise(10.0)),
+        Lie(name="sign-flip", about="trains, then steps the other way", end=_flipped),
+        Lie(name="zeros", about="no step at all", work=0.0, skips=lambda done: True),
+        Lie(name="other-data", about="trains on another replica's data", data=lambda step, r, h: (step, r + 1)),
+        Lie(
+            name="old-data",
+            about="trains on the data of the round before",
+            data=lambda step, r, h: (step - h if step >= h else step, r),
+        ),
+        Lie(name="half-steps", about="5 of 10 steps", work=0.5, skips=lambda done: done >= 5),
+        Lie(name="nine-steps", about="9 of 10 steps", work=0.9, skips=lambda done: done >= 9),
+        Lie(name="stale-copy", about="its payload of the round before, again", work=0.0, copies="own"),
+        Lie(name="mate-copy", about="the payload of another replica", work=0.0, copies="mate"),
+        Lie(
+            name="poison",
+            about="honest work, and ten times its opposite as payload",
+            update=lambda own, others, before: {name: -10 * tensor for name, tensor in own.items()},
+        ),
+        Lie(name="rate", about="an inner learning rate 10% too high", rate=1.1),
+        Lie(name="bfloat16", about="bfloat16 for float32", work=0.5, bfloat16=True),
+        Lie(name="loss", about="half of its loss", loss=0.5),
+        Lie(name="withhold", about="keeps the drawn states to itself", node="withhold"),
+        Lie(name="equivocate", about="signs two contributions to a round", node="equivocate"),
+        Lie(name="censor", about="lists and signs only what leaves the others out", node="censor"),
+        Lie(name="collude", about="half of the replicas: noise, and verdicts for each other", work=0.0, liars=2,
+            end=_noise(1.0), node="collude"),
+        Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie),
+    )
+}  # fmt: skip
+
+
+def _norm(tensors: Tensors) -> float:
+    return sum(float(one.double().square().sum()) for one in tensors.values()) ** 0.5

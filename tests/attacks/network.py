@@ -1,0 +1,81 @@
+"""What a liar's network process does to the other members, by changing the classes of its own process for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dlx.ledger.typed import SignedContribution
+from dlx.node.daemon.hands import SlotHands
+from dlx.node.daemon.judge import Judge
+from dlx.node.round import actions as a
+from dlx.node.round.book import Book
+from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.sealing import Sealing
+from dlx.node.round.verdicts import Finding
+from dlx.training.slot.undecided import Undecided
+from tests.attacks.lies import Lie
+
+
+def lie_to_members(lie: Lie) -> None:
+    changes = {"": _nothing, "withhold": _withhold, "equivocate": _equivocate, "censor": _censor, "collude": _collude}
+    changes[lie.node]()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _withhold() -> None:
+    """Whatever is drawn goes the way of what is not."""
+    honest = Undecided.decide
+
+    def decide(self: Undecided, round: int, segment: int | None, blobs: Path) -> dict[str, bytes]:
+        return honest(self, round, None, blobs)
+
+    Undecided.decide = decide  # type: ignore[method-assign]
+
+
+def _equivocate() -> None:
+    """A second statement about each round, signed like the first."""
+    honest = SlotHands.gossip
+
+    async def gossip(self: Any, statement: a.Statement) -> None:
+        await honest(self, statement)
+        if isinstance(statement, a.GossipContribution):
+            said = statement.signed.contribution
+            if said.account == self._context.account:
+                other = replace(said, loss=said.loss // 2)
+                signed: SignedContribution = other.sign(self._rules.domain, self._context.account_key)
+                await honest(self, a.GossipContribution(signed))
+
+    SlotHands.gossip = gossip  # type: ignore[method-assign]
+
+
+def _censor() -> None:
+    """Lists its own replica alone, and signs nobody else's proposals."""
+    honest_usable, honest_attest = Knowledge.usable, Sealing._attest
+
+    def usable(self: Any, book: Book) -> dict[int, bytes]:
+        found, slot = honest_usable(self, book), self.view.slot_of(self._account)
+        return {slot[0]: found[slot[0]]} if slot is not None and slot[0] in found else {}
+
+    def attest(self: Any, book: Book, digest: bytes, proposal: Any, *known: Any) -> None:
+        if proposal.signer == self._account:
+            honest_attest(self, book, digest, proposal, *known)
+
+    Knowledge.usable, Sealing._attest = usable, attest  # type: ignore[method-assign]
+
+
+def _collude() -> None:
+    """Finds everything honest, unseen."""
+    from dlx.node.daemon import judge
+
+    honest = judge.VerdictReport
+
+    def report(**fields: Any) -> Any:
+        return honest(**fields | {"finding": int(Finding.HONEST), "reasons": ()})
+
+    judge.VerdictReport = report  # type: ignore[misc, assignment]
+    assert Judge._check.__globals__["VerdictReport"] is report

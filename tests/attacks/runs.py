@@ -1,0 +1,196 @@
+"""A real run of 4 replicas x 2 stages on the embedded chain, some of whose members lie, and what became of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from dlx.ledger.events import Convicted, Evicted
+from dlx.node.archive.verdicts import kept_verdicts
+from dlx.node.devnet.devnet import Devnet
+from dlx.node.home import identity
+from dlx.node.round.verdicts import Finding, ReportedVerdict
+from tests.attacks.lies import Lie
+from tests.e2e.devnets import Timing, Watched, draft
+from tests.patience import PATIENCE
+
+STAGES, INNER_STEPS = 2, 10
+MIN_ROUND_TIME = 4  # seconds: leaves the machine time to check everything that is drawn
+_CONFIG = 'network = "devnet"\naudit_share = 1.0\n'  # whoever measures has everything checked that is drawn
+TIMING = Timing(grace=8, proposal=2, timeout=20, eviction=20)
+MARKS = {  # reasons of refusal that mark a lie, and not a race
+    "equivocation", "bad_payload", "previous", "start", "payload_root", "payload_size", "wrong_seal", "wrong_base",
+    "bad_signature", "wrong_plan",
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """Rounds are counted from the first; None: it did not happen. The honest are never to be blamed."""
+
+    rounds: int = 0  # that every stage sealed
+    replica_rounds: int = 0  # counted work of honest replicas
+    honest_missing: int = 0  # of all that they could have had counted
+    liars_counted: int = 0  # replica-rounds of liars that were counted
+    refused: Counter[str] = field(default_factory=Counter)  # reason -> refusals by honest members
+    verdicts: Counter[str] = field(default_factory=Counter)  # finding on liars' work -> honest members' verdicts
+    honest_checked: int = 0  # contributions of honest members that an honest member checked
+    blamed: int = 0  # honest members that others found false or withholding, or that lost their seats
+    noticed: int | None = None  # the first round of a liar that an honest member found false or withheld
+    reasons: Counter[str] = field(default_factory=Counter)  # of these verdicts
+    convicted: int = 0  # liars
+
+    def row(self) -> dict[str, Any]:
+        """For a table: who notices, after how many rounds, what follows."""
+        marks = [f"{reason} ({count})" for reason, count in self.refused.most_common() if reason in MARKS]
+        noticed = [f"{word} verdicts" for word in ("false", "withheld") if self.verdicts[word]]
+        noticed += ["attesters: " + ", ".join(marks)] if marks else []
+        possible = self.replica_rounds + self.honest_missing
+        follows = [f"{self.convicted} seats lost"] if self.convicted else []
+        follows += ["not counted"] if not self.liars_counted else []
+        return {
+            "noticed_by": "; ".join(noticed) or "nobody",
+            "after": "" if self.noticed is None else f"round {self.noticed}",
+            "follows": ", ".join(follows) or "counted",
+            "rounds": self.rounds,
+            "honest_counted": round(self.replica_rounds / possible, 3) if possible else None,
+            "liars_counted": self.liars_counted,
+            "honest_checked": self.honest_checked,
+            "blamed": self.blamed,
+            "refused": dict(self.refused),
+            "verdicts": dict(self.verdicts),
+            "reasons": dict(self.reasons.most_common(5)),
+            "convicted": self.convicted,
+        }
+
+
+class Arena:
+    """`with Arena(folder, share) as arena: arena.play(lie, rounds)`: a run that honest members of three replicas (or
+    fewer) keep going, into which liars come as a fourth, one lie after the other, under new accounts each time."""
+
+    def __init__(self, root: Path, share: float, honest: int = 3) -> None:
+        text = draft(100_000, INNER_STEPS, TIMING, honest)
+        text += f"min_round_time = {MIN_ROUND_TIME}\n\n[audit]\nshare = {share}\n"
+        self._devnet = _Devnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
+        self._honest = list(self._devnet.names)
+        self._checked: set[bytes] = set()
+        self._refused: dict[str, Counter[str]] = {}  # so far, by honest node
+
+    def __enter__(self) -> Self:
+        for name in self._honest:
+            self._devnet.folder(name).config.write_text(_CONFIG)
+        try:
+            self._devnet.start()
+            self._watched = Watched(self._devnet)
+            self._watched.until_all_count()
+            self._accounts = {status.account for status in self._watched.statuses().values()}
+        except BaseException:
+            self._devnet.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._devnet.stop()
+
+    def play(self, lie: Lie, rounds: int) -> Outcome:
+        """Until so many more rounds are sealed, or every liar was convicted and nothing of theirs is left to check."""
+        watched, devnet, names = self._watched, self._devnet, [f"{lie.name}-{n}" for n in range(STAGES * lie.liars)]
+        for name in names:
+            folder = devnet.folder(name)
+            folder.create()
+            identity.create(folder, lambda: "", insecure_devnet=True)
+            folder.config.write_text(_CONFIG)
+            devnet.may_end.add(name)
+            devnet.start_node(name, ("tests.attacks.liar", lie.name))
+        everybody = len(self._honest) + len(names)
+        watched.until("the liars' seats", lambda: len(watched.read().members()) == everybody)
+        liars, first = set(watched.read().members()) - self._accounts, watched.sealed_rounds()
+        try:
+            watched.until("the end", lambda: watched.sealed_rounds() >= first + rounds or self._convicted(liars))
+            return self._outcome(liars, first)
+        finally:
+            devnet.end(names)
+            watched.until("free seats", lambda: len(watched.read().members()) == len(self._honest))
+
+    def _convicted(self, liars: set[str]) -> bool:
+        return liars <= {one.account for one in self._watched.of(Convicted)}
+
+    def _outcome(self, liars: set[str], first: int) -> Outcome:
+        watched, view, found = self._watched, self._watched.read(), Outcome()
+        team = len(self._honest) // STAGES
+        for round in range(first, watched.sealed_rounds()):
+            stages = [set(view.sealed[stage, round].accounts) for stage in range(STAGES)]
+            counted = min(len(accounts - liars) for accounts in stages)
+            found.rounds += 1
+            found.replica_rounds += counted
+            found.honest_missing += team - counted
+            found.liars_counted += max(len(accounts & liars) for accounts in stages)
+        refused = {
+            name: Counter(status.rejected) for name, status in watched.statuses().items() if name in self._honest
+        }
+        for name, counts in refused.items():
+            found.refused += counts - self._refused.get(name, Counter())
+        self._refused = refused
+        verdicts = _verdicts(watched, self._honest)
+        for verdict in verdicts:
+            self._judge(found, verdict, liars, first)
+        checked = {one.report.statement for one in verdicts if one.account in self._accounts} - self._checked
+        self._checked |= checked
+        found.honest_checked = len(checked)
+        lost = {one.account for one in watched.of(Convicted)} | {one.account for one in watched.of(Evicted)}
+        found.blamed += len(lost & self._accounts)
+        found.convicted = len(lost & liars)
+        return found
+
+    def _judge(self, found: Outcome, verdict: ReportedVerdict, liars: set[str], first: int) -> None:
+        """Counts an honest member's verdict."""
+        guilty, round = verdict.finding is not Finding.HONEST, verdict.report.round
+        if verdict.checker not in self._accounts:
+            return
+        if verdict.account in self._accounts:
+            found.blamed += guilty and round >= first
+        if verdict.account not in liars:
+            return
+        found.verdicts[verdict.finding.word] += 1
+        if guilty:
+            found.noticed = round - first if found.noticed is None else min(found.noticed, round - first)
+            found.reasons.update(_kind(reason) for reason in verdict.report.reasons)
+
+
+class _Devnet(Devnet):
+    def __init__(self, *known: Any, **named: Any) -> None:
+        super().__init__(*known, **named)
+        self.may_end: set[str] = set()  # a convicted node does
+
+    def check(self) -> None:
+        for name in self.may_end & self._processes.keys():
+            if self._processes[name].poll() is not None:
+                del self._processes[name]
+        super().check()
+
+    def end(self, names: list[str]) -> None:
+        """As a person would, who gives the seat back."""
+        processes = {name: self._processes.pop(name) for name in names if name in self._processes}
+        for process in processes.values():
+            process.send_signal(signal.SIGINT)
+        for process in processes.values():
+            process.wait(PATIENCE)
+
+
+def _kind(reason: str) -> str:
+    """Without the figures."""
+    return re.sub(r"[0-9][0-9.e+-]*", "#", reason)
+
+
+def _verdicts(watched: Watched, names: list[str]) -> list[ReportedVerdict]:
+    """Those that honest nodes have kept, each once."""
+    run, found = watched.view.run, {}
+    for name in names:
+        for path in watched.devnet.folder(name).state.glob("*/verdicts.sqlite"):
+            for one in kept_verdicts(path, run, watched.view.domain):
+                found[one.report.statement, one.checker] = one
+    return list(found.values())

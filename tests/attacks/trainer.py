@@ -1,0 +1,136 @@
+"""A liar's training process: the fork server of a node, after the engine was changed to do what the lie says.
+
+`python -m tests.attacks.trainer FD`, with the lie's name in the environment; `tests.attacks.liar` has a node start it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dlx.node.trainer import server
+from dlx.training.codecs import Codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner import adamw, loop, muon
+from dlx.training.inner.loop import InnerLoop
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.slot import Slot
+from tests.attacks.lies import LIES, Lie
+
+LIE = "DLX_TEST_LIE"
+REPLICAS = 4
+
+
+def lie_about_training(lie: Lie) -> None:
+    """Change the classes of this process, for good."""
+    _lie_in_steps(lie)
+    _lie_about_data(lie)
+    _lie_about_the_loss(lie)
+    _lie_in_payloads(lie)
+
+
+def _lie_in_steps(lie: Lie) -> None:
+    """Steps that are left out still run their pipes, for an honest mate's sake; only nothing comes of them."""
+    honest_init, honest_step, honest_load = InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights
+    skipping = False
+
+    def init(self: Any, *known: Any, **named: Any) -> None:
+        honest_init(self, *known, **named)
+        if lie.bfloat16:
+            self._model._bfloat16 = True
+
+    def load(self: Any, weights: Mapping[str, Tensor]) -> None:
+        self._lie_start = {name: tensor.clone() for name, tensor in weights.items()}
+        honest_load(self, weights)
+
+    def step(self: Any, index: int, total_steps: int, *links: Any, **named: Any) -> float:
+        nonlocal skipping
+        inner_steps = self._manifest.plan.inner_steps
+        skipping = lie.skips(index % inner_steps)
+        loss = honest_step(self, index, total_steps, *links, **named)
+        if lie.end is not None and (index + 1) % inner_steps == 0:
+            honest_load(self, lie.end(self._lie_start, self.weights(), index // inner_steps))
+        return loss
+
+    def stepping(optimiser: Any) -> None:
+        honest = optimiser.step
+
+        def changed(self: Any, factor: float) -> None:
+            if not skipping:
+                honest(self, factor * lie.rate)
+
+        optimiser.step = changed
+
+    InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights = init, step, load  # type: ignore[method-assign]
+    for optimiser in (adamw.AdamW, muon.Muon):
+        stepping(optimiser)
+
+
+def _lie_about_data(lie: Lie) -> None:
+    honest = Dataset.assigned
+
+    def assigned(self: Any, seed: int, step: int, replica: int, replicas: int, *rest: Any) -> Any:
+        step, replica = lie.data(step, replica, 10)
+        return honest(self, seed, step, replica % replicas, replicas, *rest)
+
+    Dataset.assigned = assigned  # type: ignore[method-assign]
+
+
+def _lie_about_the_loss(lie: Lie) -> None:
+    honest = loop.run_step
+
+    def run_step(*known: Any) -> float | None:
+        loss = honest(*known)
+        return None if loss is None else loss * lie.loss
+
+    loop.run_step = run_step
+
+
+def _lie_in_payloads(lie: Lie) -> None:
+    honest = Slot.__init__
+
+    def init(self: Any, *known: Any, **named: Any) -> None:
+        honest(self, *known, **named)
+        self._codec = _LyingCodec(lie, self._codec, self._loop.shapes, self._blobs)
+
+    Slot.__init__ = init  # type: ignore[method-assign]
+
+
+class _LyingCodec:
+    """The codec, which encodes something else; others' payloads are those that lie in the node's blob folder."""
+
+    def __init__(self, lie: Lie, honest: Codec, shapes: Mapping[str, tuple[int, ...]], blobs: Path) -> None:
+        self._lie, self._honest, self._shapes, self._blobs = lie, honest, shapes, blobs
+        self._own: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
+
+    def encode(self, update: Mapping[str, Tensor], plan: Plan, previous: Any) -> bytes:
+        lie = self._lie
+        others = self._others(plan) if lie.update or lie.copies == "mate" else []
+        if lie.update is not None:
+            decoded = [self._honest.decode(one, self._shapes, plan) for one in others]
+            update = {name: tensor.clone() for name, tensor in lie.update(update, decoded, None).items()}
+        payload = self._honest.encode(dict(update), plan, previous)
+        copied = (others if lie.copies == "mate" else self._own if lie.copies == "own" else [])[-1:]
+        self._own.append(payload)
+        return copied[0] if copied else payload
+
+    def _others(self, plan: Plan) -> Sequence[bytes]:
+        """Of the newest round that anybody else was heard of; payloads of int4 are known by their size."""
+        size = self._honest.size(self._shapes, plan)
+        found = [path for path in self._blobs.iterdir() if len(path.name) == 64 and path.stat().st_size == size]
+        found.sort(key=lambda path: path.stat().st_mtime)
+        newest = [path.read_bytes() for path in found[-REPLICAS:]]
+        return [one for one in newest if one not in self._own]
+
+
+if __name__ == "__main__":
+    lie_about_training(LIES[os.environ[LIE]])
+    server.main(int(sys.argv[1]))

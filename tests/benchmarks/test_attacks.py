@@ -1,0 +1,40 @@
+"""The attack suite's halves that need no run: a lie changes what is trained, and the table shows it."""
+
+import json
+from pathlib import Path
+
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks import attacks
+from benchmarks.harm import POLICIES
+from tests.attacks.lies import LIES
+
+
+def test_a_poisoned_payload_harms_the_mean_most(tmp_path: Path) -> None:
+    app, file = Typer(), tmp_path / "rows.json"
+    app.command()(attacks.main)
+    chosen = ["--only", "honest", "--only", "poison", "--no-runs", "--harm-rounds", "3", "--json", str(file)]
+    result = CliRunner().invoke(app, chosen)
+    assert result.exit_code == 0, result.output
+    honest, poison = json.loads(file.read_text())["rows"]
+    assert honest["loss"].keys() == set(POLICIES)
+    for policy in ("clip", "clip+cosine"):
+        assert poison["loss"][policy] < poison["loss"]["mean"]
+        assert poison["loss"][policy] > honest["loss"][policy]
+    assert "| `poison`" in result.output
+
+
+def test_an_unknown_attack_is_named() -> None:
+    app = Typer()
+    app.command()(attacks.main)
+    result = CliRunner().invoke(app, ["--only", "sabotage"])
+    assert result.exit_code == 2 and "sabotage" in result.output
+
+
+def test_every_lie_differs_from_honest_work() -> None:
+    honest = LIES["honest"]
+    for lie in LIES.values():
+        same = lie.update is lie.end is None and not (lie.copies or lie.node or lie.bfloat16 or lie.skips(9))
+        same = same and (lie.rate, lie.loss) == (1, 1) and lie.data(25, 0, 10) == (25, 0)
+        assert same == (lie is honest), lie.name
