@@ -12,7 +12,9 @@ _E2E = Path(__file__).parent / "e2e"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=5, help="how often the embedded chain is killed under load")
-    parser.addoption("--all-chains", action="store_true", help="runs on faulty chains: on anvil and hardhat, too")
+    parser.addoption(
+        "--chains", default="", help="runs on faulty chains: of embedded, anvil, hardhat, with commas between"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,12 +50,12 @@ class Outcome:
         noticed = [f"{word} verdicts" for word in ("false", "withheld") if self.verdicts[word]]
         noticed += ["attesters: " + ", ".join(marks)] if marks else []
         possible = self.replica_rounds + self.honest_missing
-        follows = [f"{self.convicted} seats lost"] if self.convicted else []
-        follows += ["not counted"] if not self.liars_counted else []
+        follows = [f"{self.convicted} seat{'s' * (self.convicted > 1)} lost"] if self.convicted else []
+        follows += [f"counted in {self.liars_counted} of {self.rounds} rounds"]
         return {
             "noticed_by": "; ".join(noticed) or "nobody",
             "after": "" if self.noticed is None else f"round {self.noticed}",
-            "follows": ", ".join(follows) or "counted",
+            "follows": ", ".join(follows),
             "rounds": self.rounds,
             "honest_counted": round(self.replica_rounds / possible, 3) if possible else None,
             "liars_counted": self.liars_counted,
