@@ -78,7 +78,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|" + "---|" * (len(POLICIES) + 3),
     ]
     for row in rows:
-        losses = [_shown(row.get("loss", {}).get(policy)) for policy in POLICIES]
+        losses = [_shown(row["loss"][policy]) if "loss" in row else "" for policy in POLICIES]
         cells = [f"`{row['attack']}`: {row['about']}", f"{row['work']:.0%}", *losses]
         cells += [str(row.get(key, "")) for key in ("noticed_by", "after", "follows")]
         lines.append("| " + " | ".join(cells) + " |")
