@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -242,3 +243,8 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def as_in_a_terminal() -> None:
+    """For `preexec_fn`: Ctrl-C is heard, also where these tests run in the background of a shell, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

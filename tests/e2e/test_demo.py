@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import PASSED, Watched, alive
+from tests.e2e.devnets import PASSED, Watched, alive, as_in_a_terminal
 from tests.node.command import dlx
 from tests.patience import until
 
@@ -36,8 +36,10 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         until("the demo's nodes", lambda: works() and (root / "logs" / "node-0.log").exists(), written)
         watched = Watched(Devnet.open(root))
         watched.until("the first seals", lambda: works() and watched.sealed_rounds())
-        children = psutil.Process(demo.pid).children(recursive=True)
-        assert len(children) == 8, "a chain with two processes for calls, the fork server, two processes of each node"
+        family = psutil.Process(demo.pid)
+        # A chain with two processes for calls, the fork server, two processes of each node; they come one by one.
+        until("all processes", lambda: len(family.children(recursive=True)) == 8)
+        children = family.children(recursive=True)
         demo.send_signal(signal.SIGINT)
         demo.communicate()
     assert demo.returncode == 130
@@ -67,15 +69,10 @@ def process(log: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     with (
         log.open("w") as stderr,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=plain, preexec_fn=_as_in_a_terminal
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=plain, preexec_fn=as_in_a_terminal
         ) as started,
     ):
         try:
             yield started
         finally:
             started.terminate()
-
-
-def _as_in_a_terminal() -> None:
-    """Ctrl-C is heard, also where these tests run in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

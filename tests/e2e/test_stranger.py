@@ -16,7 +16,7 @@ import requests
 
 from dlx.ledger.events import Evicted, Left
 from dlx.node.home.datadir import DataDir
-from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
+from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, as_in_a_terminal, create
 from tests.node.command import dlx
 from tests.patience import until
 
@@ -64,6 +64,7 @@ class Terminal:
                 stderr=log,
                 env={key: value for key, value in os.environ.items() if not key.startswith("DLX_")},
                 start_new_session=True,
+                preexec_fn=as_in_a_terminal,
             )
 
     def wait(self, name: str) -> int:
