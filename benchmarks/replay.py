@@ -229,7 +229,7 @@ def _bases(folder: Path) -> list[bytes]:
     return [data[at : at + 32] for at in range(0, len(data), 32)]
 
 
-class _Late:
+class Late:
     """A dataset that gives what was due so many steps ago."""
 
     def __init__(self, dataset: Dataset, steps: int) -> None:
@@ -266,7 +266,7 @@ def _train(
     steps = manifest.plan.inner_steps
 
     def slot(stage: int) -> Slot:
-        data: Any = _Late(dataset, case.late * steps)
+        data: Any = Late(dataset, case.late * steps)
         loop = _Loop(altered, stage, case.replica, data)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
         return Slot(manifest, loop, stage, slots / str(stage), folder)

@@ -17,7 +17,7 @@ from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
 
 FIRST_SECONDS, THEN_SECONDS = 5.0, 20.0  # for a blob: of its maker, of everybody
-CHECK_SECONDS = 600.0  # for the replay, beside what the segment may take
+CHECK_SECONDS = 600.0  # for one replay, however long its segment took to train
 ADVANCE = 60.0  # seconds of training that count before they were trained: the first rounds are drawn too
 PASSES = 3  # each asks for what the one before found missing
 log = logs.get(__name__)

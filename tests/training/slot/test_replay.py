@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from benchmarks.replay import Late
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import codec
@@ -185,7 +186,7 @@ class _Cheat(InnerLoop):
             inner = replace(inner, lr=inner.lr * 1.1)
         if how == "precision":
             precision = "bfloat16"
-        data: Any = _Late(dataset, manifest.plan.inner_steps) if how == "last round's data" else dataset
+        data: Any = Late(dataset, manifest.plan.inner_steps) if how == "last round's data" else dataset
         replica = 2 if how == "other data" else replica
         super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, data)
         self._how = how
@@ -200,19 +201,6 @@ class _Cheat(InnerLoop):
             self.load_weights(kept[0])
             self.load_optimiser_state(kept[1])
         return loss
-
-
-class _Late:
-    """A dataset that gives what was due so many steps ago."""
-
-    def __init__(self, dataset: Dataset, steps: int) -> None:
-        self._dataset, self._steps = dataset, steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
-
-    def assigned(self, seed: int, index: int, *rest: Any) -> Any:
-        return self._dataset.assigned(seed, index - self._steps, *rest)
 
 
 class _Junk:
