@@ -1,25 +1,15 @@
 """Level 3 in real processes: what is drawn is replayed by members and outsiders, and who lies loses its seat."""
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
-from dlx.node.trainer.spawn import SHARED, ForkServer
 from tests.e2e.devnets import Timing, Watched, create
 from tests.node.command import dlx
 
 TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
-ROOT = Path(__file__).parents[2]
-
-
-class Flippers(ForkServer):
-    MODULE = "tests.e2e.flipper"
 
 
 def checking(root: Path, rounds: int, replicas: int) -> Devnet:
@@ -70,23 +60,11 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         devnet.stop()
 
 
-@pytest.fixture
-def flippers(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    server = Flippers()
-    yield str(server.path)
-    server.stop()
-
-
-def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(
-    tmp_path: Path, flippers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(tmp_path: Path) -> None:
     devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3)
     try:
         liar, *honest = devnet.names
-        with monkeypatch.context() as patched:
-            patched.setenv(SHARED, flippers)
-            devnet.start_node(liar)
+        devnet.start_node(liar, ("tests.attacks.liar", "poison"))
         for name in honest:
             devnet.start_node(name)
         watched = Watched(devnet)
