@@ -26,7 +26,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dlx.training.data.shards import Dataset, sample_ids
+    from dlx.training.data.shards import Dataset
     from dlx.training.inner.loop import optimisers
     from dlx.training.recipe.manifest import parse
 
@@ -38,12 +38,12 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     config: dict[str, Any] = manifest.model.config | {"attn_implementation": "sdpa", "use_cache": False}
     model = LlamaForCausalLM(LlamaConfig(**config))
     steppers = optimisers(dict(model.named_parameters()), inner)
-    samples = dataset.len_samples("train", data.sequence_length)
     started = 0.0
     for step in range(WARM_UP_STEPS + steps):
         if step == WARM_UP_STEPS:
             started = time.perf_counter()
-        ids = sample_ids(data.seed, step, 0, manifest.max_replicas, data.batch_size, samples)
+        places = dataset.positions(step, 0, manifest.max_replicas, data.batch_size)
+        ids = dataset.ids(data.seed, places, data.sequence_length)
         for micro in dataset.batch("train", ids, data.sequence_length).chunk(data.micro_batches):
             logits = model(micro[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), micro[:, 1:].flatten())

@@ -79,7 +79,8 @@ class Member:
         for done in range(self._plan.inner_steps):
             if not lie.skips(done):
                 with _rate(lie.rate):
-                    self._loop.step(round * self._plan.inner_steps + done, total_steps, None, None)
+                    index = round * self._plan.inner_steps + done
+                    self._loop.step(index, total_steps, self._loop.positions(index), None, None)
         end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
         update: Mapping[str, Tensor] = pseudo_gradient(start, end, self._residual, self._codec.info.decay, [])
         if lie.update is not None:
@@ -100,9 +101,9 @@ class _Assigned:
     def __getattr__(self, name: str) -> object:
         return getattr(self._dataset, name)
 
-    def assigned(self, seed: int, step: int, replica: int, *rest: int) -> object:
+    def positions(self, step: int, replica: int, *rest: int) -> object:
         step, replica = self._lie.data(step, replica, self._steps)
-        return self._dataset.assigned(seed, step, replica % REPLICAS, *rest)
+        return self._dataset.positions(step, replica % REPLICAS, *rest)
 
 
 class _rate:

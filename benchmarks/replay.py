@@ -238,8 +238,8 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
 
-    def assigned(self, seed: int, index: int, *rest: Any) -> Any:
-        return self._dataset.assigned(seed, index - self._steps, *rest)
+    def positions(self, index: int, *rest: Any) -> Any:
+        return self._dataset.positions(index - self._steps, *rest)
 
 
 class _Loop(InnerLoop):

@@ -70,7 +70,7 @@ def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tenso
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     total = manifest.rounds * manifest.plan.inner_steps
     for step in range(total):
-        loop.step(step, total, None, None)
+        loop.step(step, total, loop.positions(step), None, None)
         if (step + 1) % every == 0 or step + 1 == total:
             yield Point(step + 1, (step + 1) * size, loop.weights())
 
@@ -97,7 +97,7 @@ class _Member:
         self._loop.load_weights(start)
         first = round * plan.inner_steps
         for step in range(first, first + plan.inner_steps):
-            self._loop.step(step, total_steps, None, None)
+            self._loop.step(step, total_steps, self._loop.positions(step), None, None)
         decay = 1.0 if self._codec is None else self._codec.info.decay
         update = pseudo_gradient(start, self._loop.weights(), self._residual, decay, [])
         if self._codec is None:

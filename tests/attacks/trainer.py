@@ -72,13 +72,13 @@ def _lie_in_steps(lie: Lie) -> None:
 
 
 def _lie_about_data(lie: Lie) -> None:
-    honest = Dataset.assigned
+    honest = Dataset.positions
 
-    def assigned(self: Any, seed: int, step: int, replica: int, replicas: int, *rest: Any) -> Any:
+    def positions(self: Any, step: int, replica: int, replicas: int, *rest: Any) -> Any:
         step, replica = lie.data(step, replica, 10)
-        return honest(self, seed, step, replica % replicas, replicas, *rest)
+        return honest(self, step, replica % replicas, replicas, *rest)
 
-    Dataset.assigned = assigned  # type: ignore[method-assign]
+    Dataset.positions = positions  # type: ignore[method-assign]
 
 
 def _lie_about_the_loss(lie: Lie) -> None:

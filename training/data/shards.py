@@ -231,13 +231,13 @@ class Dataset:
             row[:] = self._mapped(shards[shard])[start : start + sequence_length + 1]
         return torch.from_numpy(rows)
 
-    def assigned(
-        self, seed: int, step_index: int, replica: int, max_replicas: int, batch_size: int, sequence_length: int
-    ) -> list[int]:
-        """`sample_ids` of the training data; private data has nobody to share an epoch with."""
-        samples = self.len_samples("train", sequence_length)
-        place = (0, 1) if self.private else (replica, max_replicas)
-        return sample_ids(seed, step_index, *place, batch_size, samples)
+    def positions(self, step_index: int, replica: int, max_replicas: int, batch_size: int) -> range:
+        """`positions` of the training data; private data has nobody to share an epoch with."""
+        return positions(step_index, *((0, 1) if self.private else (replica, max_replicas)), batch_size)
+
+    def ids(self, seed: int, positions: Sequence[int], sequence_length: int) -> list[int]:
+        """`sample_ids` of the training data."""
+        return sample_ids(seed, positions, self.len_samples("train", sequence_length))
 
     def _sample_ends(self, split: Split, sequence_length: int) -> list[int]:
         key = (split, sequence_length)
@@ -247,16 +247,22 @@ class Dataset:
         return self._ends[key]
 
 
-def sample_ids(seed: int, step_index: int, replica: int, max_replicas: int, batch_size: int, samples: int) -> list[int]:
-    """The samples that a replica trains on in one inner step of the run, computed by anyone from these numbers alone.
+def positions(step_index: int, replica: int, max_replicas: int, batch_size: int) -> range:
+    """Where in the run's order of samples a replica's batch of one inner step lies: every (step, replica) has its own
+    place, whoever takes part."""
+    first = (step_index * max_replicas + replica) * batch_size
+    return range(first, first + batch_size)
 
-    The run walks through keyed permutations of all `samples`, one per epoch, in which every (step, replica) has its own
-    place: no two of them share a sample within an epoch, whoever takes part. Raises DataError without any samples.
+
+def sample_ids(seed: int, positions: Sequence[int], samples: int) -> list[int]:
+    """The samples at these positions of the run's order, computed by anyone from these numbers alone.
+
+    The order walks through keyed permutations of all `samples`, one per epoch: no two positions of an epoch have the
+    same sample. Raises DataError without any samples.
     """
     if samples < 1:
         raise DataError("the training data has no sample of this sequence length")
-    first = (step_index * max_replicas + replica) * batch_size
-    return [_permuted(seed, *divmod(position, samples), samples) for position in range(first, first + batch_size)]
+    return [_permuted(seed, *divmod(position, samples), samples) for position in positions]
 
 
 def _permuted(seed: int, epoch: int, position: int, samples: int) -> int:

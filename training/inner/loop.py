@@ -1,7 +1,7 @@
 """The inner loop of one slot: optimiser steps of its stage on the replica's own data."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -76,24 +76,32 @@ class InnerLoop:
         for one in self._optimisers:
             one.load(tensors)
 
+    def positions(self, index: int) -> Sequence[int] | None:
+        """Where this replica's batch of inner step `index` lies in the run's order; None on a stage without data."""
+        if not self._needs_data:
+            return None
+        assert self._dataset is not None
+        manifest = self._manifest
+        return self._dataset.positions(index, self._replica, manifest.max_replicas, manifest.data.batch_size)
+
     def step(
         self,
         index: int,
         total_steps: int,
+        samples: Sequence[int] | None,
         previous: Link | None,
         next: Link | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> float:
-        """The run's inner step `index` of `total_steps` on this replica's own batch; returns the replica's loss in nats
-        per token. Raises PipeBroken (Stopped after `stop()`), which leaves weights and state as they were, and
-        TrainingError when the gradients are not finite or the loss is above MOST_LOSS."""
+        """The run's inner step `index` of `total_steps` on the samples at these positions of the run's order, one batch
+        (None on a stage without data); returns the replica's loss in nats per token. Raises PipeBroken (Stopped after
+        `stop()`), which leaves weights and state as they were, and TrainingError when the gradients are not finite or
+        the loss is above MOST_LOSS."""
         data = self._manifest.data
         micro_batches = None
         if self._needs_data:
-            assert self._dataset is not None
-            ids = self._dataset.assigned(
-                data.seed, index, self._replica, self._manifest.max_replicas, data.batch_size, data.sequence_length
-            )
+            assert self._dataset is not None and samples is not None
+            ids = self._dataset.ids(data.seed, samples, data.sequence_length)
             batch = self._dataset.batch("train", ids, data.sequence_length).to(self._model.device)
             micro_batches = batch.split(data.batch_size // data.micro_batches)
         self._model.zero_grad(set_to_none=True)

@@ -272,7 +272,7 @@ def _replay(
         )
         try:
             for step in range(first + drawn.steps_before, first + drawn.steps_before + steps):
-                losses.append(loop.step(step, drawn.total_steps, behind, ahead))
+                losses.append(loop.step(step, drawn.total_steps, loop.positions(step), behind, ahead))
                 norms.append(loop.norms)
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))

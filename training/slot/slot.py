@@ -159,7 +159,8 @@ class Slot:
         """The round's inner steps: the states at the end of each segment, written."""
         links, states, length = (recorder.previous, recorder.next), [], segment_steps(self._manifest)
         for done in range(1, inputs.plan.inner_steps + 1):
-            loss = self._loop.step(inputs.steps_before + done - 1, inputs.total_steps, *links, stop)
+            index = inputs.steps_before + done - 1
+            loss = self._loop.step(index, inputs.total_steps, self._loop.positions(index), *links, stop)
             recorder.end_step(self._loop.norms, loss)
             if done % length == 0 or done == inputs.plan.inner_steps:
                 recorder.end_segment()

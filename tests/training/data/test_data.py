@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dlx.training.data import shards
 from dlx.training.data.prepare import prepare
-from dlx.training.data.shards import DataError, Dataset, parse_data_manifest, sample_ids, verify_shards
+from dlx.training.data.shards import DataError, Dataset, parse_data_manifest, positions, sample_ids, verify_shards
 from dlx.training.recipe.recipe import BlobRef
 
 
@@ -205,7 +205,7 @@ def test_no_sample_comes_twice_in_an_epoch_and_none_is_left_out(
         sample
         for step in range(steps)
         for replica in range(replicas)
-        for sample in sample_ids(seed, step, replica, replicas, batch, samples)
+        for sample in sample_ids(seed, positions(step, replica, replicas, batch), samples)
     ]
     assert sorted(order[:samples]) == sorted(order[samples : 2 * samples]) == list(range(samples))
 
@@ -224,7 +224,7 @@ def test_whoever_takes_part_from_whichever_step_on_nobody_trains_on_anothers_sam
     for index, present in enumerate(steps):
         for replica in (0, 1):
             if present >> replica & 1:
-                ids = sample_ids(seed, first + index, replica, 2, 2, samples)
+                ids = sample_ids(seed, positions(first + index, replica, 2, 2), samples)
                 place = ((first + index) * 2 + replica) * 2
                 for at, sample in enumerate(ids):
                     epochs.setdefault((place + at) // samples, []).append(sample)
@@ -234,14 +234,14 @@ def test_whoever_takes_part_from_whichever_step_on_nobody_trains_on_anothers_sam
 
 @given(samples=st.integers(1, 2**40), step=st.integers(0, 2**40), seed=st.integers(0, 2**53 - 1))
 def test_samples_exist_however_far_the_run_and_however_large_the_data(samples: int, step: int, seed: int) -> None:
-    ids = sample_ids(seed, step, 3, 64, 8, samples)
+    ids = sample_ids(seed, positions(step, 3, 64, 8), samples)
     assert len(ids) == 8
     assert all(0 <= sample < samples for sample in ids)
 
 
 def test_the_order_is_shuffled_and_differs_by_seed_and_epoch() -> None:
     def order(seed: int, first_step: int) -> list[int]:
-        return [sample_ids(seed, first_step + step, 0, 1, 1, 1000)[0] for step in range(1000)]
+        return sample_ids(seed, range(first_step, first_step + 1000), 1000)
 
     orders = [order(0, 0), order(1, 0), order(0, 1000)]
     for one in orders:
@@ -253,13 +253,13 @@ def test_the_order_is_shuffled_and_differs_by_seed_and_epoch() -> None:
 
 
 def test_the_order_does_not_change_from_one_release_to_the_next() -> None:
-    assert sample_ids(7, 12, 1, 4, 8, 1000) == [278, 353, 516, 345, 667, 476, 731, 754]
-    assert sample_ids(0, 0, 0, 1, 4, 123_456_789) == [62318014, 38033496, 101899996, 8461349]
+    assert sample_ids(7, positions(12, 1, 4, 8), 1000) == [278, 353, 516, 345, 667, 476, 731, 754]
+    assert sample_ids(0, range(4), 123_456_789) == [62318014, 38033496, 101899996, 8461349]
 
 
 def test_without_samples_there_is_a_clear_error() -> None:
     with pytest.raises(DataError, match="no sample"):
-        sample_ids(0, 0, 0, 1, 1, 0)
+        sample_ids(0, range(1), 0)
 
 
 def test_the_data_manifest_is_canonical_and_counts_every_byte(

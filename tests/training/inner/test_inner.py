@@ -33,7 +33,7 @@ def _loop(manifest: Manifest, stage: int, dataset: Dataset, replica: int = 0) ->
 
 
 def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
-    return [loop.step(index, TOTAL, None, None) for index in range(low, high)]
+    return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(low, high)]
 
 
 def _hashes(loop: InnerLoop) -> tuple[str, str]:
@@ -63,7 +63,8 @@ def test_a_split_replica_trains_exactly_like_an_unsplit_one(
     loops = [_loop(manifest, stage, dataset) for stage in range(len(split))]
 
     def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
-        return [loops[stage].step(index, TOTAL, previous, following) for index in range(6)]
+        loop = loops[stage]
+        return [loop.step(index, TOTAL, loop.positions(index), previous, following) for index in range(6)]
 
     assert together(len(split), work) == [expected] * len(split)
     reached = {name: tensor for loop in loops for name, tensor in loop.weights().items()}
@@ -97,7 +98,7 @@ manifest, blobs = parse(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
 loop = InnerLoop(manifest, 0, 0, Dataset.open(blobs / manifest.data.manifest.sha256, blobs))
 loop.load_weights(weights.read(blobs / manifest.genesis[0].sha256, stage_shapes(manifest, 0)))
 for index in range(4):
-    loop.step(index, 20, None, None)
+    loop.step(index, 20, loop.positions(index), None, None)
 print(weights.weights_hash(loop.weights()).hex(), weights.weights_hash(loop.optimiser_state()).hex())
 """
 
@@ -137,7 +138,7 @@ def test_an_empty_state_is_a_fresh_optimiser(tiny_run: Callable[..., Manifest], 
 
 def test_replicas_train_on_different_data(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
     manifest = tiny_run(SPLITS[0])
-    losses = [_loop(manifest, 0, dataset, replica).step(0, TOTAL, None, None) for replica in range(4)]
+    losses = [_steps(_loop(manifest, 0, dataset, replica), 0, 1)[0] for replica in range(4)]
     assert len(set(losses)) == 4
 
 
@@ -147,7 +148,7 @@ def test_a_broken_step_changes_nothing(tiny_run: Callable[..., Manifest], datase
     before = _hashes(loop)
     here, _ = queue_links(0.1)
     with pytest.raises(Stopped if broken_by == "stop" else PipeBroken):
-        loop.step(0, TOTAL, None, here, lambda: broken_by == "stop")
+        loop.step(0, TOTAL, loop.positions(0), None, here, lambda: broken_by == "stop")
     assert _hashes(loop) == before
 
 
@@ -161,7 +162,7 @@ def test_a_diverged_replica_says_so_on_every_stage_and_changes_nothing(
     poisoned["lm_head.weight"][0, 0] = poison
     loops[1].load_weights(poisoned)
     before = _hashes(loops[0])
-    results = together(2, lambda stage, previous, following: loops[stage].step(3, TOTAL, previous, following))
+    results = together(2, lambda stage, previous, following: loops[stage].step(3, TOTAL, range(4), previous, following))
     assert [type(result) for result in results] == [TrainingError] * 2
     assert "inner step 3" in str(results[0])
     assert _hashes(loops[0]) == before
@@ -173,7 +174,7 @@ def test_the_step_is_the_textbook_one(tiny_run: Callable[..., Manifest], dataset
     manifest = tiny_run(SPLITS[0], inner=inner)
     loop = _loop(manifest, 0, dataset)
     before = loop.weights()
-    loop.step(0, TOTAL, None, None)
+    loop.step(0, TOTAL, loop.positions(0), None, None)
     after, state = loop.weights(), loop.optimiser_state()
     gradients = {name: state[f"exp_avg.{name}"] / (1 - inner.beta1) for name in before}
     norm = sum(float(gradient.double().square().sum()) for gradient in gradients.values()) ** 0.5

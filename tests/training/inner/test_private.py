@@ -10,7 +10,7 @@ import pytest
 
 from dlx.training.data import shards
 from dlx.training.data.prepare import Preparation, prepare_folder
-from dlx.training.data.shards import DataError, Dataset, sample_ids
+from dlx.training.data.shards import DataError, Dataset, positions
 from dlx.training.inner.pipeline import Link, PipeBroken
 from dlx.training.inner.private import agree
 from dlx.training.recipe.draft import DraftData
@@ -104,13 +104,10 @@ def test_a_replica_trains_on_its_folder_and_every_contribution_says_so(
 def test_private_data_is_walked_through_without_places_for_others(private: Dataset, dataset: Dataset) -> None:
     samples = private.len_samples("train", 16)
     steps = samples // 4
-    seen = [one for step in range(steps) for one in private.assigned(7, step, 3, 8, 4, 16)]
+    seen = [one for step in range(steps) for one in private.ids(7, private.positions(step, 3, 8, 4), 16)]
     assert len(set(seen)) == len(seen)
-    assert (
-        private.assigned(7, 5, 3, 8, 4, 16) == private.assigned(7, 5, 0, 8, 4, 16) == sample_ids(7, 5, 0, 1, 4, samples)
-    )
-    public = dataset.len_samples("train", 16)
-    assert dataset.assigned(7, 5, 3, 8, 4, 16) == sample_ids(7, 5, 3, 8, 4, public)
+    assert private.positions(5, 3, 8, 4) == private.positions(5, 0, 8, 4) == range(20, 24)
+    assert dataset.positions(5, 3, 8, 4) == positions(5, 3, 8, 4)
 
 
 def test_a_folder_that_does_not_fit_the_run_or_is_damaged_is_refused(folder: Path, dataset: Dataset) -> None:

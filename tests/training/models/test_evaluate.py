@@ -8,6 +8,7 @@ import pytest
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.pipeline import Link
 from dlx.training.models import weights
 from dlx.training.models.evaluate import EvaluateError, generate, heldout_loss, heldout_loss_of_stages
 from dlx.training.models.export import export
@@ -29,7 +30,12 @@ def trained(
     loops = [InnerLoop(manifest, stage, 0, dataset) for stage in range(2)]
     for stage, loop in enumerate(loops):
         loop.load_weights(initialise(manifest, stage))
-    together(2, lambda stage, before, after: [loops[stage].step(i, 60, before, after) for i in range(60)])
+
+    def train(stage: int, previous: Link | None, following: Link | None) -> None:
+        for index in range(60):
+            loops[stage].step(index, 60, loops[stage].positions(index), previous, following)
+
+    together(2, train)
     files = [folder / f"stage-{stage}.safetensors" for stage in range(2)]
     for loop, path in zip(loops, files, strict=True):
         weights.write(loop.weights(), path)

@@ -191,10 +191,12 @@ class _Cheat(InnerLoop):
         super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, data)
         self._how = how
 
-    def step(self, index: int, total_steps: int, previous: Any, next: Any, stop: Any = lambda: False) -> float:
+    def step(
+        self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, stop: Any = lambda: False
+    ) -> float:
         kept = self.weights(), self.optimiser_state()
         links = [None if one is None else _Junk(one, self._how) for one in (previous, next)]
-        loss = super().step(index, total_steps, *links, stop)
+        loss = super().step(index, total_steps, samples, *links, stop)
         if self._how == "norm":  # as it sent it
             self.norms = self.norms._replace(passed_on=self.norms.passed_on * 1.5)
         if (self._how == "one of ten" and index % 10 == 4) or self._how == "nothing":

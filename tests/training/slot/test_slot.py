@@ -129,7 +129,7 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         loop.load_weights(start)
         steps = []
         for index in range(4):
-            loss = loop.step(4 * t + index, 32, None, None)
+            loss = loop.step(4 * t + index, 32, loop.positions(4 * t + index), None, None)
             steps.append(Step(0.0, loop.norms.replica, loss))
         end = loop.weights()
         update = {name: (start[name] - end[name]) + residual[name] for name in start}
@@ -227,7 +227,7 @@ def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
             states.append(SegmentState(*(hashlib.sha256(one).digest() for one in kept)))
             files |= {hashlib.sha256(one).hexdigest() for one in kept if index}
         if index < steps:
-            loop.step(index, 8 * steps, None, None)
+            loop.step(index, 8 * steps, loop.positions(index), None, None)
     trained = run.round()
     assert _trace(run, trained).states == tuple(states)
     assert trained.segments == 3
