@@ -249,11 +249,12 @@ class _Loop(InnerLoop):
     skipped: int
 
     def step(self, index: int, total_steps: int, *rest: Any) -> float:
-        kept = (self.weights(), self.optimiser_state()) if self.case.left_out and index == self.skipped else None
+        if not (self.case.left_out and index == self.skipped):
+            return super().step(index, total_steps, *rest)
+        kept = [{name: one.clone() for name, one in of.items()} for of in (self.weights(), self.optimiser_state())]
         loss = super().step(index, total_steps, *rest)
-        if kept:
-            self.load_weights(kept[0])
-            self.load_optimiser_state(kept[1])
+        self.load_weights(kept[0])
+        self.load_optimiser_state(kept[1])
         return loss
 
 

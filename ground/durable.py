@@ -23,22 +23,38 @@ def write_bytes(path: Path, data: Chunk, mode: int = PUBLIC) -> None:
 
 def write_chunks(path: Path, chunks: Iterable[Chunk], mode: int = PUBLIC) -> None:
     """`write_bytes` for data that comes in pieces, without joining them."""
-    with _draft(path.parent, mode) as (file, draft):
+    with draft(path.parent, mode) as (file, name):
         for chunk in chunks:
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(draft, path)
+        place(file, name, path)
+
+
+@contextmanager
+def draft(folder: Path, mode: int = PUBLIC) -> Iterator[tuple[BinaryIO, Path]]:
+    """A file to be written in `folder`, and its name until `place` gives it another; it is gone after that."""
+    name = folder / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file, name
+    finally:
+        name.unlink(missing_ok=True)
+
+
+def place(file: BinaryIO, draft: Path, path: Path) -> None:
+    """Make a finished draft the file `path`, in the same folder, durably. Raises OSError."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(draft, path)
     sync_directory(path.parent)
 
 
 def create(path: Path, data: Chunk, mode: int = SECRET) -> None:
     """A new file that is whole or not there. Raises FileExistsError, and leaves the file as it is, if there is one."""
-    with _draft(path.parent, mode) as (file, draft):
+    with draft(path.parent, mode) as (file, name):
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        os.link(draft, path)
+        os.link(name, path)
     sync_directory(path.parent)
 
 
@@ -69,16 +85,6 @@ def drop_drafts(folder: Path) -> None:
         match = _DRAFT.fullmatch(path.name)
         if match and not _lives(int(match[1])):
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _draft(folder: Path, mode: int) -> Iterator[tuple[BinaryIO, Path]]:
-    draft = folder / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            yield file, draft
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _lives(pid: int) -> bool:

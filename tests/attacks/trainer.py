@@ -46,7 +46,7 @@ def _lie_in_steps(lie: Lie) -> None:
 
     def load(self: Any, weights: Mapping[str, Tensor]) -> None:
         self._lie_start = {name: tensor.clone() for name, tensor in weights.items()}
-        honest_load(self, weights)
+        honest_load(self, self._lie_start)
 
     def step(self: Any, index: int, total_steps: int, *links: Any, **named: Any) -> float:
         nonlocal skipping

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlx.training.models.weights import Shapes, Values, array, is_float32
+from dlx.training.models.weights import Shapes, Values, array, is_float32, shapes_of
 from dlx.training.recipe.codec_info import CodecInfo
 from dlx.training.recipe.recipe import Plan
 
@@ -32,15 +31,26 @@ class Codec(ABC):
         `previous` is the payload that the same slot made before and its plan: where the codec starts its search. One
         that does not fit these tensors is not used.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        shapes = shapes_of(tensors)
         payload = np.empty(self.size(shapes, plan), np.uint8)
         old = self._previous(shapes, previous)
-        for name, part in self._parts(shapes, plan, payload):
-            tensor = tensors[name]
-            if not is_float32(tensor):
-                raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
-            self._encode(name, array(tensor), plan, part, old.get(name))
+        for name, part in self.parts(shapes, plan).items():
+            self.encode_part(name, tensors[name], plan, payload[part], old.get(name))
         return payload.tobytes()
+
+    def encode_part(
+        self,
+        name: str,
+        tensor: Tensor | np.ndarray,
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> None:
+        """Fill `out`, one tensor's part of a payload (uint8). `previous`: its part of the slot's last payload, and that
+        one's plan. Raises CodecError."""
+        if not is_float32(tensor):
+            raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
+        self._encode(name, array(tensor), plan, out, previous)
 
     def decode(self, data: Any, shapes: Shapes, plan: Plan) -> dict[str, Tensor]:
         """What `decode_arrays` gives, as tensors of the same memory. Raises CodecError."""
@@ -54,7 +64,13 @@ class Codec(ABC):
         size = self.size(shapes, plan)
         if len(payload) != size:
             raise CodecError(f"payload: expected {size} bytes, got {len(payload)}")
-        return {name: self._decode(name, part, shapes[name], plan) for name, part in self._parts(shapes, plan, payload)}
+        parts = self.parts(shapes, plan)
+        return {name: self.decode_part(name, payload[part], shapes[name], plan) for name, part in parts.items()}
+
+    def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
+        """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
+        `parts` says. Raises CodecError."""
+        return self._decode(name, data, shape, plan)
 
     def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
         """Why an honest encoder would not have made this payload, which decodes, of these tensors; empty where it may
@@ -71,13 +87,14 @@ class Codec(ABC):
             raise CodecError(f"{self.info.name}: has no level {plan.level} with rank {plan.rank}")
         return sum(self._size(name, shape, plan) for name, shape in shapes.items())
 
-    def _parts(self, shapes: Shapes, plan: Plan, payload: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Each tensor's bytes (views), in the payload's order."""
-        start = 0
+    def parts(self, shapes: Shapes, plan: Plan) -> dict[str, slice]:
+        """Where each tensor's bytes are in a payload, in the payload's order."""
+        found, start = {}, 0
         for name in sorted(shapes):
             end = start + self._size(name, shapes[name], plan)
-            yield name, payload[start:end]
+            found[name] = slice(start, end)
             start = end
+        return found
 
     def _previous(self, shapes: Shapes, previous: tuple[bytes, Plan] | None) -> dict[str, tuple[np.ndarray, Plan]]:
         """The previous payload's part of each tensor; none where it does not fit."""
@@ -88,7 +105,7 @@ class Codec(ABC):
             fits = len(payload) == self.size(shapes, plan)
         except CodecError:
             return {}
-        return {name: (part, plan) for name, part in self._parts(shapes, plan, payload)} if fits else {}
+        return {name: (payload[part], plan) for name, part in self.parts(shapes, plan).items()} if fits else {}
 
     @abstractmethod
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from dlx.training.codecs import int4
 from dlx.training.codecs.base import Codec, CodecError, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
-from dlx.training.models.weights import Values, array
+from dlx.training.models.weights import Values, array, shapes_of
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
@@ -68,10 +68,10 @@ class LowRank(Codec):
     def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
         """Machines multiply matrices in different orders, and a slot starts its search where its last one ended. What
         holds for all: Q is the fit to P, P keeps about what a search from nothing keeps, and the rest is int4."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        shapes, whole = shapes_of(tensors), np.frombuffer(payload, np.uint8)
         apart = fitted = kept = expected = 0.0
-        for name, part in self._parts(shapes, plan, np.frombuffer(payload, np.uint8)):
-            values = array(tensors[name])
+        for name, where in self.parts(shapes, plan).items():
+            part, values = whole[where], array(tensors[name])
             if not factored(name, shapes[name], plan):
                 own = np.empty_like(part)
                 try:

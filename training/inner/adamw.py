@@ -23,32 +23,25 @@ class AdamW:
             foreach=False,
             fused=True,  # one kernel per tensor: the fastest on a CPU
         )
-        self.load({})
+        for parameter in parameters.values():
+            self._optimiser.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                **{moment: torch.zeros_like(parameter) for moment in ADAMW_MOMENTS},
+            }
+        self._counts = [self._optimiser.state[parameter]["step"] for parameter in parameters.values()]
 
     def state(self) -> dict[str, Tensor]:
-        """Clones."""
+        """The tensors themselves, which may be loaded."""
         state = self._optimiser.state
         moments = {
-            f"{moment}.{name}": state[parameter][moment].clone()
+            f"{moment}.{name}": state[parameter][moment]
             for moment in ADAMW_MOMENTS
             for name, parameter in self._parameters.items()
         }
-        count = state[next(iter(self._parameters.values()))]["step"]  # the same for every parameter
-        return moments | {"step": count.clone().reshape(1)}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The counterpart of `state`; {} stands for zeros."""
-        for name, parameter in self._parameters.items():
-            steps = tensors["step"].reshape(()) if tensors else torch.zeros(())
-            moments = {
-                one: tensors[f"{one}.{name}"] if tensors else torch.zeros(parameter.shape) for one in ADAMW_MOMENTS
-            }
-            state = {"step": steps} | moments
-            self._optimiser.state[parameter] = {
-                one: tensor.to(parameter.device, copy=True) for one, tensor in state.items()
-            }
+        return moments | {"step": self._counts[0].reshape(1)}
 
     def step(self, factor: float) -> None:
         """One step along the parameters' gradients at `factor` times the manifest's rate."""
         self._optimiser.param_groups[0]["lr"] = self._lr * factor
+        torch._foreach_copy_(self._counts, [self._counts[0]] * len(self._counts))  # one may have been loaded
         self._optimiser.step()

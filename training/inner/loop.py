@@ -25,7 +25,7 @@ class InnerLoop:
 
     `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
     thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
-    time for memory, see StageModel. Whatever the `device`, all that goes in and comes out is in main memory.
+    time for memory, see StageModel. What is loaded may be on any device.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class InnerLoop:
             self._check_data()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
         self._optimisers = optimisers(self._parameters, manifest.inner)
-        self.load_weights({name: torch.zeros(shape) for name, shape in self.shapes.items()})
+        for tensor in self.weights().values():
+            tensor.zero_()
 
     @property
     def data(self) -> bytes | None:
@@ -55,26 +56,30 @@ class InnerLoop:
         return self._dataset.identity if self._needs_data and self._dataset else None
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy in float32 tensors with exactly the names and shapes of `.shapes`. Raises TrainingError."""
-        _expect(weights, self.shapes, "weights")
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(weights[name])
+        """Copy in float32 tensors with exactly the names and shapes of `.shapes`, which are asked for one after the
+        other in the order of their names. Raises TrainingError."""
+        _load(weights, self.weights(), "weights")
 
-    def weights(self) -> dict[str, Tensor]:
-        """Clones of the weights."""
-        return {name: parameter.detach().clone().cpu() for name, parameter in self._parameters.items()}
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights themselves, on their device, not copies: whoever keeps one clones it."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def optimiser_state(self) -> dict[str, Tensor]:
-        """Clones of the float32 state, named as in `optimiser_shapes`."""
-        return {name: tensor.cpu() for one in self._optimisers for name, tensor in one.state().items()}
+    def optimiser_state(self) -> Mapping[str, Tensor]:
+        """The float32 state itself, on its device, named as in `optimiser_shapes`."""
+        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """The counterpart of `optimiser_state`; {} stands for a fresh optimiser. Raises TrainingError."""
+        """As `load_weights`; {} stands for a fresh optimiser. Raises TrainingError."""
+        state = self.optimiser_state()
         if tensors:
-            _expect(tensors, self.optimiser_shapes, "optimiser state")
-        for one in self._optimisers:
-            one.load(tensors)
+            _load(tensors, state, "optimiser state")
+        else:
+            for tensor in state.values():
+                tensor.zero_()
+
+    def free_gradients(self) -> None:
+        """Give back their memory until the next step."""
+        self._model.zero_grad(set_to_none=True)
 
     def positions(self, index: int) -> Sequence[int] | None:
         """Where this replica's batch of inner step `index` lies in the run's order; None on a stage without data."""
@@ -104,7 +109,7 @@ class InnerLoop:
             ids = self._dataset.ids(data.seed, samples, data.sequence_length)
             batch = self._dataset.batch("train", ids, data.sequence_length).to(self._model.device)
             micro_batches = batch.split(data.batch_size // data.micro_batches)
-        self._model.zero_grad(set_to_none=True)
+        self.free_gradients()
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         self.norms, loss = norm_and_loss(gradients, mean, index, previous, next)
@@ -140,10 +145,12 @@ def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.Ada
     return found
 
 
-def _expect(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
-    if tensors.keys() != shapes.keys():
-        differing = min(tensors.keys() ^ shapes.keys())
-        raise TrainingError(f"{what}: {differing} is {'missing' if differing in shapes else 'not part of this stage'}")
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape or tensors[name].dtype != torch.float32:
-            raise TrainingError(f"{what}: {name} is not float32 of shape {list(shape)}")
+def _load(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], what: str) -> None:
+    if given.keys() != targets.keys():
+        differing = min(given.keys() ^ targets.keys())
+        raise TrainingError(f"{what}: {differing} is {'missing' if differing in targets else 'not part of this stage'}")
+    for name, target in sorted(targets.items()):
+        tensor = given[name]
+        if tensor.shape != target.shape or tensor.dtype != torch.float32:
+            raise TrainingError(f"{what}: {name} is not float32 of shape {list(target.shape)}")
+        target.copy_(tensor)

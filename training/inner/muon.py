@@ -26,21 +26,11 @@ class Muon:
 
     def __init__(self, parameters: Mapping[str, Tensor], inner: Inner) -> None:
         self._parameters, self._inner = parameters, inner
-        self._momentum: dict[str, Tensor] = {}
-        self.load({})
+        self._momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Clones."""
-        return {f"muon.momentum.{name}": momentum.clone() for name, momentum in self._momentum.items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The counterpart of `state`; {} stands for zeros."""
-        self._momentum = {
-            name: tensors[f"muon.momentum.{name}"].to(parameter.device, copy=True)
-            if tensors
-            else torch.zeros_like(parameter)
-            for name, parameter in self._parameters.items()
-        }
+        """The tensors themselves, which may be loaded."""
+        return {f"muon.momentum.{name}": momentum for name, momentum in self._momentum.items()}
 
     @torch.no_grad()
     def step(self, factor: float) -> None:

@@ -4,7 +4,9 @@ The layout is the one safetensors 0.8 writes (names in code point order, header 
 metadata). It is written down here so that no later version of the library can change a run's hashes; every reader of
 safetensors can load the files, and `sha256sum` gives the weights hash.
 
-Written from tensors or arrays alike, and read as either: who audits has no torch.
+A stage's state need never be in memory twice: files are read (`Stored`) and written (`Writer`) one tensor after the
+other, in the order of the names, and a mapping may make its tensors when it is asked for them (`Lazy`). Written from
+tensors or arrays alike, and read as either: who audits has no torch.
 """
 
 from __future__ import annotations
@@ -14,23 +16,221 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from dlx.ground import blobs, durable, merkle
+from dlx.ground import blobs, durable, known
+from dlx.ground.constants import NO_HASH
+from dlx.ground.merkle import TreeHash
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 Values = Mapping[str, "Tensor"] | Mapping[str, np.ndarray]
+T = TypeVar("T")
+
+_PIECE = 1 << 20  # bytes read, hashed and looked at while they are in the cache
+_SMALL = 1 << 16  # bytes that are hashed and written sooner than handed to threads
 
 
 class WeightsError(ValueError):
     """Tensors that have no canonical file, or a file that is not canonical."""
+
+
+class Lazy(Mapping[str, T], Generic[T]):
+    """Named tensors of known shapes, in the files' order, each made by `make(name)` whenever it is asked for."""
+
+    def __init__(self, shapes: Shapes, make: Callable[[str], T]) -> None:
+        self.shapes: Shapes = {name: shapes[name] for name in sorted(shapes)}
+        self._make = make
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class Stored(Lazy[np.ndarray]):
+    """The float32 arrays of a canonical file, each read when it is asked for. One thread at a time.
+
+    The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
+    before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
+    NaN. With `sha256`, the file's name as a blob, the bytes must have that hash: whoever reads in order finds out with
+    the last tensor, whoever does not before the first one. What this process has written or hashed is not hashed again.
+
+    Opening and reading raise WeightsError; with `sha256` Damaged where the bytes do not have that hash or the file is
+    not there; OSError for trouble that is not the file's. A file that is removed meanwhile can still be read.
+    """
+
+    def __init__(self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> None:
+        super().__init__(shapes, self._read)
+        self._path, self._sha256, self._finite = path, sha256, finite
+        header = _header(shapes)
+        self._starts, self._size = _offsets(self.shapes, len(header))
+        self._digest, self._hashed = hashlib.sha256(header), len(header)  # and the number of bytes in it
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115  as long as the object
+            wrong = self._faults(header)
+        except OSError as error:
+            raise self._lost(error) from error
+        if wrong:
+            raise self._not_canonical(wrong)
+        self._is_sound = sha256 is None or known.is_known(self._file.fileno(), sha256)
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        """Fill `out`, contiguous float32 of any shape, with the tensor's values from number `start` on."""
+        at, data = self._starts[name] + 4 * start, out.reshape(-1).view(np.uint8)
+        if not self._is_sound and at != self._hashed:
+            self.verify()
+        finite = True
+        for low in range(0, len(data), _PIECE):
+            piece = data[low : low + _PIECE]
+            self._fill(piece, at + low)
+            finite = finite and not (self._finite and _has_no_number(piece.view(np.float32)))
+        if not finite:
+            self.verify()
+            raise WeightsError(f"{self._path.name}: holds a value that is not finite")
+
+    def verify(self) -> None:
+        """Hash what has not been hashed yet."""
+        piece = np.empty(0 if self._is_sound else _PIECE, np.uint8)
+        while not self._is_sound:
+            self._fill(piece[: self._size - self._hashed], self._hashed)
+
+    def _read(self, name: str) -> np.ndarray:
+        found = np.empty(self.shapes[name], np.float32)
+        self.read_into(found, name)
+        return found
+
+    def _fill(self, piece: np.ndarray, at: int) -> None:
+        """With the bytes from `at` on, which are hashed where they come next."""
+        try:
+            if os.preadv(self._file.fileno(), [piece.data], at) != len(piece):
+                raise self._not_canonical("ended early")
+        except OSError as error:
+            raise self._lost(error) from error
+        if self._is_sound or at != self._hashed:
+            return
+        self._digest.update(piece.data)
+        self._hashed += len(piece)
+        if self._hashed == self._size:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._sha256 is not None
+        if self._digest.digest() != self._sha256:
+            raise blobs.Damaged(self._sha256, "its bytes do not match its name")
+        self._is_sound = True
+        known.remember(self._file.fileno(), self._sha256)
+
+    def _faults(self, header: bytes) -> str:
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            return f"expected {self._size} bytes"
+        if self._file.read(len(header)) != header:
+            return "not the canonical file of these tensors"
+        return ""
+
+    def _not_canonical(self, wrong: str) -> Exception:
+        try:
+            if self._sha256 is not None and blobs.file_hash(self._path) != self._sha256:
+                return blobs.Damaged(self._sha256, wrong)
+        except OSError as error:
+            return self._lost(error)
+        return WeightsError(f"{self._path.name}: {wrong}")
+
+    def _lost(self, error: OSError) -> Exception:
+        if error.errno not in blobs.LOST:
+            return error
+        reason = os.strerror(error.errno or 0)
+        return (
+            WeightsError(f"{self._path.name}: {reason}")
+            if self._sha256 is None
+            else blobs.Damaged(self._sha256, reason)
+        )
+
+
+class Written(NamedTuple):
+    """A canonical file's sha256 and its Merkle root (see ground.merkle), 32 zero bytes where it was not asked for."""
+
+    sha256: bytes
+    root: bytes
+
+
+class Writer:
+    """The canonical file of float32 tensors that come one after the other: written, hashed, and durable at the end.
+
+    Use it as a context manager: what is not finished leaves nothing behind. Without a `folder` no file is written. With
+    `tree` the Merkle root is computed too. Threads do the work, so whoever adds a tensor can go on with the next one.
+    """
+
+    def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False) -> None:
+        self._shapes, self._left = shapes, sorted(shapes, reverse=True)
+        self._folder, self._opened = folder, ExitStack()
+        self._digest, self._tree = hashlib.sha256(), TreeHash() if tree else None
+        self._takers: list[Callable[[Any], object]] = [self._digest.update]
+        if self._tree is not None:
+            self._takers.append(self._tree.update)
+        self._under_way: list[Future[object]] = []
+
+    def __enter__(self) -> Self:
+        if self._folder is not None:
+            self._file, self._draft = self._opened.enter_context(durable.draft(self._folder))
+            self._takers.append(self._file.write)
+        self._threads = self._opened.enter_context(ThreadPoolExecutor(3, "writer"))
+        self._feed(_header(self._shapes))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def add(self, name: str, tensor: Tensor | np.ndarray) -> None:
+        """The next tensor in the order of the names: it must not change before the next call returns.
+
+        Raises WeightsError for another dtype, shape or name than the next one's; OSError for a full disk."""
+        if not is_float32(tensor):
+            raise WeightsError(f"{name}: expected float32, got {tensor.dtype}")
+        if not self._left or name != self._left.pop() or tuple(tensor.shape) != tuple(self._shapes[name]):
+            raise WeightsError(f"{name}: not the next tensor, or of another shape")
+        self._feed(array(tensor).reshape(-1).view(np.uint8))
+
+    def finish(self, path: Path | None = None) -> Written:
+        """The file is at `path` now, in the folder; without one it is a blob named by its sha256. Raises OSError."""
+        self._wait()
+        if self._left:
+            raise WeightsError(f"{self._left[-1]}: no such tensor came")
+        written = Written(self._digest.digest(), NO_HASH if self._tree is None else self._tree.root)
+        if self._folder is not None:
+            durable.place(self._file, self._draft, path or self._folder / written.sha256.hex())
+            known.remember(self._file.fileno(), written.sha256)
+        return written
+
+    def _feed(self, data: Any) -> None:
+        self._wait()
+        if len(data) < _SMALL:
+            for take in self._takers:
+                take(data)
+        else:
+            self._under_way = [self._threads.submit(take, data) for take in self._takers]
+
+    def _wait(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for one in under_way:
+            one.result()
 
 
 def serialise(tensors: Values) -> bytes:
@@ -40,31 +240,40 @@ def serialise(tensors: Values) -> bytes:
 
 def weights_hash(tensors: Values) -> bytes:
     """sha256 (32 bytes) of the canonical file, without making the file."""
-    digest = hashlib.sha256()
-    for chunk in _chunks(tensors):
-        digest.update(chunk)
-    return digest.digest()
+    return _written(tensors).sha256
 
 
 def tree_root(tensors: Values) -> bytes:
     """The canonical file's Merkle root (see ground.merkle), without making the file."""
-    return merkle.tree_root(_chunks(tensors))
+    return _written(tensors, tree=True).root
 
 
 def write(tensors: Values, path: Path) -> bytes:
     """Write the canonical file to `path` atomically; returns its sha256."""
-    durable.write_chunks(path, _chunks(tensors))
-    return weights_hash(tensors)
+    return _written(tensors, path.parent, path).sha256
 
 
 def write_blob(tensors: Values, folder: Path) -> bytes:
     """Write the canonical file to `folder/<hex of its sha256>` atomically; returns the sha256."""
-    return blobs.write_blob(folder, _chunks(tensors))
+    return _written(tensors, folder).sha256
+
+
+def write_blobs(folder: Path, *states: Values) -> list[bytes]:
+    """`write_blob` for several at the same time; the sha256 of each."""
+    with ThreadPoolExecutor(len(states), "states") as threads:
+        return list(threads.map(lambda tensors: write_blob(tensors, folder), states))
+
+
+def shapes_of(tensors: Values) -> Shapes:
+    """Without making a tensor of a `Lazy` mapping."""
+    if isinstance(tensors, Lazy):
+        return tensors.shapes
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def file_size(shapes: Shapes) -> int:
     """Bytes of the canonical file of tensors of these shapes."""
-    return len(_header(shapes)) + 4 * _count(shapes)
+    return _offsets(shapes, len(_header(shapes)))[1]
 
 
 def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> dict[str, Tensor]:
@@ -78,28 +287,11 @@ def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: boo
 def read_arrays(
     path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False
 ) -> dict[str, np.ndarray]:
-    """The float32 arrays of a canonical file, as views of one buffer.
-
-    The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
-    before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
-    NaN. Raises WeightsError; with `sha256`, the file's name as a blob, Damaged where its bytes do not have that hash or
-    it is not there; OSError for trouble that is not the file's.
-    """
-    header, flat = _header(shapes), np.empty(_count(shapes), np.float32)
-    try:
-        wrong = _read_into(flat, path, header)
-        found = b"" if sha256 is None else blobs.file_hash(path) if wrong else _sha256(header, flat)
-    except OSError as error:
-        if error.errno not in blobs.LOST:
-            raise
-        wrong, found = os.strerror(error.errno or 0), b""
-    if sha256 is not None and found != sha256:
-        raise blobs.Damaged(sha256, wrong or "its bytes do not match its name")
-    if wrong:
-        raise WeightsError(f"{path.name}: {wrong}")
-    if finite and not np.isfinite(flat).all():
-        raise WeightsError(f"{path.name}: holds a value that is not finite")
-    return _split(flat, shapes)
+    """All float32 arrays of a canonical file. Raises as `Stored` does."""
+    stored = Stored(path, shapes, sha256=sha256, finite=finite)
+    found = dict(stored)
+    stored.verify()  # of no tensors there is no last one
+    return found
 
 
 def array(tensor: Tensor | np.ndarray) -> np.ndarray:
@@ -111,31 +303,19 @@ def is_float32(tensor: Tensor | np.ndarray) -> bool:
     return str(tensor.dtype) in ("torch.float32", "float32")
 
 
-def _read_into(flat: np.ndarray, path: Path, header: bytes) -> str:
-    """Fill `flat` from the canonical file that begins with `header`; what is wrong with the file, or ""."""
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size != len(header) + flat.nbytes:
-            return f"expected {len(header) + flat.nbytes} bytes"
-        if file.read(len(header)) != header:
-            return "not the canonical file of these tensors"
-        if file.readinto(flat.view(np.uint8).data) != flat.nbytes:
-            return "ended early"
-    return ""
-
-
-def _sha256(header: bytes, flat: np.ndarray) -> bytes:
-    digest = hashlib.sha256(header)
-    digest.update(flat.view(np.uint8).data)
-    return digest.digest()
+def _written(tensors: Values, folder: Path | None = None, path: Path | None = None, *, tree: bool = False) -> Written:
+    with Writer(shapes_of(tensors), folder, tree=tree) as writer:
+        for name in sorted(tensors):
+            writer.add(name, tensors[name])
+        return writer.finish(path)
 
 
 def _chunks(tensors: Values) -> Iterator[Any]:
     """The header, then each tensor's bytes."""
-    for name, tensor in tensors.items():
-        if not is_float32(tensor):
-            raise WeightsError(f"{name}: expected float32, got {tensor.dtype}")
-    yield _header({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    yield _header(shapes_of(tensors))
     for name in sorted(tensors):
+        if not is_float32(tensors[name]):
+            raise WeightsError(f"{name}: expected float32, got {tensors[name].dtype}")
         yield array(tensors[name]).reshape(-1).view(np.uint8)
 
 
@@ -150,14 +330,15 @@ def _header(shapes: Shapes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _count(shapes: Shapes) -> int:
-    return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _split(flat: np.ndarray, shapes: Shapes) -> dict[str, np.ndarray]:
-    arrays, start = {}, 0
+def _offsets(shapes: Shapes, start: int) -> tuple[dict[str, int], int]:
+    """Where each tensor's bytes begin after a header of `start` bytes, and the file's end."""
+    starts = {}
     for name in sorted(shapes):
-        count = math.prod(shapes[name])
-        arrays[name] = flat[start : start + count].reshape(shapes[name])
-        start += count
-    return arrays
+        starts[name] = start
+        start += 4 * math.prod(shapes[name])
+    return starts, start
+
+
+def _has_no_number(values: np.ndarray) -> bool:
+    """Whether a value of a float32 array that is not empty is infinite or NaN."""
+    return not (np.isfinite(values.min()) and np.isfinite(values.max()))

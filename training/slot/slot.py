@@ -7,7 +7,7 @@ attempt gives the same bits as if nothing had happened.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -169,7 +169,7 @@ class Slot:
         return states
 
     def _encode(
-        self, plan: Plan, start: dict[str, Tensor], end: dict[str, Tensor], folded: Sequence[Own]
+        self, plan: Plan, start: Mapping[str, Tensor], end: Mapping[str, Tensor], folded: Sequence[Own]
     ) -> tuple[bytes, dict[str, Tensor]]:
         """The payload, and the residual: what its decoding does not give back."""
         payloads = [self._decode(own) for own in folded]
@@ -230,8 +230,7 @@ class Slot:
         return weights.weights_hash(self._loop.optimiser_state())
 
     def _write_state(self, folder: Path) -> SegmentState:
-        weights_hash = weights.write_blob(self._loop.weights(), folder)
-        return SegmentState(weights_hash, weights.write_blob(self._loop.optimiser_state(), folder))
+        return SegmentState(*weights.write_blobs(folder, self._loop.weights(), self._loop.optimiser_state()))
 
     def _restore(self) -> None:
         """Take up the committed state, and forget what a round that broke off has left."""

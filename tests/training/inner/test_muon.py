@@ -59,7 +59,7 @@ def test_the_step_is_the_written_one(tiny_run: Callable[..., Manifest], dataset:
     name = "model.layers.1.mlp.up_proj.weight"
     momentum = torch.zeros(loop.shapes[name], dtype=torch.float64)
     for index in range(2):
-        before = loop.weights()[name].double()
+        before = loop.weights()[name].double()  # a copy
         loop.step(index, 40, loop.positions(index), None, None)
         reached = loop.optimiser_state()[f"muon.momentum.{name}"].double()
         gradient = (reached - 0.9 * momentum) / 0.1

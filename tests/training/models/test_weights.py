@@ -3,8 +3,10 @@ import json
 import os
 import struct
 import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dlx.ground import known
 from dlx.ground.blobs import Damaged
+from dlx.ground.known import remember
 from dlx.training.models import weights
 from dlx.training.models.weights import WeightsError
 
@@ -64,6 +68,83 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert _equal(weights.read(path, _shapes(strided), sha256=digest, finite=True), strided)
     assert weights.write_blob(strided, tmp_path) == digest
     assert (tmp_path / digest.hex()).read_bytes() == path.read_bytes()
+
+
+def test_a_lazy_mapping_is_written_and_read_one_tensor_after_the_other(tmp_path: Path) -> None:
+    tensors = {"c": torch.rand(300, 300), "a": torch.rand(7), "b": torch.zeros(0, 4), "d": torch.rand(200_000)}
+    made: list[str] = []
+
+    def make(name: str) -> Tensor:
+        made.append(name)
+        return tensors[name]
+
+    name = weights.write_blob(weights.Lazy(_shapes(tensors), make), tmp_path)
+    assert made == ["a", "b", "c", "d"]
+    assert (tmp_path / name.hex()).read_bytes() == weights.serialise(tensors)
+    stored = weights.Stored(tmp_path / name.hex(), _shapes(tensors), sha256=name, finite=True)
+    (tmp_path / name.hex()).unlink()
+    assert list(stored) == ["a", "b", "c", "d"]
+    assert _equal({key: torch.from_numpy(values) for key, values in stored.items()}, tensors)
+    part = np.empty(1000, np.float32)
+    stored.read_into(part, "d", 5000)
+    assert np.array_equal(part, tensors["d"][5000:6000].numpy())
+
+
+@pytest.mark.parametrize("order", ["abc", "b"])
+def test_a_stored_file_that_was_damaged_is_told_by_the_last_tensor_or_before_any(order: str, tmp_path: Path) -> None:
+    tensors = {name: torch.full((3,), float(ord(name))) for name in "abc"}
+    name = weights.write_blob(tensors, tmp_path)
+    path = tmp_path / name.hex()
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    stored = weights.Stored(path, _shapes(tensors), sha256=name)
+    for key in order[:-1]:
+        assert stored[key][0] == ord(key)
+    with pytest.raises(Damaged, match="do not match its name"):
+        stored[order[-1]]
+
+
+def test_what_this_process_wrote_or_hashed_is_hashed_again_only_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = weights.write_blob(TENSORS, tmp_path)
+    path, copy = tmp_path / name.hex(), tmp_path / "copy"
+    os.utime(path, ns=(0, time.time_ns() - 10**9))  # not changed just now
+    assert _hashes(path, name, monkeypatch)
+    assert not _hashes(path, name, monkeypatch)
+    os.link(path, copy)
+    assert not _hashes(copy, name, monkeypatch)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\x7f")
+    with pytest.raises(Damaged):
+        weights.read(path, _shapes(TENSORS), sha256=name)
+    path.unlink()
+    path.write_bytes(content)
+    assert _hashes(path, name, monkeypatch)
+
+
+def _hashes(path: Path, name: bytes, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether reading the file hashes it."""
+    seen: list[bytes] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(known, "remember", lambda descriptor, sha256: (seen.append(sha256), remember(descriptor, sha256)))
+        assert _equal(weights.read(path, _shapes(TENSORS), sha256=name), TENSORS)
+    return bool(seen)
+
+
+def test_a_writer_takes_the_tensors_in_their_order_and_leaves_nothing_unfinished(tmp_path: Path) -> None:
+    shapes = _shapes(TENSORS)
+    with pytest.raises(WeightsError, match="not the next tensor"), weights.Writer(shapes, tmp_path) as writer:
+        writer.add("lm_head.weight", TENSORS["lm_head.weight"])
+    with pytest.raises(WeightsError, match="no such tensor came"), weights.Writer(shapes, tmp_path) as writer:
+        writer.add("b", TENSORS["b"])
+        writer.finish()
+    assert not list(tmp_path.iterdir())
+    with weights.Writer(shapes, tmp_path, tree=True) as writer:
+        for name in sorted(TENSORS):
+            writer.add(name, TENSORS[name])
+        written = writer.finish()
+    assert written == (weights.weights_hash(TENSORS), weights.tree_root(TENSORS))
+    assert [path.name for path in tmp_path.iterdir()] == [written.sha256.hex()]
 
 
 def test_only_float32_has_a_canonical_file(tmp_path: Path) -> None:

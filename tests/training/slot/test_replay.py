@@ -194,7 +194,7 @@ class _Cheat(InnerLoop):
     def step(
         self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, stop: Any = lambda: False
     ) -> float:
-        kept = self.weights(), self.optimiser_state()
+        kept = [{name: one.clone() for name, one in of.items()} for of in (self.weights(), self.optimiser_state())]
         links = [None if one is None else _Junk(one, self._how) for one in (previous, next)]
         loss = super().step(index, total_steps, samples, *links, stop)
         if self._how == "norm":  # as it sent it
