@@ -2,14 +2,18 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from dlx.training import selftest
+from dlx.training.codecs import int4
 from dlx.training.selftest import SelfTestError
 
+_TABLE = int4._TABLES[4]
+_DOUBLE = (2 * _TABLE.values.view(np.float32)).view(_TABLE.values.dtype)
 _RUN = "import sys, torch; torch.set_num_threads(int(sys.argv[1])); from dlx.training import selftest; selftest.run()"
 
 
@@ -42,8 +46,8 @@ def test_flushing_denormals_is_noticed() -> None:
     ("name", "wrong"),
     [
         ("dlx.training.outer.step._scale", lambda values, factor: values.__imul__(np.float32(factor * 1.0000001))),
-        ("dlx.training.codecs.int4._VALUES", {4: np.zeros((256, 2), np.float32)}),
-        ("numpy.matmul", lambda one, other, out: np.float32(one) @ np.float32(other)),
+        ("dlx.training.codecs.int4._TABLES", {4: SimpleNamespace(**vars(_TABLE) | {"values": _DOUBLE})}),
+        ("numpy.matmul", lambda one, other: np.float32(one) @ np.float32(other)),
         ("json.dumps", lambda *args, **options: "{}"),
     ],
     ids=["outer", "decoding", "product", "layout"],

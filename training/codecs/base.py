@@ -1,4 +1,8 @@
-"""What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before."""
+"""What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before.
+
+A part is encoded, checked and decoded alone, a decoded one in blocks that stay in the processor's cache: so whoever
+sums payloads needs neither a whole payload nor a whole decoded tensor in memory.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +24,36 @@ class CodecError(ValueError):
     """A payload that `encode` would never make, tensors that have no payload, or a plan that is another codec's."""
 
 
+class Decoder(ABC):
+    """A tensor's part, to be decoded in blocks of `block` values, in any order and by several threads."""
+
+    block: int  # the same for every part of this tensor under this plan
+
+    @abstractmethod
+    def into(self, out: np.ndarray, start: int) -> None:
+        """Fill `out` (float32) with the values from number `start` on, of the flattened tensor: a multiple of `block`;
+        as many as a block has, or the tensor has left. Raises CodecError unless this piece is canonical."""
+
+
 class Codec(ABC):
-    """A codec has no state. Tensors are encoded and decoded one by one, so little memory is needed beside them."""
+    """A codec has no state."""
 
     info: CodecInfo
 
-    def encode(self, tensors: Values, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
-        """The payload of finite float32 tensors of any shape. Raises CodecError.
+    # ---- a tensor's part --------------------------------------------------------------------------------------------
 
-        `previous` is the payload that the same slot made before and its plan: where the codec starts its search. One
-        that does not fit these tensors is not used.
-        """
-        shapes = shapes_of(tensors)
-        payload = np.empty(self.size(shapes, plan), np.uint8)
-        old = self._previous(shapes, previous)
-        for name, part in self.parts(shapes, plan).items():
-            self.encode_part(name, tensors[name], plan, payload[part], old.get(name))
-        return payload.tobytes()
+    def parts(self, shapes: Shapes, plan: Plan) -> dict[str, slice]:
+        """Where each tensor's bytes are in a payload, in the payload's order. Raises CodecError for a plan of another
+        codec."""
+        low, high = self.info.ranks
+        if plan.level not in self.info.levels or not low <= plan.rank <= high:
+            raise CodecError(f"{self.info.name}: has no level {plan.level} with rank {plan.rank}")
+        found, start = {}, 0
+        for name in sorted(shapes):
+            end = start + self._size(name, shapes[name], plan)
+            found[name] = slice(start, end)
+            start = end
+        return found
 
     def encode_part(
         self,
@@ -51,6 +68,37 @@ class Codec(ABC):
         if not is_float32(tensor):
             raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
         self._encode(name, array(tensor), plan, out, previous)
+
+    def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
+        """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
+        `parts` says. Raises CodecError."""
+        decoder, values = self.decoder(name, data, shape, plan), np.empty(count(shape), np.float32)
+        for start in range(0, len(values), decoder.block):
+            decoder.into(values[start : start + decoder.block], start)
+        return values.reshape(shape)
+
+    @abstractmethod
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
+        """Of such a part. Raises CodecError."""
+
+    def examiner(self, plan: Plan) -> Examiner:
+        """To ask whether an honest encoder would have made a payload, part by part."""
+        return Examiner(self, plan)
+
+    # ---- whole payloads ---------------------------------------------------------------------------------------------
+
+    def encode(self, tensors: Values, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
+        """The payload of finite float32 tensors of any shape. Raises CodecError.
+
+        `previous` is the payload that the same slot made before and its plan: where the codec starts its search. One
+        that does not fit these tensors is not used.
+        """
+        shapes = shapes_of(tensors)
+        payload = np.empty(self.size(shapes, plan), np.uint8)
+        old = self._previous(shapes, previous)
+        for name, part in self.parts(shapes, plan).items():
+            self.encode_part(name, tensors[name], plan, payload[part], old.get(name))
+        return payload.tobytes()
 
     def decode(self, data: Any, shapes: Shapes, plan: Plan) -> dict[str, Tensor]:
         """What `decode_arrays` gives, as tensors of the same memory. Raises CodecError."""
@@ -67,34 +115,16 @@ class Codec(ABC):
         parts = self.parts(shapes, plan)
         return {name: self.decode_part(name, payload[part], shapes[name], plan) for name, part in parts.items()}
 
-    def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
-        """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
-        `parts` says. Raises CodecError."""
-        return self._decode(name, data, shape, plan)
-
     def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
-        """Why an honest encoder would not have made this payload, which decodes, of these tensors; empty where it may
-        have. Of a codec whose encoder gives the same bits on every machine that is any other payload than its own."""
-        try:
-            return "" if self.encode(tensors, plan) == payload else "the encoder gives other bytes"
-        except CodecError as error:
-            return str(error)
+        """What the `examiner` finds of a whole payload, which decodes."""
+        examiner, data = self.examiner(plan), np.frombuffer(payload, np.uint8)
+        for name, part in self.parts(shapes_of(tensors), plan).items():
+            examiner.see(name, tensors[name], data[part])
+        return examiner.fault()
 
     def size(self, shapes: Shapes, plan: Plan) -> int:
         """The bytes that every payload of tensors of `shapes` has. Raises CodecError for a plan of another codec."""
-        low, high = self.info.ranks
-        if plan.level not in self.info.levels or not low <= plan.rank <= high:
-            raise CodecError(f"{self.info.name}: has no level {plan.level} with rank {plan.rank}")
-        return sum(self._size(name, shape, plan) for name, shape in shapes.items())
-
-    def parts(self, shapes: Shapes, plan: Plan) -> dict[str, slice]:
-        """Where each tensor's bytes are in a payload, in the payload's order."""
-        found, start = {}, 0
-        for name in sorted(shapes):
-            end = start + self._size(name, shapes[name], plan)
-            found[name] = slice(start, end)
-            start = end
-        return found
+        return max((part.stop for part in self.parts(shapes, plan).values()), default=0)
 
     def _previous(self, shapes: Shapes, previous: tuple[bytes, Plan] | None) -> dict[str, tuple[np.ndarray, Plan]]:
         """The previous payload's part of each tensor; none where it does not fit."""
@@ -117,9 +147,29 @@ class Codec(ABC):
     ) -> None:
         """Fill `out`, the tensor's part (uint8), from a contiguous float32 array."""
 
-    @abstractmethod
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
-        """The float32 array of a part (uint8) that has the right size and is otherwise unknown."""
+
+class Examiner:
+    """Whether an honest encoder would have made a payload, which decodes, of the tensors shown. Of a codec whose
+    encoder gives the same bits on every machine that is any other payload than its own."""
+
+    def __init__(self, codec: Codec, plan: Plan) -> None:
+        self._codec, self._plan, self._fault = codec, plan, ""
+
+    def see(self, name: str, tensor: Tensor | np.ndarray, data: np.ndarray) -> None:
+        """The next tensor, and its part of the payload (uint8)."""
+        if self._fault:
+            return
+        own = np.empty_like(data)
+        try:
+            self._codec.encode_part(name, tensor, self._plan, own)
+        except CodecError as error:
+            self._fault = str(error)
+        else:
+            self._fault = "" if np.array_equal(own, data) else f"{name}: the encoder gives other bytes"
+
+    def fault(self) -> str:
+        """Why not; empty where it may have."""
+        return self._fault
 
 
 def too_large(name: str) -> CodecError:

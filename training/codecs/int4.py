@@ -8,17 +8,16 @@ scale and codes are all zero, or some code is at one of the two ends.
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, count, row_sums, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, count, row_sums, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
-_GROUP = 128
-_BLOCK = 256  # groups worked on at a time: the temporaries stay in the cache
+GROUP = 128
+_BLOCK = 512  # groups worked on at a time: the temporaries stay in the cache
 
 _NORMAL, _STEP = (np.float32(value) for value in (np.finfo(np.float16).tiny, np.finfo(np.float16).smallest_subnormal))
-
-_VALUES = {bits: codes.astype(np.float32) for bits, codes in CODES.items()}
+_INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
 
 
 class Int4(Codec):
@@ -32,72 +31,115 @@ class Int4(Codec):
     ) -> None:
         encode_part(name, tensor, plan.level, out)
 
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
-        return decode_part(name, data, shape, plan.level)
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
+        return Groups(name, data, shape, plan.level)
 
 
 def part_size(shape: tuple[int, ...], bits: int) -> int:
     """The bytes of a tensor's part."""
-    return _groups(shape) * (2 + _GROUP * bits // 8)
+    return _groups(shape) * (2 + GROUP * bits // 8)
 
 
 def encode_part(name: str, tensor: np.ndarray, bits: int, out: np.ndarray) -> None:
     """Fill a tensor's part (uint8) from contiguous float32. Raises CodecError."""
     groups = _groups(tuple(tensor.shape))
     flat = tensor.reshape(-1)
-    scales, packed = out[: 2 * groups].reshape(groups, 2), out[2 * groups :].reshape(groups, _GROUP * bits // 8)
-    values = np.empty((min(_BLOCK, groups), _GROUP), np.float32)
-    codes = np.empty(values.shape, np.int8)
-    for start in range(0, groups, _BLOCK):
-        here = slice(start, min(start + _BLOCK, groups))
-        block = values[: here.stop - start]
-        part = flat[start * _GROUP : here.stop * _GROUP]
-        block.reshape(-1)[: len(part)] = part
-        block.reshape(-1)[len(part) :] = 0
-        scale = _scales(name, block, bits)
-        scales[here] = scale.astype("<f2").view(np.uint8).reshape(-1, 2)
-        # A group too small for any scale becomes zero: the residual keeps it.
-        block /= np.where(scale == 0, np.float32(np.inf), scale.astype(np.float32))[:, None]
-        np.rint(block, out=block)
-        largest = 2 ** (bits - 1) - 1
-        np.clip(block, -largest, largest, out=block)
-        np.copyto(codes[: len(block)], block, casting="unsafe")
-        packed[here] = pack(codes[: len(block)], bits)
+    scales, packed = out[: 2 * groups].reshape(groups, 2), out[2 * groups :].reshape(groups, GROUP * bits // 8)
+    whole = len(flat) // GROUP
+    values = flat[: whole * GROUP].reshape(whole, GROUP)
+    scratch = np.empty((min(_BLOCK, groups), GROUP), np.float32)
+    for start in range(0, whole, _BLOCK):
+        here = slice(start, min(start + _BLOCK, whole))
+        scales[here], packed[here] = _encode_groups(name, values[here], bits, scratch[: here.stop - start])
+    if whole < groups:
+        last = np.zeros((1, GROUP), np.float32)
+        last[0, : len(flat) - whole * GROUP] = flat[whole * GROUP :]
+        scales[whole:], packed[whole:] = _encode_groups(name, last, bits, scratch[:1])
 
 
-def decode_part(name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) -> np.ndarray:
-    """The float32 array of a part (uint8) that has the right size. Raises CodecError unless it is canonical."""
-    groups = _groups(shape)
-    scale_bits = np.frombuffer(data[: 2 * groups].tobytes(), "<u2")
-    if (scale_bits >= 0x7C00).any():  # infinite, NaN or negative
-        raise CodecError(f"{name}: a scale is negative or not finite")
-    scales = scale_bits.astype(np.uint16).view(np.float16).astype(np.float32)
-    packed = data[2 * groups :].reshape(groups, _GROUP * bits // 8)
-    values = np.empty((groups, _GROUP), np.float32)
-    for start in range(0, groups, _BLOCK):
-        here = slice(start, start + _BLOCK)
-        block = packed[here]
-        if UNUSED[bits][block].any():
-            raise CodecError(f"{name}: a code is {-(2 ** (bits - 1))}")
-        live = scales[here] != 0
-        if (LARGEST[bits][block].any(axis=1) != live).any() or block[~live].any():
-            raise CodecError(f"{name}: a group is neither zero nor scaled to its largest code")
-        table = _VALUES[bits]
-        np.take(table, block, axis=0, out=values[here].reshape(*block.shape, table.shape[1]), mode="clip")
-        values[here] *= scales[here, None]
-    flat = values.reshape(-1)
-    if flat[count(shape) :].any():
-        raise CodecError(f"{name}: the padding is not zero")
-    return flat[: count(shape)].reshape(shape)
+class Groups(Decoder):
+    """A tensor's part (uint8) that has the right size."""
+
+    block = _BLOCK * GROUP
+
+    def __init__(self, name: str, data: np.ndarray, shape: tuple[int, ...], bits: int) -> None:
+        groups = _groups(shape)
+        self._name, self._bits = name, bits
+        self._scales = data[: 2 * groups].view("<u2")
+        self._packed = data[2 * groups :].reshape(groups, GROUP * bits // 8)
+
+    def into(self, out: np.ndarray, start: int) -> None:
+        first, groups = start // GROUP, -(-len(out) // GROUP)
+        scale_bits = self._scales[first : first + groups]
+        if (scale_bits >= _INFINITE).any():  # infinite, NaN or negative
+            raise CodecError(f"{self._name}: a scale is negative or not finite")
+        scales = scale_bits.astype(np.uint16).view(np.float16).astype(np.float32)
+        table = _TABLES[self._bits]
+        words = self._packed[first : first + groups].view(table.word).astype(np.intp)
+        self._check(table.facts.take(words), scales)
+        whole = len(out) == groups * GROUP
+        values = out if whole else np.empty(groups * GROUP, np.float32)
+        np.take(table.values, words.reshape(-1), out=values.view(table.values.dtype), mode="clip")
+        rows = values.reshape(groups, GROUP)
+        np.multiply(rows, scales[:, None], out=rows)
+        if not whole:
+            if values[len(out) :].any():
+                raise CodecError(f"{self._name}: the padding is not zero")
+            out[...] = values[: len(out)]
+
+    def _check(self, facts: np.ndarray, scales: np.ndarray) -> None:
+        """`facts` [groups, words] of what a block holds, and its scales [groups]."""
+        seen = np.bitwise_or.reduce(facts.view(np.uint64), axis=1)  # eight words at once
+        seen = np.bitwise_or.reduce(seen.view(np.uint8).reshape(-1, 8), axis=1)
+        live = scales != 0
+        if (seen & _HAS_UNUSED).any():
+            raise CodecError(f"{self._name}: a code is {-(2 ** (self._bits - 1))}")
+        if ((seen & _HAS_LARGEST != 0) != live).any() or seen[~live].any():
+            raise CodecError(f"{self._name}: a group is neither zero nor scaled to its largest code")
+
+
+_HAS_UNUSED, _HAS_LARGEST, _HAS_ANY = 1, 2, 4
+
+
+class _Table:
+    """What each word of packed codes holds: its values, all of them as one item, and facts for the check."""
+
+    def __init__(self, bits: int) -> None:
+        self.word = np.dtype("<u2") if bits == 4 else np.dtype("u1")  # four values at a time, at 8 bits one
+        words = (
+            np.arange(2 ** (8 * self.word.itemsize)).astype(self.word).view(np.uint8).reshape(-1, self.word.itemsize)
+        )
+        codes = CODES[bits][words].reshape(len(words), -1)
+        item = np.complex128 if codes.shape[1] == 4 else np.float32
+        self.values = np.ascontiguousarray(codes, np.float32).view(item).reshape(-1)
+        facts = UNUSED[bits][words].any(axis=1) * _HAS_UNUSED
+        facts |= LARGEST[bits][words].any(axis=1) * _HAS_LARGEST
+        self.facts = (facts | codes.any(axis=1) * _HAS_ANY).astype(np.uint8)
+
+
+_TABLES = {bits: _Table(bits) for bits in CODES}
 
 
 def _groups(shape: tuple[int, ...]) -> int:
-    return -(-count(shape) // _GROUP)
+    return -(-count(shape) // GROUP)
 
 
-def _scales(name: str, values: np.ndarray, bits: int) -> np.ndarray:
-    """An fp16 scale for each group of float32 values [groups, 128]."""
-    largest = np.abs(np.maximum(values.max(axis=1), -values.min(axis=1)))  # NaN if any value is; abs: never -0.0
+def _encode_groups(name: str, values: np.ndarray, bits: int, scratch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scales' bytes [n, 2] and packed codes [n, 16 * bits] of float32 values [n, 128]; `scratch` is as large."""
+    np.abs(values, out=scratch)
+    # Sizes are ordered like their bits, and NaN above all.
+    largest = scratch.view(np.int32).max(axis=1).view(np.float32)
+    scale = _scales(name, values, largest, bits)
+    # A group too small for any scale becomes zero: the residual keeps it.
+    np.divide(values, np.where(scale == 0, np.float32(np.inf), scale.astype(np.float32))[:, None], out=scratch)
+    np.rint(scratch, out=scratch)
+    top = np.float32(2 ** (bits - 1) - 1)
+    np.clip(scratch, -top, top, out=scratch)
+    return scale.astype("<f2").view(np.uint8).reshape(-1, 2), pack(scratch.astype(np.int8), bits)
+
+
+def _scales(name: str, values: np.ndarray, largest: np.ndarray, bits: int) -> np.ndarray:
+    """An fp16 scale for each group of float32 values [groups, 128] whose largest size is `largest` [groups]."""
     with np.errstate(over="ignore"):
         highest = largest / np.float32(2 ** (bits - 1) - 1)
         # Among the coarse fp16 numbers near zero the lower one: with the higher the largest code might not be reached.
@@ -111,6 +153,6 @@ def _ternary(values: np.ndarray) -> np.ndarray:
     """For each group the mean size of those values that -1, 0 and 1 times it should not round to zero: the best for a
     normal distribution is 0.61 of the root mean square and more, and a group of one size keeps its size."""
     sizes = np.abs(values)
-    root = np.sqrt(row_sums(sizes * sizes) / np.float32(_GROUP))
+    root = np.sqrt(row_sums(sizes * sizes) / np.float32(GROUP))
     sizes *= sizes >= np.float32(0.61) * root[:, None]
     return row_sums(sizes) / np.maximum(np.count_nonzero(sizes, axis=1), 1).astype(np.float32)

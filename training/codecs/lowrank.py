@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlx.training.codecs import int4
-from dlx.training.codecs.base import Codec, CodecError, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Examiner, count, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
-from dlx.training.models.weights import Values, array, shapes_of
+from dlx.training.models.weights import array
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
@@ -65,40 +65,9 @@ class LowRank(Codec):
         padded[: codes.size] = codes.reshape(-1)
         out[plan.rank :] = pack(padded, _BITS)
 
-    def fault(self, tensors: Values, payload: bytes, plan: Plan) -> str:
-        """Machines multiply matrices in different orders, and a slot starts its search where its last one ended. What
-        holds for all: Q is the fit to P, P keeps about what a search from nothing keeps, and the rest is int4."""
-        shapes, whole = shapes_of(tensors), np.frombuffer(payload, np.uint8)
-        apart = fitted = kept = expected = 0.0
-        for name, where in self.parts(shapes, plan).items():
-            part, values = whole[where], array(tensors[name])
-            if not factored(name, shapes[name], plan):
-                own = np.empty_like(part)
-                try:
-                    int4.encode_part(name, values, plan.level, own)
-                except CodecError as error:
-                    return str(error)
-                if not np.array_equal(own, part):
-                    return f"{name}: the encoder gives other bytes"
-                continue
-            exponents, codes = _unpack(part, shapes[name], plan.rank)
-            live = _common(codes) > 0
-            apart, fitted = np.add((apart, fitted), _misfit(values, exponents[live], codes[live]))
-            try:
-                own_factors = _factor(name, values, _start(name, shapes[name], plan.rank, None))
-            except CodecError as error:
-                return str(error)
-            kept += _kept(values, _product(exponents, codes, shapes[name]))
-            expected += _kept(values, _product(*own_factors, shapes[name]))
-        if apart > (MISFIT * MISFIT) * fitted:
-            return f"a factor is {(apart / fitted) ** 0.5 if fitted else 1:.2g} off the fit to the other one"
-        if kept < KEEPS * expected:
-            return f"it keeps {kept / expected:.2g} of what a search from nothing keeps"
-        return ""
-
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         if not factored(name, shape, plan):
-            return int4.decode_part(name, data, shape, plan.level)
+            return int4.Groups(name, data, shape, plan.level)
         packed = data[plan.rank :]
         if UNUSED[_BITS][packed].any():
             raise CodecError(f"{name}: a code is -8")
@@ -106,7 +75,62 @@ class LowRank(Codec):
             raise CodecError(f"{name}: the padding is not zero")
         exponents, codes = _unpack(data, shape, plan.rank)
         _check(name, exponents, codes, shape[0])
-        return _product(exponents, codes, shape)
+        return _Product(exponents, codes, shape)
+
+    def examiner(self, plan: Plan) -> Examiner:
+        return _Examiner(self, plan)
+
+
+class _Product(Decoder):
+    """The float32 matrix that checked components make. Exact until its one rounding, so BLAS may sum as it likes."""
+
+    def __init__(self, exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> None:
+        rows, self._columns = shape
+        live = _common(codes) > 0
+        self._p = np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32))
+        self._q = codes[live, rows:].astype(np.float64)
+        self.block = max(1, _BLOCK // self._columns) * self._columns
+
+    def into(self, out: np.ndarray, start: int) -> None:
+        first, rows = start // self._columns, len(out) // self._columns
+        out.reshape(rows, self._columns)[...] = np.matmul(self._p[:, first : first + rows].T, self._q)
+        out += np.float32(0)  # a zero may come out as -0.0 or not, depending on the order
+
+
+class _Examiner(Examiner):
+    """Machines multiply matrices in different orders, and a slot starts its search where its last one ended. What holds
+    for all: Q is the fit to P, P keeps about what a search from nothing keeps, and the rest is int4."""
+
+    def __init__(self, codec: Codec, plan: Plan) -> None:
+        super().__init__(codec, plan)
+        self._apart = self._fitted = self._kept = self._expected = 0.0
+
+    def see(self, name: str, tensor: Tensor | np.ndarray, data: np.ndarray) -> None:
+        shape, rank = tuple(tensor.shape), self._plan.rank
+        if self._fault or not factored(name, shape, self._plan):
+            super().see(name, tensor, data)
+            return
+        values, (exponents, codes) = array(tensor), _unpack(data, shape, rank)
+        live = _common(codes) > 0
+        apart, fitted = _misfit(values, exponents[live], codes[live])
+        try:
+            own_factors = _factor(name, values, _start(name, shape, rank, None))
+        except CodecError as error:
+            self._fault = str(error)
+            return
+        self._apart, self._fitted = self._apart + apart, self._fitted + fitted
+        self._kept += _kept(values, _matrix(exponents, codes, shape))
+        self._expected += _kept(values, _matrix(*own_factors, shape))
+
+    def fault(self) -> str:
+        if self._fault:
+            return self._fault
+        if self._apart > (MISFIT * MISFIT) * self._fitted:
+            off = (self._apart / self._fitted) ** 0.5 if self._fitted else 1
+            return f"a factor is {off:.2g} off the fit to the other one"
+        if self._kept < KEEPS * self._expected:
+            return f"it keeps {self._kept / self._expected:.2g} of what a search from nothing keeps"
+        return ""
 
 
 def factored(name: str, shape: tuple[int, ...], plan: Plan) -> bool:
@@ -246,16 +270,16 @@ def _check(name: str, exponents: np.ndarray, codes: np.ndarray, rows: int) -> No
     """Raises CodecError unless the components (exponents int8 [r], codes int8 [r, m + n]) have their canonical form."""
     p, q = codes[:, :rows], codes[:, rows:]
     live = _common(p) > 0
-    count = int(live.sum())
-    if (live != (_common(q) > 0)).any() or live[count:].any() or exponents[count:].any():
+    number = int(live.sum())
+    if (live != (_common(q) > 0)).any() or live[number:].any() or exponents[number:].any():
         raise CodecError(f"{name}: a component is zero and not all of it, or not at the end")
     if (_common(p) > 1).any() or (_common(q) > 1).any() or (_signs(codes, rows) < 0).any():
         raise CodecError(f"{name}: a component has another sign or power of two than its canonical form")
-    if any(one >= next for one, next in pairwise(_key(exponents[j], codes[j]) for j in range(count))):
+    if any(one >= next for one, next in pairwise(_key(exponents[j], codes[j]) for j in range(number))):
         raise CodecError(f"{name}: the components are not in their order")
-    if count and int(exponents[0]) > _HIGHEST:
+    if number and int(exponents[0]) > _HIGHEST:
         raise CodecError(f"{name}: an exponent is above {_HIGHEST}")
-    if count and int(exponents[0]) - int(exponents[count - 1]) > _most_spread(len(codes)):
+    if number and int(exponents[0]) - int(exponents[number - 1]) > _most_spread(len(codes)):
         raise CodecError(f"{name}: the exponents lie more than {_most_spread(len(codes))} apart")
 
 
@@ -281,17 +305,9 @@ def _signs(codes: np.ndarray, rows: int) -> np.ndarray:
     return np.sign(codes[np.arange(len(codes)), first])
 
 
-def _product(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The float32 matrix that checked components make. Exact until its one rounding, so BLAS may sum as it likes."""
-    rows, columns = shape
-    live = _common(codes) > 0
-    p = np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32))
-    q = codes[live, rows:].astype(np.float64)
-    matrix = np.empty(shape, np.float32)
-    step = max(1, _BLOCK // columns)
-    block = np.empty((min(step, rows), columns))
-    for start in range(0, rows, step):
-        part = matrix[start : start + step]
-        part[...] = np.matmul(p[:, start : start + step].T, q, out=block[: len(part)])
-        part += np.float32(0)  # a zero may come out as -0.0 or not, depending on the order
-    return matrix
+def _matrix(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The float32 matrix that checked components make."""
+    decoder, values = _Product(exponents, codes, shape), np.empty(count(shape), np.float32)
+    for start in range(0, len(values), decoder.block):
+        decoder.into(values[start : start + decoder.block], start)
+    return values.reshape(shape)

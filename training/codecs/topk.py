@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, count, row_sums, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, count, row_sums, too_large
 from dlx.training.codecs.packing import CODES, pack, pack12, packed12, unpack12
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
 _CHUNK = 4096
-_BLOCK = 16  # chunks encoded at a time: the temporaries stay in the cache
+_BLOCK = 32  # chunks encoded at a time: the temporaries stay in the cache
 _BITS = 2
 _SMALLEST = np.float32(2**-24)  # an fp16: what is smaller counts as zero, and the residual keeps it
 _INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
@@ -40,7 +40,7 @@ class TopK(Codec):
         kept = _kept(shape, plan)
         magnitudes = np.empty((-(-count(shape) // _CHUNK), 2), "<f2")
         places, codes = np.empty(kept, np.uint16), np.zeros(-(-kept // 4) * 4, np.int8)
-        for chunks, values, k, length in _pieces(shape, plan):
+        for chunks, values, k, length in _pieces(len(flat), plan.rank, kept):
             for start in range(chunks.start, chunks.stop, _BLOCK):
                 here = slice(start, min(start + _BLOCK, chunks.stop))
                 block = flat[start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
@@ -50,19 +50,36 @@ class TopK(Codec):
         parts = (magnitudes.view(np.uint8).reshape(-1), pack12(places), pack(codes, _BITS))
         np.concatenate(parts, out=out)
 
-    def _decode(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
-        kept, chunks = _kept(shape, plan), -(-count(shape) // _CHUNK)
-        magnitudes = np.frombuffer(data[: 4 * chunks].tobytes(), "<u2").reshape(-1, 2)
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
+        return _Chunks(name, data, shape, plan)
+
+
+class _Chunks(Decoder):
+    """A tensor's part (uint8) that has the right size."""
+
+    block = 64 * _CHUNK
+
+    def __init__(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> None:
+        self._name, self._rank, self._count, self._kept = name, plan.rank, count(shape), _kept(shape, plan)
+        chunks = -(-self._count // _CHUNK)
+        self._magnitudes = np.frombuffer(data[: 4 * chunks].tobytes(), "<u2").reshape(-1, 2)
         packed = data[4 * chunks :]
-        places = unpack12(packed[: packed12(kept)], kept)
-        codes = CODES[_BITS][packed[packed12(kept) :]].reshape(-1).view(np.uint8) & 3
-        if places[kept:].any() or codes[kept:].any():
+        self._places, self._codes = packed[: packed12(self._kept)], packed[packed12(self._kept) :]
+        half, spare = self._kept % 2, self._kept % 4  # what the last bytes have left over is zero
+        if (half and self._places[-1] >> 4) or (spare and self._codes[-1] >> _BITS * spare):
             raise CodecError(f"{name}: the padding is not zero")
-        flat = np.zeros(count(shape), np.float32)
-        for here, there, k, length in _pieces(shape, plan):
-            out = flat[here.start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
-            _decode_chunks(name, magnitudes[here], places[there].reshape(-1, k), codes[there].reshape(-1, k), out)
-        return flat.reshape(shape)
+
+    def into(self, out: np.ndarray, start: int) -> None:
+        first, (full, rest) = start // _CHUNK, divmod(len(out), _CHUNK)
+        begin = first * self._rank  # of the kept values: a block's places and codes fill whole bytes
+        end = self._kept if rest else begin + full * self._rank
+        places = unpack12(self._places[packed12(begin) : packed12(end)], end - begin)
+        codes = CODES[_BITS][self._codes[begin // 4 : -(-end // 4)]].reshape(-1).view(np.uint8) & 3
+        out[...] = 0
+        for chunks, kept, k, length in _pieces(len(out), self._rank, end - begin):
+            magnitudes = self._magnitudes[first + chunks.start : first + chunks.stop]
+            here = out[chunks.start * _CHUNK :][: len(magnitudes) * length].reshape(-1, length)
+            _decode_chunks(self._name, magnitudes, places[kept].reshape(-1, k), codes[kept].reshape(-1, k), here)
 
 
 def _kept(shape: tuple[int, ...], plan: Plan) -> int:
@@ -70,14 +87,14 @@ def _kept(shape: tuple[int, ...], plan: Plan) -> int:
     return -(-count(shape) * plan.rank // _CHUNK)
 
 
-def _pieces(shape: tuple[int, ...], plan: Plan) -> Iterator[tuple[slice, slice, int, int]]:
-    """The full chunks, then the short one: which chunks and which kept values they are, and k and length of each."""
-    full, rest = divmod(count(shape), _CHUNK)
+def _pieces(length: int, rank: int, kept: int) -> Iterator[tuple[slice, slice, int, int]]:
+    """Of so many values, of which `kept` are kept: the full chunks, then the short one. Which chunks and which kept
+    values they are, and k and length of each."""
+    full, rest = divmod(length, _CHUNK)
     if full:
-        yield slice(0, full), slice(0, full * plan.rank), plan.rank, _CHUNK
+        yield slice(0, full), slice(0, full * rank), rank, _CHUNK
     if rest:
-        kept = slice(full * plan.rank, _kept(shape, plan))
-        yield slice(full, full + 1), kept, kept.stop - kept.start, rest
+        yield slice(full, full + 1), slice(full * rank, kept), kept - full * rank, rest
 
 
 def _encode_chunks(name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -181,6 +181,24 @@ def test_tensors_need_not_lie_in_one_piece(name: str, plan: Plan) -> None:
     assert codec(name).encode({"w": apart}, plan) == codec(name).encode({"w": tensor}, plan)
 
 
+@pytest.mark.parametrize(("name", "plan"), [*PLANS, ("topk", Plan(level=2, rank=33))])
+def test_a_part_is_encoded_and_decoded_alone_and_its_blocks_in_any_order(name: str, plan: Plan) -> None:
+    chosen, numbers = codec(name), np.random.default_rng(4)
+    shapes = {"layers.0.a": (701, 801), "layers.0.norm": (77,), "embed.weight": (300_001,)}
+    tensors = {key: numbers.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+    payload = chosen.encode(tensors, plan)
+    whole = chosen.decode_arrays(payload, shapes, plan)
+    for key, part in chosen.parts(shapes, plan).items():
+        data = np.empty(part.stop - part.start, np.uint8)
+        chosen.encode_part(key, tensors[key], plan, data)
+        assert data.tobytes() == payload[part]
+        decoder, values = chosen.decoder(key, data, shapes[key], plan), np.empty(tensors[key].size, np.float32)
+        for start in reversed(range(0, len(values), decoder.block)):
+            decoder.into(values[start : start + decoder.block], start)
+        assert np.array_equal(values.reshape(shapes[key]), whole[key])
+        assert np.array_equal(chosen.decode_part(key, data, shapes[key], plan), whole[key])
+
+
 def test_decay_is_the_papers() -> None:
     decays = {name: codec(name).info.decay for name in ("int4", "lowrank", "topk")}
     assert decays == {"int4": 1.0, "lowrank": 1.0, "topk": 0.95}
