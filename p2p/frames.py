@@ -1,23 +1,31 @@
-"""What two pipe neighbours send each other on an open pipe: tensors, and which round they would train next."""
+"""What two pipe neighbours send each other on an open pipe: tensors in pieces, and the round they would train next."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dlx.p2p.wire import Uint16, Uint32, WireError
+from dlx.p2p.wire import Uint16, Uint32, Uint63, WireError
 
-FRAME_LIMIT = 64 << 20  # bytes: one micro-batch of activations
+TENSOR_PIECE = 4 << 20  # bytes of a tensor in one frame
+FRAME_LIMIT = TENSOR_PIECE + 128  # bytes of one frame
 
 
 class PipeTensor(Struct, frozen=True, array_like=True, tag="t", forbid_unknown_fields=True):
-    """Raw bytes of one micro-batch's activations or gradients, or of a small per-step exchange."""
+    """The bytes from `offset` on of one message between stages, which has `total` bytes: a micro-batch's activations or
+    gradients, or a small per-step exchange. Decoded, `data` is a view of the frame."""
 
     round: Uint32
     kind: Annotated[str, Meta(max_length=16)]
     step: Uint32
     micro: Uint16
-    data: bytes
+    total: Uint63
+    offset: Uint63
+    data: Annotated[memoryview, Meta(max_length=TENSOR_PIECE)]
+
+    @property
+    def is_last(self) -> bool:
+        return self.offset + len(self.data) == self.total
 
 
 class PipeWant(Struct, frozen=True, array_like=True, tag="w", forbid_unknown_fields=True):

@@ -9,14 +9,15 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.p2p import wire
+from dlx.p2p.frames import FRAME_LIMIT
 from dlx.p2p.host import Host
 from dlx.p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, write_all, write_short
 
-PIPE = "/dlx/pipe/1"
-FRAME_LIMIT = 64 * 1024 * 1024  # bytes
+PIPE = "/dlx/pipe/2"
 HANDSHAKE_DEADLINE = 10.0
 SEND_DEADLINE = 30.0
 WAITING = 16  # accepted pipes that nobody has taken yet
+UNREAD = 4  # frames of the largest size that came and were not taken
 _READ = 256 * 1024
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class Pipe:
                     self._queued += length
                     del buffer[: 4 + length]
                     self._arrived.set()
-                if self._queued > 2 * self._frame_limit:
+                if self._queued > UNREAD * self._frame_limit:
                     raise StreamBroken(f"{self._queued} bytes came that nobody read")
         except StreamBroken as error:
             self._close(str(error))

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
-VERSIONS = (4, 4)  # of this protocol, the oldest and the newest that this node speaks
+VERSIONS = (5, 5)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]

@@ -29,7 +29,6 @@ def plan(
     """
     from msgspec.structs import asdict
 
-    from dlx.node.runs import fit
     from dlx.node.runs.history import utc
     from dlx.node.runs.upkeep import upkeep
     from dlx.training import balance
@@ -39,7 +38,6 @@ def plan(
 
     with _reading(manifest):
         draft = draft_from_toml(manifest)
-        fit.check_pipes(draft)
     warnings = advice.warnings(draft)
     costs, suggested = balance.costs(draft), balance.balanced(draft)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)

@@ -82,7 +82,7 @@ class SlotHands:
             left_out=order.left_out,
             previous=self._own[max(self._own)].contribution.payload if self._own else None,
         )
-        self._trainer.post(m.Train(inputs))
+        self._trainer.post(m.Train(inputs, {link: self._pipes.number(link) for link in ("previous", "next")}))
 
     def stop_round(self, reason: str) -> None:
         self._pipes.close()

@@ -2,17 +2,20 @@
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 import trio
 from eth_utils import to_canonical_address
 
 from dlx.ground.backoff import Backoff
+from dlx.node.daemon.flow import Flow
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeFrame, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
+from dlx.training.inner.traffic import Incoming
 
 REDIAL = Backoff(0.5, 5.0)
 log = logging.getLogger(__name__)
@@ -22,7 +25,11 @@ class Pipes:
     """Stage s dials stage s+1 and is dialled by stage s-1.
 
     `holder(stage)` is (account, peer id) of our replica's holder of a stage, or None. `on_open(link)`,
-    `on_frame(link, frame)` and `on_gone(link)` hear of links "previous" and "next".
+    `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
+    pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there.
+
+    All that a pipe brings is taken at once, or the library would end a neighbour's stream; what it may bring bounds how
+    much memory that takes, here and in whatever `on_tensor` hands it to.
     """
 
     def __init__(
@@ -31,14 +38,18 @@ class Pipes:
         hello: wire.PipeHello,
         stages: int,
         holder: Callable[[int], tuple[str, str] | None],
+        incoming: Callable[[str], Mapping[str, Incoming]],
         on_open: Callable[[str], None],
-        on_frame: Callable[[str, PipeFrame], Awaitable[None]],
+        on_want: Callable[[str, PipeWant], None],
+        on_tensor: Callable[[str, int, PipeTensor], None],
         on_gone: Callable[[str], None],
         reject: Callable[[str, str], None],
     ) -> None:
         self._service, self._hello, self._stages, self._holder = service, hello, stages, holder
-        self._on_open, self._on_frame, self._on_gone, self._reject = on_open, on_frame, on_gone, reject
+        self._incoming, self._on_want, self._on_tensor = incoming, on_want, on_tensor
+        self._on_open, self._on_gone, self._reject = on_open, on_gone, reject
         self._open: dict[str, _Link] = {}
+        self._numbers = count(1)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -66,12 +77,17 @@ class Pipes:
     def send_want(self, round: int, ready: bool) -> None:
         """Tell both neighbours."""
         for link in self._open:
-            self.post(link, PipeWant(round, ready))
+            self._open[link].outgoing.send_nowait(PipeWant(round, ready))
 
-    def post(self, link: str, frame: PipeFrame) -> None:
-        """To a neighbour if its pipe is open, in order; a failure shows as `on_gone`."""
-        if link in self._open:
-            self._open[link].outgoing.send_nowait(frame)
+    def post(self, link: str, pipe: int, piece: PipeTensor) -> None:
+        """To a neighbour if this pipe is still the one to it, in order; a failure shows as `on_gone`."""
+        if link in self._open and self._open[link].number == pipe:
+            self._open[link].flow.sent(piece)
+            self._open[link].outgoing.send_nowait(piece)
+
+    def number(self, link: str) -> int:
+        """Of the pipe that leads there now; 0: none."""
+        return self._open[link].number if link in self._open else 0
 
     def close(self) -> None:
         """Break every pipe now; they are made anew."""
@@ -100,9 +116,10 @@ class Pipes:
             await trio.sleep(REDIAL.delay(failures, random))
 
     async def _pump(self, name: str, pipe: Pipe) -> None:
+        # holds what training sends ahead of the neighbour's answers: one forward one backward bounds it
         outgoing, to_send = trio.open_memory_channel[PipeFrame](math.inf)
         async with trio.open_nursery() as nursery:
-            link = _Link(pipe, nursery.cancel_scope, outgoing)
+            link = _Link(next(self._numbers), pipe, nursery.cancel_scope, outgoing, Flow(self._incoming(name)))
             if name in self._open:
                 self._open[name].scope.cancel()
                 self._on_gone(name)
@@ -111,16 +128,25 @@ class Pipes:
             self._on_open(name)
             try:
                 while True:
-                    await self._on_frame(name, decode_frame(await pipe.receive()))
+                    self._hear(name, link, decode_frame(await pipe.receive()))
             except PipeClosed as error:
                 log.debug("%s", error)
             except wire.WireError as error:
+                log.info("pipe to the %s stage closed: %s", name, error)
                 self._reject(f"pipe_{error.reason}", pipe.peer_id)
             nursery.cancel_scope.cancel()
         if self._open.get(name) is link:
             del self._open[name]
             self._on_gone(name)
         await pipe.aclose()
+
+    def _hear(self, name: str, link: "_Link", frame: PipeFrame) -> None:
+        match frame:
+            case PipeWant():
+                self._on_want(name, frame)
+            case PipeTensor():
+                link.flow.came(frame)
+                self._on_tensor(name, link.number, frame)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
@@ -134,6 +160,8 @@ class Pipes:
 
 @dataclass(frozen=True, eq=False)
 class _Link:
+    number: int
     pipe: Pipe
     scope: trio.CancelScope
     outgoing: trio.MemorySendChannel[PipeFrame]
+    flow: Flow

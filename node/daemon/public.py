@@ -10,7 +10,7 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
-from dlx.node.runs.fit import check_pipes, differences
+from dlx.node.runs.fit import differences
 from dlx.p2p.exchange import BlobExchange
 from dlx.training.data import shards
 from dlx.training.data.shards import DataManifest
@@ -34,7 +34,6 @@ class PublicData:
         manifest = parse((await self._fetch(view.config.manifest, MAX_BYTES)).read_bytes())
         if wrong := differences(manifest, view):
             raise Failure(f"the run's manifest and its registration disagree, do not train it: {'; '.join(wrong)}")
-        check_pipes(manifest)
         return manifest
 
     async def everything(self, manifest: Manifest) -> DataManifest:

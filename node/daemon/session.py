@@ -4,6 +4,7 @@ Everything runs in the trio task group of `Session.run`; the machine decides, th
 """
 
 import contextlib
+from functools import partial
 from random import Random
 
 import trio
@@ -32,9 +33,10 @@ from dlx.node.round.rules import Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant
+from dlx.p2p.frames import PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
+from dlx.training.inner.traffic import incoming
 from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
@@ -59,8 +61,10 @@ class Session:
             wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
             len(context.manifest.stages),
             self._holder,
+            partial(incoming, context.manifest, self.stage),
             self._on_pipe_open,
-            self._on_frame,
+            self._on_want,
+            self._on_tensor,
             self._on_pipe_gone,
             context.reject,
         )
@@ -238,22 +242,20 @@ class Session:
             case m.Opened(trained=trained):
                 self.emit(e.TrainerBack())
                 self._finish(trained)
-            case m.Tensor(link=link, frame=frame):
-                self.pipes.post(link, frame)
+            case m.Tensor():
+                self.pipes.post(message.link, message.pipe, message.piece)
 
     def _on_pipe_open(self, link: str) -> None:
-        self.trainer.post(m.Fresh(link))
         self.emit(e.NeighbourWants(link, 0))
 
     def _on_pipe_gone(self, link: str) -> None:
         self.emit(e.NeighbourWants(link, None))
 
-    async def _on_frame(self, link: str, frame: PipeFrame) -> None:
-        match frame:
-            case PipeWant(round=round, ready=ready):
-                self.emit(e.NeighbourWants(link, round, ready))
-            case PipeTensor():
-                await self.trainer.post_frame(m.Tensor(link, frame))
+    def _on_want(self, link: str, want: PipeWant) -> None:
+        self.emit(e.NeighbourWants(link, want.round, want.ready))
+
+    def _on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
+        self.trainer.post(m.Tensor(link, pipe, piece))
 
     # ---- actions out ----
 

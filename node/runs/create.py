@@ -14,7 +14,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs.fit import check_pipes, config_of, genesis_of
+from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
@@ -44,7 +44,6 @@ def create_run(
     naming the key for a bad draft, DataError for bad sources, LedgerError.
     """
     draft = draft_from_toml(draft_path)
-    check_pipes(draft)
     for warning in advice.warnings(draft):
         progress(f"warning: {warning}")
     if not client.balance(client.account):  # said before hours go into a corpus

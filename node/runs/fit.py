@@ -1,4 +1,4 @@
-"""What a run's recipe has to fit: the ledger's own record of it, and the pipes."""
+"""What a run's recipe has to fit: the ledger's own record of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,8 @@ from dataclasses import asdict
 
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view import RunView
-from dlx.node.home import shown
-from dlx.p2p.frames import FRAME_LIMIT
 from dlx.training.recipe.manifest import Manifest, manifest_hash
-from dlx.training.recipe.recipe import Recipe, activation_bytes, max_inner_steps
-from dlx.training.recipe.strict import ManifestError
-
-_FRAME_OVERHEAD = 64  # bytes around the tensor of a pipe frame
-
-
-def check_pipes(recipe: Recipe) -> None:
-    """Raises ManifestError for a run whose activations no pipe carries."""
-    size = activation_bytes(recipe)
-    if size + _FRAME_OVERHEAD > FRAME_LIMIT:
-        raise ManifestError(
-            f"data.micro_batches: one micro-batch's activations take {shown.size(size)}, but a pipe carries frames of "
-            f"{shown.size(FRAME_LIMIT)}: use more micro-batches"
-        )
+from dlx.training.recipe.recipe import max_inner_steps
 
 
 def differences(manifest: Manifest, view: RunView) -> list[str]:

@@ -22,7 +22,6 @@ REQUEST_SECONDS = 120.0  # for each payload of a request
 RESTART = Backoff(first=0.5, cap=60.0)
 SILENCES = 2  # questions in a row without even a late answer: it hangs
 STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
-MAX_WAITING_FRAMES = 256
 log = logs.get(__name__)
 
 OnMessage = Callable[[m.FromTrainer], None]
@@ -115,15 +114,12 @@ class Trainer:
         return self._first_opened
 
     def post(self, message: m.ToTrainer) -> None:
-        """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says."""
+        """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says.
+
+        Never waits: what waits here are questions, a few, and what neighbours may send unasked (`node.daemon.flow`).
+        """
         if self._outgoing is not None:
             self._outgoing.send_nowait(message)
-
-    async def post_frame(self, message: m.Tensor) -> None:
-        """`post` that waits while the process is far behind, so that a fast neighbour cannot fill our memory."""
-        self.post(message)
-        while self._outgoing is not None and self._outgoing.statistics().current_buffer_used > MAX_WAITING_FRAMES:
-            await trio.sleep(0.01)
 
     async def outer(
         self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...], ranks: tuple[int, ...] = ()
@@ -273,7 +269,7 @@ async def _read(stream: trio.SocketStream) -> m.FromTrainer | None:
     return None if body is None else m.from_trainer.decode(body)
 
 
-async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:
+async def _exactly(stream: trio.SocketStream, size: int) -> bytearray | None:
     parts = bytearray()
     while len(parts) < size:
         try:
@@ -283,4 +279,4 @@ async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:
         if not part:
             return None
         parts += part
-    return bytes(parts)
+    return parts

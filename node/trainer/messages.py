@@ -47,6 +47,7 @@ class Open(Struct, frozen=True, tag="open"):
 
 class Train(Struct, frozen=True, tag="train"):
     inputs: RoundInputs
+    pipes: dict[str, int] = {}  # by link, the number of the pipe to that neighbour: frames of others are void
 
 
 class Stop(Struct, frozen=True, tag="stop"):
@@ -97,16 +98,11 @@ class Start(Struct, frozen=True, tag="start"):
 
 
 class Tensor(Struct, frozen=True, tag="tensor"):
-    """A pipe frame for, or from, the neighbour at `link` ("previous" or "next")."""
+    """A piece for, or from, the neighbour at `link` ("previous" or "next"), by the pipe of this number."""
 
     link: str
-    frame: PipeTensor
-
-
-class Fresh(Struct, frozen=True, tag="fresh"):
-    """A new pipe leads to the neighbour at `link`: frames of an attempt over the old one are void."""
-
-    link: str
+    pipe: int
+    piece: PipeTensor
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
@@ -166,7 +162,7 @@ class Gone(Struct, frozen=True, tag="gone"):
     blobs: tuple[Hash, ...] = ()  # public blobs without which the slot cannot be opened: fetch them again
 
 
-ToTrainer = Open | Train | Stop | Outer | Measure | Check | Start | Tensor | Fresh
+ToTrainer = Open | Train | Stop | Outer | Measure | Check | Start | Tensor
 FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
 
 LENGTH = struct.Struct(">I")
@@ -175,7 +171,9 @@ to_trainer = msgspec.msgpack.Decoder(ToTrainer)
 from_trainer = msgspec.msgpack.Decoder(FromTrainer)
 
 
-def pack(message: ToTrainer | FromTrainer) -> bytes:
+def pack(message: ToTrainer | FromTrainer) -> bytearray:
     """A length-prefixed frame."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
+    frame = bytearray(LENGTH.size)
+    _encoder.encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+    return frame

@@ -19,12 +19,12 @@ from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
 from dlx.node.trainer import messages as m
-from dlx.p2p.frames import FRAME_LIMIT, PipeTensor
+from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.training import selftest
 from dlx.training.codecs import CodecError, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.inner.loop import TrainingError
-from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.spectrum import kept_energy
@@ -34,8 +34,7 @@ from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
 from dlx.training.slot.slot import Slot
 
-RECV_SECONDS = 60.0  # a neighbour silent for that long within a round has left it
-MAX_WAITING = 4 * FRAME_LIMIT  # bytes of frames that nobody has asked for yet: more is a hostile neighbour
+RECV_SECONDS = 60.0  # a neighbour silent for that long, or a round timeout, within a round has left it
 
 
 def main(descriptor: int) -> None:
@@ -76,9 +75,7 @@ class Server:
     def _dispatch(self, message: m.ToTrainer) -> None:
         match message:
             case m.Tensor():
-                self._links[message.link].push(message.frame)
-            case m.Fresh():
-                self._links[message.link].forget()
+                self._links[message.link].push(message.pipe, message.piece)
             case m.Open():
                 threading.Thread(target=self._guard, args=(self._open, message), daemon=True).start()
             case m.Train():
@@ -124,8 +121,8 @@ class Server:
         last = len(self._manifest.stages) - 1
         while True:
             order = self._rounds.get()
-            for link in self._links.values():
-                link.begin(order.inputs.round)
+            for name, link in self._links.items():
+                link.begin(order.inputs.round, order.pipes.get(name, 0), self._manifest.timing.round_timeout)
             if self._stop.is_set():
                 self.send(m.Abandoned(order.inputs.round, "stopped before it began"))
                 continue
@@ -212,54 +209,73 @@ def trouble_of(error: Exception) -> m.Trouble:
 
 
 class SocketLink:
-    """A `Link` over the socket: frames of the current round, matched by kind, step and micro-batch."""
+    """A `Link` over the socket: messages of the current round, in pieces, matched by kind, step and micro-batch.
+
+    The network process has looked at what comes (`node.daemon.flow`): pieces in order, and no more than is waited for.
+    """
 
     def __init__(self, name: str, send: Callable[[m.Tensor], None]) -> None:
         self._name = name
         self._send = send
         self._round = 0
-        self._frames: dict[tuple[int, str, int, int], bytes] = {}
+        self._pipe = 0  # of the current round
+        self._newest = 0  # pipe that something came by
+        self._seconds = RECV_SECONDS
+        self._whole: dict[tuple[int, str, int, int], bytearray] = {}
+        self._coming = bytearray()  # the message of which pieces are still missing
         self._changed = threading.Condition()
         self._broken: str | None = None
 
-    def begin(self, round: int) -> None:
-        """Frames of this round are wanted now; older ones are dropped."""
+    def begin(self, round: int, pipe: int, round_timeout: float = 0.0) -> None:
+        """Messages of this round by this pipe are wanted now; others are dropped."""
         with self._changed:
-            self._round, self._broken = round, None
-            self._frames = {key: data for key, data in self._frames.items() if key[0] >= round}
-
-    def forget(self) -> None:
-        """Drop what came over an older pipe."""
-        with self._changed:
-            self._frames.clear()
+            self._round, self._pipe, self._broken = round, pipe, None
+            self._seconds = max(RECV_SECONDS, round_timeout)
+            self._follow(pipe)
+            self._whole = {key: data for key, data in self._whole.items() if key[0] >= round}
 
     def close(self, reason: str) -> None:
         with self._changed:
             self._broken = reason
-            self._frames.clear()
+            self._whole.clear()
             self._changed.notify_all()
 
-    def push(self, frame: PipeTensor) -> None:
+    def push(self, pipe: int, piece: PipeTensor) -> None:
         with self._changed:
-            if sum(map(len, self._frames.values())) + len(frame.data) > MAX_WAITING or len(self._frames) > 10_000:
-                self._broken = f"the {self._name} stage sent more than was asked for"
-                self._changed.notify_all()
-            elif frame.round >= self._round:
-                self._frames[frame.round, frame.kind, frame.step, frame.micro] = frame.data
-                self._changed.notify_all()
+            self._follow(pipe)
+            if piece.offset == 0:
+                self._coming = bytearray(piece.total)
+            self._coming[piece.offset : piece.offset + len(piece.data)] = piece.data
+            if piece.is_last:
+                if piece.round >= self._round:
+                    self._whole[piece.round, piece.kind, piece.step, piece.micro] = self._coming
+                self._coming = bytearray()
+            self._changed.notify_all()
 
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
-        self._check()
-        self._send(m.Tensor(self._name, PipeTensor(self._round, kind, step, micro, bytes(data))))
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
+        view = memoryview(data)
+        for offset in range(0, max(1, len(view)), TENSOR_PIECE):  # what is empty is sent too
+            self._check()
+            piece = PipeTensor(self._round, kind, step, micro, len(view), offset, view[offset : offset + TENSOR_PIECE])
+            self._send(m.Tensor(self._name, self._pipe, piece))
 
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
+    def recv(self, kind: str, step: int, micro: int) -> Bytes:
         key = (self._round, kind, step, micro)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._frames or self._broken is not None, RECV_SECONDS)
-            if key in self._frames:
-                return self._frames.pop(key)
+            there = True
+            while key not in self._whole and self._broken is None and there:
+                there = self._changed.wait(self._seconds)  # as long as anything comes, however slowly
+            if key in self._whole:
+                return self._whole.pop(key)
             self._check()
-        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {RECV_SECONDS:.0f} s")
+        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {self._seconds:.0f} s")
+
+    def _follow(self, pipe: int) -> None:
+        """What came by an older pipe belongs to an attempt that is over."""
+        if pipe != self._newest:
+            self._newest = pipe
+            self._whole.clear()
+            self._coming = bytearray()
 
     def _check(self) -> None:
         if self._broken is not None:

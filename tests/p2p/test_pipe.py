@@ -117,7 +117,7 @@ async def test_a_cancelled_send_spoils_the_pipe_but_not_the_connection(tmp_path)
 
 async def test_nonsense_instead_of_a_hello_is_counted(tmp_path):
     async with network(tmp_path, 2) as (one, two):
-        stream = await one.host.open_stream(two.id, "/dlx/pipe/1", 5)
+        stream = await one.host.open_stream(two.id, "/dlx/pipe/2", 5)
         await write_short(stream, wire.encode(wire.BlobReply(1, 1)))
         await until(lambda: two.rejected["pipe_schema"])
 

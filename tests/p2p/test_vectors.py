@@ -32,6 +32,8 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy:
             return st.integers(low, high)
         case inspect.BytesType(min_length=low, max_length=high):
             return st.binary(min_size=low or 0, max_size=min(high or 1000, 1000))
+        case inspect.MemoryViewType(max_length=high):
+            return st.binary(max_size=min(high or 1000, 1000)).map(memoryview)
         case inspect.StrType(pattern=str(pattern), max_length=high):
             return st.from_regex(pattern, alphabet=st.characters(max_codepoint=126)).filter(
                 lambda text: len(text) <= high
@@ -64,7 +66,7 @@ def test_msgpack_reads_what_a_node_sends_and_writes_the_same_bytes(kind: type, d
 
 
 def test_a_frame_of_many_bytes_is_read_too() -> None:
-    sent, meant = on_the_wire(PipeTensor(1, "forward", 3, 2, bytes(70_000)))
+    sent, meant = on_the_wire(PipeTensor(1, "activation", 3, 2, 70_000, 0, memoryview(bytes(70_000))))
     assert msgpack.unpackb(sent) == meant and msgpack.packb(meant) == sent
 
 

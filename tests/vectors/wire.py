@@ -24,7 +24,7 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((4, 4), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((5, 5), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
     wire.ContributionMessage(_bytes(929, 3)),
     wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
@@ -47,8 +47,8 @@ MESSAGES: list[wire.Message] = [
     wire.BlobReply(2**63 - 1, 65536),
 ]
 FRAMES: list[PipeFrame] = [
-    PipeTensor(0, "", 0, 0, b""),
-    PipeTensor(70000, "activations", 20, 3, _bytes(300, 0)),
+    PipeTensor(0, "", 0, 0, 0, 0, memoryview(b"")),
+    PipeTensor(70000, "activation", 20, 3, 2**32, 4 << 20, memoryview(_bytes(300, 0))),
     PipeWant(0, False),
     PipeWant(2**32 - 1, True),
 ]
@@ -70,7 +70,7 @@ def content() -> dict[str, Any]:
 
 
 def fields_of(message: msgspec.Struct) -> dict[str, Any]:
-    """The fields as msgpack has them: a tuple is an array."""
+    """The fields as msgpack has them: a tuple is an array, and a view its bytes."""
     return {name: _plain(getattr(message, name)) for name in message.__struct_fields__}
 
 
@@ -80,7 +80,12 @@ def _vector(message: msgspec.Struct, data: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    match value:
+        case tuple():
+            return list(value)
+        case memoryview():
+            return bytes(value)
+    return value
 
 
 if __name__ == "__main__":

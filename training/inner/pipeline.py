@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dlx.training.models.stages import StageModel
 
+Bytes = bytes | bytearray | memoryview
+
 
 class PipeBroken(Exception):
     """A neighbour is gone, too late, or sent something else than expected: the replica's round is abandoned."""
@@ -26,13 +28,13 @@ class Stopped(PipeBroken):
 class Link(Protocol):
     """A connection to a stage neighbour. Each side sends and receives in its own thread of control."""
 
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         """Hand over one message without waiting for the neighbour to receive it (two blocking senders would wait for
         each other for ever). Raises PipeBroken."""
 
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
-        """The next message, which must carry this kind, step and micro-batch. Raises PipeBroken, also after the
-        link's deadline."""
+    def recv(self, kind: str, step: int, micro: int) -> Bytes:
+        """The next message, which must carry this kind, step and micro-batch; a bytearray is the caller's to keep.
+        Raises PipeBroken, also after the link's deadline."""
 
 
 def run_step(
@@ -133,7 +135,7 @@ def barrier(step: int, previous: Link | None, next: Link | None, behind: bytes =
         previous.send("release", step, 0, behind)
 
 
-def _compare(its: bytes, mine: bytes, which: str) -> None:
+def _compare(its: Bytes, mine: bytes, which: str) -> None:
     if its != mine:
         raise PipeBroken(f"the {which} stage recorded other tensors or norms of this round than went over the pipe")
 
@@ -145,17 +147,17 @@ def queue_links(timeout: float = 60.0) -> tuple[Link, Link]:
     return _QueueLink(there, back, timeout), _QueueLink(back, there, timeout)
 
 
-_Message = tuple[str, int, int, bytes]
+_Message = tuple[str, int, int, Bytes]
 
 
 class _QueueLink:
     def __init__(self, out: "queue.SimpleQueue[_Message]", into: "queue.SimpleQueue[_Message]", timeout: float) -> None:
         self._out, self._into, self._timeout = out, into, timeout
 
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         self._out.put((kind, step, micro, data))
 
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
+    def recv(self, kind: str, step: int, micro: int) -> Bytes:
         try:
             *tag, data = self._into.get(timeout=self._timeout)
         except queue.Empty:
@@ -170,19 +172,20 @@ def _check(stop: Callable[[], bool]) -> None:
         raise Stopped("asked to stop")
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().numpy().tobytes()
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's own memory, where that is main memory."""
+    return tensor.detach().cpu().contiguous().numpy().data.cast("B")
 
 
-def _tensor(data: bytes, shape: tuple[int, ...]) -> Tensor:
+def _tensor(data: Bytes, shape: tuple[int, ...]) -> Tensor:
     """float32, little-endian as on every supported machine."""
     expected = 4 * torch.Size(shape).numel()
     if len(data) != expected:
         raise PipeBroken(f"expected {expected} bytes of float32, got {len(data)}")
-    return torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.float32).view(shape)
 
 
-def _numbers(data: bytes, count: int) -> tuple[float, ...]:
+def _numbers(data: Bytes, count: int) -> tuple[float, ...]:
     """Norms and losses: float64, not negative, but infinite or NaN where the replica has diverged."""
     if len(data) != 8 * count:
         raise PipeBroken(f"expected {8 * count} bytes of float64, got {len(data)}")

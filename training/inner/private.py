@@ -7,7 +7,7 @@ What they all learn is the sha256 of the data manifest; the data itself never le
 import contextlib
 import time
 
-from dlx.training.inner.pipeline import Link, PipeBroken
+from dlx.training.inner.pipeline import Bytes, Link, PipeBroken
 from dlx.training.recipe.manifest import Manifest
 
 PAUSE = 3.0  # s
@@ -61,7 +61,7 @@ def _expect(mine: bytes | None) -> bytes:
     return mine
 
 
-def _hash(data: bytes) -> bytes:
+def _hash(data: Bytes) -> bytes:
     if len(data) != 32:
         raise PipeBroken(f"expected the 32 bytes of a data manifest's hash, got {len(data)}")
-    return data
+    return bytes(data)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlx.ground import durable
 from dlx.ground.constants import NO_HASH
-from dlx.training.inner.pipeline import Link, Norms
+from dlx.training.inner.pipeline import Bytes, Link, Norms
 from dlx.training.slot.trace import Boundary, Step, agreement
 
 
@@ -64,12 +64,12 @@ class _Tap:
         self._draft = folder / f".{came}.tmp"
         self._begin()
 
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         if kind == self._went:
             self._sent.update(data)
         self._link.send(kind, step, micro, data)
 
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
+    def recv(self, kind: str, step: int, micro: int) -> Bytes:
         data = self._link.recv(kind, step, micro)
         if kind == self._came:
             self._received.update(data)

@@ -30,7 +30,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
-from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
@@ -387,7 +387,7 @@ class _Recorded:
     def distance(self) -> float:
         return _ratio(self._apart, self._whole)
 
-    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         if kind == "norm":
             self._norm = struct.unpack("<d", data)[0] ** 0.5
         if kind in ("activation", "gradient") and self._went is not None:

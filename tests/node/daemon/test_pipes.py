@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -12,6 +13,7 @@ from dlx.node.daemon.pipes import Pipes
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import PipeClosed
+from dlx.training.inner.traffic import Incoming
 
 RUN = b"R" * 32
 ACCOUNTS = {stage: checksum(bytes([0xA0 + stage]) * 20) for stage in range(3)}
@@ -57,8 +59,10 @@ class Neighbourhood:
             wire.PipeHello(RUN, 1, stage, bytes.fromhex(ACCOUNTS[stage][2:])),
             3,
             self.holders.get,
+            lambda link: {"activation": Incoming((5,), "gradient", 1)},
             lambda link: self.told.append(("open", link)),
-            self._on_frame,
+            lambda link, want: self.told.append(("want", link, want)),
+            lambda link, pipe, piece: self.told.append(("tensor", link, pipe, piece)),
             lambda link: self.told.append(("gone", link)),
             lambda reason, peer: self.told.append(("rejected", reason, peer)),
         )
@@ -68,9 +72,6 @@ class Neighbourhood:
         if not self.answers:
             raise PipeClosed("nobody answers")
         return self.answers.popleft()
-
-    async def _on_frame(self, link: str, frame: PipeFrame) -> None:
-        self.told.append(("frame", link, frame))
 
     def run(self, program: Callable[[], Awaitable[None]], clock: MockClock | None = None) -> None:
         async def main() -> None:
@@ -109,29 +110,43 @@ def test_a_free_slot_has_no_pipe() -> None:
 
 def test_frames_go_both_ways_until_the_neighbour_hangs_up() -> None:
     here, pipe = Neighbourhood(2), FakePipe(PEERS[1])
-    tensor = PipeTensor(3, "forward", 0, 1, b"bytes")
+    tensor = PipeTensor(3, "gradient", 0, 1, 5, 0, memoryview(b"bytes"))
+    came = msgspec.structs.replace(tensor, kind="activation")
 
     async def program() -> None:
         here.pipes.dial()  # nobody: the last stage is only dialled
         here.pipes.take(pipe)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
         here.pipes.send_want(3, True)
-        here.pipes.post("previous", tensor)
-        here.pipes.post("next", tensor)  # there is none
+        here.pipes.post("previous", number := here.pipes.number("previous"), tensor)
+        here.pipes.post("previous", number + 1, tensor)  # of an attempt over another pipe
+        here.pipes.post("next", here.pipes.number("next"), tensor)  # there is none
         pipe.arrive(encode_frame(PipeWant(4, False)))
+        pipe.arrive(encode_frame(came))
         await wait_all_tasks_blocked()
         assert pipe.sent == [PipeWant(3, True), tensor]
         pipe.hang_up()
         await wait_all_tasks_blocked()
 
     here.run(program)
-    assert here.told == [("open", "previous"), ("frame", "previous", PipeWant(4, False)), ("gone", "previous")]
+    assert here.told == [
+        ("open", "previous"),
+        ("want", "previous", PipeWant(4, False)),
+        ("tensor", "previous", 1, came),
+        ("gone", "previous"),
+    ]
     assert pipe.closed and not here.dialled
 
 
 @pytest.mark.parametrize(
     ("reason", "data"),
-    [("pipe_malformed", b"\xc1"), ("pipe_schema", b"\x91\xa1x"), ("pipe_schema", b"\x93\xa1w\x01\x01")],
+    [
+        ("pipe_malformed", b"\xc1"),
+        ("pipe_schema", b"\x91\xa1x"),
+        ("pipe_schema", b"\x93\xa1w\x01\x01"),
+        ("pipe_flow", encode_frame(PipeTensor(0, "activation", 0, 0, 1 << 40, 0, memoryview(b"")))),
+        ("pipe_flow", encode_frame(PipeTensor(0, "gradient", 0, 0, 5, 0, memoryview(b"bytes")))),
+    ],
 )
 def test_a_neighbour_that_sends_nonsense_is_counted_and_cut_off(reason: str, data: bytes) -> None:
     here, pipe = Neighbourhood(1), FakePipe(PEERS[0])
@@ -154,7 +169,7 @@ def test_a_newer_pipe_replaces_the_older_one() -> None:
             here.pipes.take(pipe)  # type: ignore[arg-type]
             await wait_all_tasks_blocked()
         assert old.closed and not new.closed
-        here.pipes.post("previous", PipeWant(1, True))
+        here.pipes.send_want(1, True)
         await wait_all_tasks_blocked()
         assert not old.sent and new.sent == [PipeWant(1, True)]
 

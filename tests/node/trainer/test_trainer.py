@@ -2,6 +2,7 @@
 
 import errno
 import queue
+import random
 import socket
 import threading
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from dlx.ground.blobs import Damaged
 from dlx.node.trainer import messages as m
 from dlx.node.trainer import process
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, Wrong, error_of
-from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import TENSOR_PIECE, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.wire import WireError
 from dlx.training.codecs import CodecError
 from dlx.training.data.shards import DataDamaged
@@ -31,24 +32,32 @@ from dlx.training.slot.records import RoundInputs
 
 def link() -> process.SocketLink:
     made = process.SocketLink("next", lambda message: None)
-    made.begin(3)
+    made.begin(3, 1)
     return made
+
+
+def manifest_of(stages: int) -> Any:
+    return SimpleNamespace(stages=[(0, 1)] * stages, timing=SimpleNamespace(round_timeout=1))
+
+
+def whole(round: int, kind: str, step: int, micro: int, data: bytes) -> PipeTensor:
+    return PipeTensor(round, kind, step, micro, len(data), 0, memoryview(data))
 
 
 def test_frames_are_matched_by_what_they_are_and_not_by_when_they_come() -> None:
     one = link()
-    one.push(PipeTensor(3, "gradient", 1, 1, b"later"))
-    one.push(PipeTensor(4, "activation", 0, 0, b"of the next round"))
-    threading.Timer(0.01, one.push, [PipeTensor(3, "gradient", 1, 0, b"sooner")]).start()
+    one.push(1, whole(3, "gradient", 1, 1, b"later"))
+    one.push(1, whole(4, "activation", 0, 0, b"of the next round"))
+    threading.Timer(0.01, one.push, [1, whole(3, "gradient", 1, 0, b"sooner")]).start()
     assert one.recv("gradient", 1, 0) == b"sooner"
     assert one.recv("gradient", 1, 1) == b"later"
-    one.begin(4)
+    one.begin(4, 1)
     assert one.recv("activation", 0, 0) == b"of the next round"
 
 
 def test_a_closed_link_breaks_whoever_waits_and_forgets_what_it_held() -> None:
     one = link()
-    one.push(PipeTensor(3, "barrier", 0, 0, b"stale"))
+    one.push(1, whole(3, "barrier", 0, 0, b"stale"))
     one.close("the neighbour is gone")
     with pytest.raises(PipeBroken, match="the neighbour is gone"):
         one.recv("barrier", 0, 0)
@@ -59,19 +68,42 @@ def test_a_closed_link_breaks_whoever_waits_and_forgets_what_it_held() -> None:
 def test_a_new_pipe_voids_the_frames_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "RECV_SECONDS", 0.05)
     one = link()
-    one.push(PipeTensor(3, "release", 0, 0, b"of an aborted attempt"))
-    one.forget()
+    one.push(1, whole(3, "release", 0, 0, b"of an aborted attempt"))
+    one.push(2, whole(3, "norm", 0, 0, b"by the new pipe"))
+    one.begin(3, 2)
+    assert one.recv("norm", 0, 0) == b"by the new pipe"
     with pytest.raises(PipeBroken, match="sent no release"):
         one.recv("release", 0, 0)
 
 
-def test_a_neighbour_that_floods_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_WAITING", 100)
-    one = link()
-    for step in range(20):
-        one.push(PipeTensor(3, "activation", step, 0, bytes(10)))
-    with pytest.raises(PipeBroken, match="more than was asked for"):
-        one.recv("gradient", 0, 0)
+@pytest.mark.parametrize("size", [0, 1, TENSOR_PIECE, TENSOR_PIECE + 1, 3 * TENSOR_PIECE - 1])
+def test_a_message_of_any_size_goes_in_pieces(size: int) -> None:
+    sent: list[m.Tensor] = []
+    here, there, data = process.SocketLink("next", sent.append), link(), random.Random(0).randbytes(size)
+    here.begin(3, 7)
+    here.send("activation", 2, 1, data)
+    assert [one.pipe for one in sent] == [7] * max(1, -(-size // TENSOR_PIECE))
+    for one in sent:
+        there.push(1, msgspec.msgpack.decode(msgspec.msgpack.encode(one.piece), type=PipeTensor))
+    assert there.recv("activation", 2, 1) == data
+
+
+def test_a_neighbour_whose_pieces_come_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow link one tensor may take longer than the patience with silence."""
+    sent: list[m.Tensor] = []
+    here, there = process.SocketLink("next", sent.append), link()
+    here.begin(3, 1)
+    here.send("activation", 0, 0, data := bytes(4 * TENSOR_PIECE))
+    waited: list[float | None] = []
+
+    def wait(seconds: float | None) -> bool:
+        waited.append(seconds)
+        there.push(1, sent[len(waited) - 1].piece)
+        return True
+
+    monkeypatch.setattr(there._changed, "wait", wait)
+    assert there.recv("activation", 0, 0) == data
+    assert waited == [process.RECV_SECONDS] * 4, "the whole patience anew after each piece"
 
 
 @given(st.binary(max_size=200))
@@ -83,9 +115,18 @@ def test_pipe_frames_from_anybody_decode_or_are_refused(data: bytes) -> None:
 
 
 def test_pipe_frames_survive_the_wire_and_bad_fields_do_not() -> None:
-    for frame in (PipeTensor(7, "activation", 2, 1, b"\0" * 9), PipeWant(7, True)):
+    for frame in (whole(7, "activation", 2, 1, b"\0" * 9), PipeWant(7, True)):
         assert decode_frame(encode_frame(frame)) == frame
-    for wrong in (["t", -1, "a", 0, 0, b""], ["t", 1, "a" * 17, 0, 0, b""], ["w", 1, 1], ["x", 1], ["t"]):
+    for wrong in (
+        ["t", -1, "a", 0, 0, 0, 0, b""],
+        ["t", 1, "a" * 17, 0, 0, 0, 0, b""],
+        ["t", 1, "a", 0, 0, -1, 0, b""],
+        ["t", 1, "a", 0, 0, 1 << 63, 0, b""],
+        ["t", 1, "a", 0, 0, 1 << 40, 0, bytes(TENSOR_PIECE + 1)],
+        ["w", 1, 1],
+        ["x", 1],
+        ["t"],
+    ):
         with pytest.raises(WireError):
             decode_frame(msgspec.msgpack.encode(wrong))
 
@@ -99,7 +140,10 @@ def test_a_round_that_diverges_is_abandoned_and_says_why(stages: int, monkeypatc
     with socket.socket() as channel:
         server: Any = process.Server(channel)
         monkeypatch.setattr(server, "send", said.append)
-        server._stage, server._manifest = 0, SimpleNamespace(stages=[(0, 1)] * stages)
+        server._stage, server._manifest = (
+            0,
+            manifest_of(stages),
+        )
         server._rounds = queue.SimpleQueue()
         server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
         server._rounds.put(None)  # the next order: no round
@@ -119,7 +163,10 @@ def test_a_full_disk_in_a_round_abandons_it_and_says_nothing_about_its_inputs(
     with socket.socket() as channel:
         server: Any = process.Server(channel)
         monkeypatch.setattr(server, "send", said.append)
-        server._stage, server._manifest = 0, SimpleNamespace(stages=[(0, 1)] * stages)
+        server._stage, server._manifest = (
+            0,
+            manifest_of(stages),
+        )
         server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
         server._rounds.put(None)  # the next order: no round
         with pytest.raises(AttributeError):

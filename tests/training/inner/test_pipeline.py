@@ -101,7 +101,7 @@ class _Recording:
 
     def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
         self._log.append((kind, micro))
-        changed = self._tamper(kind, data)
+        changed = self._tamper(kind, bytes(data))
         if changed is not None:
             self._link.send(kind, step, micro, changed)
 
