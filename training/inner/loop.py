@@ -8,12 +8,12 @@ from torch import Tensor
 
 from dlx.ground.constants import MOST_LOSS
 from dlx.training.data.shards import Dataset
-from dlx.training.inner import adamw, muon, schedule
+from dlx.training.inner import schedule
+from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
-from dlx.training.inner.states import divide, optimiser_shapes
+from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner
 
 
 class TrainingError(RuntimeError):
@@ -46,7 +46,7 @@ class InnerLoop:
         if self._needs_data:
             self._check_data()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._optimisers = optimisers(self._parameters, manifest.inner)
+        self._optimisers = Optimisers(self._parameters, manifest)
         for tensor in self.weights().values():
             tensor.zero_()
 
@@ -66,7 +66,7 @@ class InnerLoop:
 
     def optimiser_state(self) -> Mapping[str, Tensor]:
         """The float32 state itself, on its device, named as in `optimiser_shapes`."""
-        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
+        return self._optimisers.state
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
         """As `load_weights`; {} stands for a fresh optimiser. Raises TrainingError."""
@@ -120,9 +120,7 @@ class InnerLoop:
         inner = self._manifest.inner
         if norm > inner.clip:
             torch._foreach_mul_(gradients, inner.clip / (norm + 1e-6))
-        factor = schedule.factor(inner, index, total_steps)
-        for one in self._optimisers:
-            one.step(factor)
+        self._optimisers.step(schedule.factor(inner, index, total_steps))
         return loss
 
     def _check_data(self) -> None:
@@ -132,17 +130,6 @@ class InnerLoop:
             raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
         if not self._dataset.len_samples("train", self._manifest.data.sequence_length):
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
-
-
-def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
-    """Those that step these parameters, a model's or a stage's, all float32."""
-    matrices, others = divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
-    found: list[adamw.AdamW | muon.Muon] = []
-    if matrices:
-        found.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
-    if others:
-        found.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
-    return found
 
 
 def _load(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], what: str) -> None:
