@@ -12,6 +12,7 @@ from dlx.training.inner import schedule
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
 from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.recipe.manifest import Manifest
 
@@ -23,9 +24,9 @@ class TrainingError(RuntimeError):
 class InnerLoop:
     """Weights and optimiser state of slot (replica, stage), and the steps that change them.
 
-    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
-    thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
-    time for memory, see StageModel. What is loaded may be on any device.
+    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. On a CPU a step
+    gives the same bits in every process with the same number of threads on the same kind of machine. `placement`
+    (settled) says what is computed where, see StageModel; what is loaded may be on any device.
     """
 
     def __init__(
@@ -34,14 +35,13 @@ class InnerLoop:
         stage: int,
         replica: int,
         dataset: Dataset | None,
-        checkpoint_activations: bool = False,
-        device: str = "cpu",
+        placement: Placement = ONE_THREAD,
     ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
         self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
-        self._model = StageModel(manifest, stage, checkpoint_activations, device)
+        self._model = StageModel(manifest, stage, placement)
         self._needs_data = self._model.is_first or self._model.is_last
         if self._needs_data:
             self._check_data()
