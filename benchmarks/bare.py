@@ -27,7 +27,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from dlx.training.data.shards import Dataset
-    from dlx.training.inner.loop import optimisers
+    from dlx.training.inner.optimisers import Optimisers
     from dlx.training.recipe.manifest import parse
 
     torch.set_num_threads(threads)
@@ -37,7 +37,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     dataset = Dataset.open(blobs / data.manifest.sha256, blobs)
     config: dict[str, Any] = manifest.model.config | {"attn_implementation": "sdpa", "use_cache": False}
     model = LlamaForCausalLM(LlamaConfig(**config))
-    steppers = optimisers(dict(model.named_parameters()), inner)
+    steppers = Optimisers(dict(model.named_parameters()), manifest)
     started = 0.0
     for step in range(WARM_UP_STEPS + steps):
         if step == WARM_UP_STEPS:
@@ -49,8 +49,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), micro[:, 1:].flatten())
             (loss / data.micro_batches).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
-        for stepper in steppers:
-            stepper.step(1.0)
+        steppers.step(1.0)
         model.zero_grad()
     return steps * manifest.tokens_per_step / (time.perf_counter() - started)
 

@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlx.training.codecs import payload_sizes
 from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Outer, Recipe, activation_bytes, parse_model
@@ -141,7 +142,7 @@ def _memory(size: int, optimiser: int, activations: int, checkpointed: int, oute
 def _activations(recipe: Recipe, stage: int, checkpointed: bool) -> int:
     """Bytes that one micro-batch keeps between its forward and its backward pass: what autograd saves in a forward pass
     on tensors without memory."""
-    model = StageModel(recipe, stage, checkpointed, "meta")
+    model = StageModel(recipe, stage, Placement(device="meta", checkpoint="layers" if checkpointed else "none"))
     samples, length, width = model.activation_shape
     with FakeTensorMode():
         tensors = {name: torch.empty(one.shape, requires_grad=True) for name, one in model.named_parameters()}

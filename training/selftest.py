@@ -86,7 +86,8 @@ def _product() -> dict[str, np.ndarray]:
     nibbles = np.append(codes.ravel() % 16, 0).astype(np.uint8)
     exponents = np.linspace(10, 10 - 42, rank).astype(np.int8)  # 42 + 6 + log2(9) bits are the most allowed
     payload = exponents.tobytes() + (nibbles[0::2] | (nibbles[1::2] << 4)).tobytes()
-    return codec("lowrank").decode_arrays(payload, {"w": (rows, columns)}, Plan(rank=rank))
+    name = "up_proj.weight"  # whose rule allows factors
+    return {"w": codec("lowrank").decode_arrays(payload, {name: (rows, columns)}, Plan(rank=rank))[name]}
 
 
 def _flushes_to_zero() -> bool:

@@ -17,6 +17,7 @@ from dlx.node.round.draw import Drawn
 from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
 from dlx.node.round.rules import base_version
 from dlx.node.trainer.checks import Work
+from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.recipe.recipe import activation_bytes
@@ -50,7 +51,7 @@ class Inner:
     def __init__(self, manifest: Manifest, view: RunView) -> None:
         self.manifest, self.view, self.terms = manifest, view, Terms.of(manifest)
 
-    def work(self, drawn: Drawn, get: Get, blobs: Path, device: str = "cpu") -> Work:
+    def work(self, drawn: Drawn, get: Get, blobs: Path, placement: Placement) -> Work:
         """Everything but the files that the check itself asks for. `get` raises Absent; so does this, and Unknown and
         Lie."""
         said = self._statement(drawn, drawn.stage, get)
@@ -73,7 +74,7 @@ class Inner:
             total_steps=terms.total_steps,
             own_plans=self._own_plans(said, get),
             next_trace=self._neighbour(drawn, drawn.stage + 1, get),
-            device=device,
+            placement=placement,
         )
 
     def disputed(self, drawn: Drawn, get: Get) -> bool:

@@ -18,6 +18,7 @@ from dlx.node.round.turns import Case
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 from dlx.node.trainer.checks import Outcome
 from dlx.training.data import shards
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
@@ -34,7 +35,7 @@ class Choice:
     rounds: range | None = None  # None: those that members still have to serve
     replica: int | None = None  # None: all
     sample: float = 1.0  # part of them, by the auditor's own chance
-    device: str = "cpu"
+    placement: Placement = ONE_THREAD  # of the replays
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Replays:
     Raises BlobMissing where the run's data is gone.
     """
 
-    def __init__(self, manifest: Manifest, blobs: Blobs, device: str = "cpu") -> None:
-        self._manifest, self._blobs, self._device = manifest, blobs, device
+    def __init__(self, manifest: Manifest, blobs: Blobs, placement: Placement) -> None:
+        self._manifest, self._blobs, self._placement = manifest, blobs, placement
         named = manifest.data.manifest
         path = blobs.get(bytes.fromhex(named.sha256), min(named.size, shards.MAX_MANIFEST_BYTES))
         for part in shards.parse_data_manifest(path.read_bytes()).blobs():
@@ -81,7 +82,7 @@ class Replays:
     def _check(self, inner: Inner, drawn: Drawn) -> Found:
         from dlx.node.trainer.checking import carry_out  # torch
 
-        work = inner.work(drawn, self._get, self._blobs.work, self._device)
+        work = inner.work(drawn, self._get, self._blobs.work, self._placement)
         most = inner.most(drawn.stage)
         for name in work.sent():
             try:
@@ -132,7 +133,7 @@ def audit_inner(
     blobs = Blobs(sources, work)
     try:
         manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
-        replays = Replays(manifest, blobs, choice.device)
+        replays = Replays(manifest, blobs, choice.placement)
     except (BlobMissing, ManifestError, shards.DataError) as error:
         report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without the manifest and the data: {error}")
         return

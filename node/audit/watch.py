@@ -20,6 +20,7 @@ from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.plans import Terms, finished
 from dlx.node.round.turns import SERVE_TIMEOUTS
 from dlx.node.round.verdicts import Finding
+from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 
 POLL_SECONDS = 1.0
@@ -51,9 +52,9 @@ class Watching:
     """
 
     def __init__(
-        self, client: LedgerClient, run: bytes, sources: Sequence[Source], work: Path, device: str, say: Say
+        self, client: LedgerClient, run: bytes, sources: Sequence[Source], work: Path, placement: Placement, say: Say
     ) -> None:
-        self._client, self._run, self._say, self._device = client, run, say, device
+        self._client, self._run, self._say, self._placement = client, run, say, placement
         self._blobs = Blobs(sources, work)
         self._drawn: set[int] = set()
         self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # statement -> withheld from, looked at again
@@ -62,7 +63,7 @@ class Watching:
     def lines(self) -> Iterator[Line]:
         manifest = self._manifest()
         try:
-            replays = Replays(manifest, self._blobs, self._device)
+            replays = Replays(manifest, self._blobs, self._placement)
         except BlobMissing as error:
             raise Failure(f"the run's data is not to be had: {error}") from None
         feed = self._client.follow(self._run, manifest.confirmations)

@@ -16,6 +16,7 @@ from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import NotReady, UsageFailure
+from dlx.training.models.placement import Placement, wrong_device
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
@@ -73,7 +74,8 @@ RoundsOption = Annotated[
 ]
 ReplicaOption = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this replica.", show_default="all")]
 DeviceOption = Annotated[
-    str | None, typer.Option(metavar="D", help="Where training is replayed: cpu, cuda, cuda:1.", show_default="cpu")
+    str | None,
+    typer.Option(metavar="D", help="Where training is replayed: auto, cpu, cuda, cuda:N, mps.", show_default="cpu"),
 ]
 
 
@@ -140,7 +142,15 @@ def _choice(
         if first > last:
             raise UsageFailure(f"--rounds {rounds}: expected A-B, or one round")
         chosen = range(first, last + 1)
-    return Choice(chosen, replica, 1.0 if sample is None else sample, device or "cpu")
+    return Choice(chosen, replica, 1.0 if sample is None else sample, placement_on(device))
+
+
+def placement_on(device: str | None) -> Placement:
+    """How a replay is run on this device, with all cores. Raises UsageFailure."""
+    device = device or "cpu"
+    if wrong := wrong_device(device):
+        raise UsageFailure(f"--device {device}: {wrong}")
+    return Placement(device=device)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
         ("connected", f"{status.peers} peer{'' if status.peers == 1 else 's'}, {_ledger(status)}"),
         ("slot", "none held" if status.stage is None else f"stage {status.stage} of replica {status.replica}"),
         ("counted", _counted(status)),
+        *([] if status.trained_on is None else [("trains on", status.trained_on)]),
         *([] if status.vote is None else [("vote", status.vote)]),
         *(("notice", options.amber(notice)) for notice in status.notices),
         ("now", _now(status)),

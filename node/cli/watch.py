@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import BlobsOption, DeviceOption
+from dlx.node.cli.audit import BlobsOption, DeviceOption, placement_on
 from dlx.node.home import extras
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def command(
             open_sources(client, chosen, places, options.note) as sources,
             tempfile.TemporaryDirectory(prefix="dlx-watch-") as work,
         ):
-            watching = Watching(client, chosen, sources, Path(work), device or "cpu", options.note)
+            watching = Watching(client, chosen, sources, Path(work), placement_on(device), options.note)
             try:
                 for line in watching.lines():
                     found[line.finding or "unknown"] += 1

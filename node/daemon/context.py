@@ -13,6 +13,7 @@ from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService
 from dlx.p2p.records import Records
+from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.records import Trained
 
@@ -33,7 +34,7 @@ class RunContext:
     metrics: Metrics
     directory: Path  # of this run's state
     private_data: Path | None  # a prepared folder to train on instead of the run's data
-    checkpoint_activations: bool
+    placement: Placement  # where and how to train, as the operator chose
     records: Records
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)

@@ -57,7 +57,7 @@ class Evidence:
         inner = Inner(context.manifest, view)
         most = inner.most(drawn.stage)
         get = self._getter(drawn)
-        work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder)
+        work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder, context.placement)
         for name in work.sent():
             try:
                 await self._fetch(name, most, None)

@@ -201,7 +201,7 @@ class Node:
             client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
             pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
             private_data=private,
-            checkpoint_activations=startup.settings.checkpoint_activations, records=self._door.records,
+            placement=startup.settings.placement, records=self._door.records,
             peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
             traffic=self._host.traffic, now=self._clock.now,
         )  # fmt: skip

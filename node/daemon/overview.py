@@ -60,6 +60,7 @@ class Overview:
             phase=self._phase(),
             waiting_for=self._waiting_for(),
             failing=(*self._failing_parts(), *self._failing_actions()),
+            trained_on=str(session.placement) if session and session.placement else None,
             peers=len(self.host.agreed()),
             ledger=LedgerStatus(
                 rpc_url=shown_urls(self.rpc_url),

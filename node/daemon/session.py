@@ -37,6 +37,7 @@ from dlx.p2p.frames import PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
 from dlx.training.inner.traffic import incoming
+from dlx.training.models.placement import Placement
 from dlx.training.slot.records import Trained
 
 TICK_SECONDS = 0.2
@@ -73,6 +74,7 @@ class Session:
         self._over, self._now = trio.Event(), 0.0
         self.shelf = Shelf(self.stage)
         self.lost = False
+        self.placement: Placement | None = None  # where and how the slot is trained; None before it is open
 
     @property
     def last_trained(self) -> int | None:
@@ -89,7 +91,7 @@ class Session:
                 m.Open(
                     context.manifest_hash, self.stage, self.replica, str(self._directory / "slot"),
                     str(context.store.folder), str(context.private_data) if context.private_data else None,
-                    context.checkpoint_activations,
+                    context.placement,
                 ),
                 self._on_trainer,
             )  # fmt: skip
@@ -131,12 +133,19 @@ class Session:
             self._directory, self.progress, own, lambda: machine.view, self._shelve,
         )  # fmt: skip
         self.machine = machine
+        self._take_up(opened)
         log.info(
             "slot opened", replica=self.replica, stage=self.stage, version=newest,
-            last_trained=machine.last_trained if machine.last_trained >= 0 else None,
+            last_trained=machine.last_trained if machine.last_trained >= 0 else None, on=str(opened.placement),
         )  # fmt: skip
         self.emit(e.LedgerSeen(view, self._first_block))
         self._finish(opened.trained)
+
+    def _take_up(self, opened: m.Opened) -> None:
+        """What a training process says of its slot, every time that one opens it."""
+        self.placement = opened.placement
+        for note in opened.notes:
+            log.warning(note)
 
     def _finish(self, trained: Trained | None) -> None:
         """Sign what a training process saved and nobody signed before it, or we, were killed."""
@@ -240,6 +249,7 @@ class Session:
                 if blobs:
                     self._nursery.start_soon(self._fetch_again, blobs)
             case m.Opened(trained=trained):
+                self._take_up(message)
                 self.emit(e.TrainerBack())
                 self._finish(trained)
             case m.Tensor():

@@ -72,6 +72,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     waiting_for: str | None
     failing: tuple[str, ...]  # parts of the node, and actions, that fail now: why, and when they are tried again
+    trained_on: str | None  # device and threads, as the training process opened the slot
     peers: int
     ledger: LedgerStatus
     last_counted_round: int | None

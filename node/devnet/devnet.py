@@ -30,6 +30,7 @@ from dlx.node.home import config, identity
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.trainer.spawn import SHARED, ForkServer
+from dlx.training.models.placement import cores
 
 CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -215,6 +216,7 @@ class Devnet:
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
         arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
         arguments += ["--listen", "/ip4/127.0.0.1/tcp/0"]  # many on one machine
+        arguments += ["--threads", str(max(1, cores() // len(self.names)))]
         shared = {SHARED: self._fork_server()} if program == PROGRAM else {}
         self._spawn(name, [*program, *arguments], shared)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.training.models.placement import MOST_THREADS, Checkpoint, Placement, wrong_device
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +36,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     password_file: str = ""
     private_data: str = ""
-    checkpoint_activations: bool = False
+    device: str = "auto"
+    threads: int | str = "auto"
+    compile: bool = False
+    checkpoint_activations: Checkpoint = "none"
     disk_quota: int = 0
     disk_floor: int = 1 << 30
     audit_share: float = 0.05
+
+    @property
+    def placement(self) -> Placement:
+        """Where and how to train."""
+        threads = self.threads if isinstance(self.threads, int) else 0
+        return Placement(
+            device=self.device, threads=threads, compile=self.compile, checkpoint=self.checkpoint_activations
+        )
 
 
 HELP: dict[str, str] = {
@@ -60,7 +72,11 @@ HELP: dict[str, str] = {
     "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
     "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",
     "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
-    "checkpoint_activations": "Compute activations again in the backward pass: less memory, about a third more time.",
+    "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
+    "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
+    "compile": "Train with compiled layers (torch.compile): faster after some minutes; a CPU needs a C++ compiler.",
+    "checkpoint_activations": "What to compute again in the backward pass, to save memory: none, layers (all but their "
+    "inputs; about a third more time) or selective (all but products of matrices and attention).",
 }
 
 
@@ -168,6 +184,10 @@ def _meant(key: str, value: Any) -> Any:
     """What text stands for where another kind is wanted."""
     if key in ("disk_quota", "disk_floor") and isinstance(value, str):
         return _bytes(value)
+    if key == "threads" and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII):
+        return int(value)
+    if key == "checkpoint_activations" and isinstance(value, bool | str):  # it was a switch once
+        return {"true": "layers", "false": "none"}.get(str(value).lower(), value)
     if key == "rpc_url" and isinstance(value, str | list):
         return [url for part in ([value] if isinstance(value, str) else value) for url in _split(part)]
     return value
@@ -189,6 +209,11 @@ def _bytes(text: str) -> int:
 
 def _wrong_size(size: int) -> str | None:
     return None if 0 <= size < 2**63 else "expected a number of bytes, or text such as 20GB or 512MiB"
+
+
+def _wrong_threads(count: int | str) -> str | None:
+    fine = count == "auto" or (isinstance(count, int) and 0 < count <= MOST_THREADS)
+    return None if fine else f"expected auto, or a number from 1 to {MOST_THREADS}"
 
 
 def _wrong_network(name: str) -> str | None:
@@ -238,6 +263,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "announce": _wrong_multiaddrs,
     "bootstrap": _wrong_multiaddrs,
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
+    "device": wrong_device,
+    "threads": _wrong_threads,
     "disk_quota": _wrong_size,
     "disk_floor": _wrong_size,
     "audit_share": lambda share: None if 0 <= share <= 1 else "expected a number from 0 to 1",

@@ -14,6 +14,7 @@ from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, TypedError
 from dlx.node.trainer.checks import LENGTH, Outcome, Work, pack
 from dlx.training.data.shards import DataError, Dataset
+from dlx.training.models.placement import Placement, PlacementError, settle
 from dlx.training.models.weights import WeightsError
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.slot import replay, trace
@@ -33,23 +34,27 @@ def main(descriptor: int) -> None:
 
 
 def carry_out(work: Work) -> Outcome:
-    """Check a contribution with one thread: the order of float32 reductions must not depend on the machine's cores."""
-    torch.set_num_threads(1)
+    """Check a contribution, on the CPU where the device has no room for it beside what is trained."""
     began = time.monotonic()
     try:
-        outcome = _checked(work)
+        placement = settle(work.placement)
+        torch.set_num_threads(placement.threads)
+        try:
+            outcome = _checked(work, placement)
+        except torch.OutOfMemoryError:
+            outcome = _checked(work, msgspec.structs.replace(placement, device="cpu"))
     except replay.Missing as error:
         outcome = Outcome(missing=error.blobs)
     except trace.TraceError as error:
         outcome = Outcome(done=True, reasons=(str(error),))
     except replay.NotCheckable as error:
         outcome = Outcome(refusal=str(error))
-    except (BlobError, DataError, WeightsError, TypedError, OSError, MemoryError) as error:
+    except (BlobError, DataError, PlacementError, WeightsError, TypedError, OSError, MemoryError) as error:
         outcome = Outcome(refusal=f"this machine: {error or type(error).__name__}")
     return msgspec.structs.replace(outcome, seconds=time.monotonic() - began)
 
 
-def _checked(work: Work) -> Outcome:
+def _checked(work: Work, placement: Placement) -> Outcome:
     blobs, said = Path(work.blobs), Contribution.decode(work.statement)
     manifest = parse(read_blob(blobs / work.manifest.hex(), MAX_BYTES))
     drawn = replay.Drawn(
@@ -64,7 +69,7 @@ def _checked(work: Work) -> Outcome:
         own_plans=work.own_plans,
         next_trace=_next_trace(work, said),
     )
-    found = replay.check_contribution(manifest, drawn, _dataset(manifest, said, blobs), [blobs], work.device)
+    found = replay.check_contribution(manifest, drawn, _dataset(manifest, said, blobs), [blobs], placement)
     return Outcome(
         done=True,
         reasons=found.reasons,

@@ -13,6 +13,7 @@ from msgspec import Struct
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Contribution
 from dlx.node.trainer.spawn import CHECKER, spawn
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.trace import TraceError, decode
 
@@ -36,7 +37,7 @@ class Work(Struct, frozen=True, kw_only=True):
     total_steps: int
     own_plans: dict[bytes, Plan] = {}  # of the own payloads that the statement names
     next_trace: bytes | None = None
-    device: str = "cpu"
+    placement: Placement = ONE_THREAD
 
     @property
     def base_weights(self) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from dlx.p2p.frames import PipeTensor
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
@@ -42,7 +43,7 @@ class Open(Struct, frozen=True, tag="open"):
     directory: str
     blobs: str
     private_data: str | None = None  # a prepared folder, trained on instead of the run's data
-    checkpoint_activations: bool = False
+    placement: Placement = ONE_THREAD
 
 
 class Train(Struct, frozen=True, tag="train"):
@@ -110,10 +111,13 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """The slot's saved state: the last round trained here; and each stage's largest payload in bytes, by rank."""
+    """The slot's saved state: the last round trained here; each stage's largest payload in bytes, by rank; and where
+    and how it is trained, with what the operator should know of that."""
 
     trained: Trained | None
     max_payload_sizes: tuple[dict[int, int], ...]
+    placement: Placement = ONE_THREAD
+    notes: tuple[str, ...] = ()
 
 
 class Step(Struct, frozen=True, tag="step"):

@@ -25,6 +25,7 @@ from dlx.training.codecs import CodecError, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
+from dlx.training.models.placement import PlacementError, settle
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.spectrum import kept_energy
@@ -100,7 +101,8 @@ class Server:
                 raise  # a fault of ours, which deserves its traceback
 
     def _open(self, message: m.Open) -> None:
-        torch.set_num_threads(1)  # the order of float32 reductions must not depend on the machine's cores
+        placement = settle(message.placement)
+        torch.set_num_threads(placement.threads)
         selftest.run()
         blobs = Path(message.blobs)
         durable.drop_drafts(blobs)  # a process before this one may have been killed while it wrote
@@ -111,9 +113,9 @@ class Server:
             dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
-        directory, checkpointing = Path(message.directory), message.checkpoint_activations
-        slot = Slot.open(manifest, message.stage, message.replica, directory, blobs, dataset, checkpointing)
-        self.send(m.Opened(slot.last, _max_payload_sizes(manifest)))
+        directory = Path(message.directory)
+        slot = Slot.open(manifest, message.stage, message.replica, directory, blobs, dataset, placement)
+        self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot)
 
@@ -202,7 +204,7 @@ def trouble_of(error: Exception) -> m.Trouble:
             return m.Trouble(m.Kind.BLOBS, str(error), (error.blob,))
         case BlobError() | CodecError() | DataError() | ManifestError() | OuterError() | WeightsError():
             return m.Trouble(m.Kind.WRONG, str(error))
-        case selftest.SelfTestError() | SlotError() | TrainingError():
+        case PlacementError() | selftest.SelfTestError() | SlotError() | TrainingError():
             return m.Trouble(m.Kind.WRONG, str(error))
         case _:  # a full disk, no memory, a bug
             return m.Trouble(m.Kind.LOCAL, f"{type(error).__name__}: {error}")

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from dlx.training.codecs import CodecError, codec
 from dlx.training.recipe.recipe import Plan
 
-SHAPES: dict[str, tuple[int, ...]] = {"layers.0.a": (24, 17), "layers.0.norm": (9,), "long": (4100,)}
+SHAPES: dict[str, tuple[int, ...]] = {"up_proj.weight": (24, 17), "norm.weight": (9,), "experts.down_proj": (3, 40, 34)}
 PLANS = [
     *((codec("int4"), Plan(level=level)) for level in (2, 4, 8)),
     *((codec("lowrank"), Plan(rank=rank)) for rank in (1, 3, 5)),

@@ -9,6 +9,7 @@ from torch import Tensor
 from dlx.training import balance
 from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.families import FAMILIES
@@ -40,7 +41,7 @@ def test_activations_are_those_that_autograd_keeps(
     stage: int, checkpointed: bool, tiny_run: Callable[..., Manifest]
 ) -> None:
     manifest = tiny_run(SPLIT)
-    model = StageModel(manifest, stage, checkpointed)
+    model = StageModel(manifest, stage, Placement(device="cpu", checkpoint="layers" if checkpointed else "none"))
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
 

@@ -178,7 +178,7 @@ def _int4(data: bytes, count: int, level: int) -> tuple[list[float], bytes]:
 def _factored(name: str, shape: list[int], rank: int) -> bool:
     if len(shape) != 2 or rank > min(shape):
         return False
-    if any("embed" in part or part in ("wte", "wpe", "lm_head") for part in name.split(".")):
+    if name.split(".")[-2] in ("embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "lm_head", "gate"):
         return False
     return rank + -(-rank * sum(shape) // 2) < -(-math.prod(shape) // 128) * 66
 

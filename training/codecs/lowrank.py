@@ -26,6 +26,7 @@ from dlx.training.codecs.base import Codec, CodecError, Decoder, Examiner, count
 from dlx.training.codecs.packing import CODES, UNUSED, pack
 from dlx.training.models.weights import array
 from dlx.training.recipe import codec_info
+from dlx.training.recipe.parameters import rule
 from dlx.training.recipe.recipe import Plan
 
 if TYPE_CHECKING:
@@ -134,15 +135,10 @@ class _Examiner(Examiner):
 
 
 def factored(name: str, shape: tuple[int, ...], plan: Plan) -> bool:
-    """Whether the tensor is sent as two factors: a matrix, no embedding, and smaller that way than as int4."""
-    if len(shape) != 2 or plan.rank > min(shape) or _is_embedding(name):
+    """Whether the tensor is sent as two factors: a matrix whose rule allows it, and smaller that way than as int4."""
+    if not rule(name).factored or len(shape) != 2 or plan.rank > min(shape):
         return False
     return _part_size(shape, plan.rank) < int4.part_size(shape, plan.level)
-
-
-def _is_embedding(name: str) -> bool:
-    """Embeddings and the head, whose rows are tokens or positions: a step moves few of them, each its own way."""
-    return any("embed" in part or part in ("wte", "wpe", "lm_head") for part in name.split("."))
 
 
 def _part_size(shape: tuple[int, ...], rank: int) -> int:

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from dlx.ground.constants import MOST_LOSS
 from dlx.training.data.shards import Dataset
-from dlx.training.inner import adamw, muon, schedule
+from dlx.training.inner import schedule
+from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
-from dlx.training.inner.states import divide, optimiser_shapes
+from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner
 
 
 class TrainingError(RuntimeError):
@@ -23,9 +24,9 @@ class TrainingError(RuntimeError):
 class InnerLoop:
     """Weights and optimiser state of slot (replica, stage), and the steps that change them.
 
-    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. With one torch
-    thread a step gives the same bits in every process on the same kind of machine. `checkpoint_activations` trades
-    time for memory, see StageModel. What is loaded may be on any device.
+    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. On a CPU a step
+    gives the same bits in every process with the same number of threads on the same kind of machine. `placement`
+    (settled) says what is computed where, see StageModel; what is loaded may be on any device.
     """
 
     def __init__(
@@ -34,19 +35,18 @@ class InnerLoop:
         stage: int,
         replica: int,
         dataset: Dataset | None,
-        checkpoint_activations: bool = False,
-        device: str = "cpu",
+        placement: Placement = ONE_THREAD,
     ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
         self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
-        self._model = StageModel(manifest, stage, checkpoint_activations, device)
+        self._model = StageModel(manifest, stage, placement)
         self._needs_data = self._model.is_first or self._model.is_last
         if self._needs_data:
             self._check_data()
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._optimisers = optimisers(self._parameters, manifest.inner)
+        self._optimisers = Optimisers(self._parameters, manifest)
         for tensor in self.weights().values():
             tensor.zero_()
 
@@ -66,7 +66,7 @@ class InnerLoop:
 
     def optimiser_state(self) -> Mapping[str, Tensor]:
         """The float32 state itself, on its device, named as in `optimiser_shapes`."""
-        return {name: tensor for one in self._optimisers for name, tensor in one.state().items()}
+        return self._optimisers.state
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
         """As `load_weights`; {} stands for a fresh optimiser. Raises TrainingError."""
@@ -120,9 +120,7 @@ class InnerLoop:
         inner = self._manifest.inner
         if norm > inner.clip:
             torch._foreach_mul_(gradients, inner.clip / (norm + 1e-6))
-        factor = schedule.factor(inner, index, total_steps)
-        for one in self._optimisers:
-            one.step(factor)
+        self._optimisers.step(schedule.factor(inner, index, total_steps))
         return loss
 
     def _check_data(self) -> None:
@@ -132,17 +130,6 @@ class InnerLoop:
             raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
         if not self._dataset.len_samples("train", self._manifest.data.sequence_length):
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
-
-
-def optimisers(parameters: Mapping[str, Tensor], inner: Inner) -> list[adamw.AdamW | muon.Muon]:
-    """Those that step these parameters, a model's or a stage's, all float32."""
-    matrices, others = divide({name: tuple(one.shape) for name, one in parameters.items()}, inner)
-    found: list[adamw.AdamW | muon.Muon] = []
-    if matrices:
-        found.append(muon.Muon({name: parameters[name] for name in matrices}, inner))
-    if others:
-        found.append(adamw.AdamW({name: parameters[name] for name in others}, inner))
-    return found
 
 
 def _load(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Muon over named matrices: the momentum's singular values are all brought near one before it is taken as the step.
+"""Muon over matrices: the momentum's singular values are all brought near one before it is taken as the step.
 
 Momentum, Nesterov and the Newton-Schulz steps are Keller Jordan's (https://kellerjordan.github.io/posts/muon/). The
 size of the step is that of "Muon is Scalable for LLM Training" (arXiv 2502.16982): 0.2 * sqrt(the longer side), which
@@ -9,40 +9,62 @@ Not torch.optim.Muon: it takes the Newton-Schulz steps in bfloat16, whose roundi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlx.training.recipe.recipe import Inner
+from dlx.training.recipe.parameters import Fused
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that grows small singular values fastest
 _STEPS = 5
 _UPDATE_SIZE = 0.2  # root mean square of an update at rate 1
 
 
-class Muon:
-    """State: `muon.momentum.<name>`; zero until loaded. Parameters are float32 of two dimensions."""
+class Muon(torch.optim.Optimizer):
+    """Of float32 parameters; the state of each is its `momentum`, zero at first.
 
-    def __init__(self, parameters: Mapping[str, Tensor], inner: Inner) -> None:
-        self._parameters, self._inner = parameters, inner
-        self._momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    A group may say how its tensors are several matrices in one (`fused`, and `heads` where that needs it).
+    """
 
-    def state(self) -> dict[str, Tensor]:
-        """The tensors themselves, which may be loaded."""
-        return {f"muon.momentum.{name}": momentum for name, momentum in self._momentum.items()}
+    def __init__(
+        self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "fused": "", "heads": 1}
+        super().__init__(parameters, defaults)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """One step along the parameters' gradients at `factor` times the manifest's rate."""
-        rate, decay = self._inner.muon_lr * factor, self._inner.muon_momentum
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                continue
-            momentum = self._momentum[name].lerp_(parameter.grad, 1 - decay)
-            direction = orthogonal(parameter.grad.lerp(momentum, decay))
-            parameter.mul_(1 - rate * self._inner.weight_decay)
-            parameter.add_(direction, alpha=-rate * _UPDATE_SIZE * math.sqrt(max(parameter.shape)))
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step along the parameters' gradients; those without one stay."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, parameter.grad, group)
+
+    def _step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        rate, decay = group["lr"], group["momentum"]
+        momentum = self.state[parameter]["momentum"].lerp_(gradient, 1 - decay)
+        parameter.mul_(1 - rate * group["weight_decay"])
+        together = [matrices(one, group["fused"], group["heads"]) for one in (parameter, gradient, momentum)]
+        for values, slope, average in zip(*together, strict=True):
+            direction = orthogonal(slope.lerp(average, decay).flatten(0, -2))
+            size = _UPDATE_SIZE * math.sqrt(max(direction.shape))
+            values.add_(direction.view(values.shape), alpha=-rate * size)
+
+
+def matrices(tensor: Tensor, fused: Fused, heads: int) -> list[Tensor]:
+    """The matrices that a parameter is made of, as views: [rows, columns], or [heads, rows, columns] where the rows of
+    a head lie together and those of a matrix do not."""
+    if fused == "columns":
+        return list(tensor.unflatten(1, (3, -1)).unbind(1))
+    if fused == "heads":
+        return list(tensor.unflatten(0, (heads, 3, -1)).unbind(1))
+    blocks = tensor.chunk(2, dim=1) if fused == "rows" else (tensor,)
+    return [one for block in blocks for one in block.unbind()] if tensor.dim() == 3 else [tensor]
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

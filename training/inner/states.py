@@ -5,7 +5,6 @@ Without torch, because who audits has none.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
+from dlx.training.recipe.parameters import rule
 from dlx.training.recipe.recipe import Inner, Recipe
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -44,16 +44,11 @@ def optimiser_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
 
 
 def divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
-    """Which parameters Muon steps and which AdamW: with `muon`, the matrices of the layers and all others."""
+    """Which parameters Muon steps and which AdamW: with `muon`, what its rule gives to each."""
     if inner.optimiser == "adamw":
         return {}, shapes
-    matrices = {name: shape for name, shape in shapes.items() if _is_layer_matrix(name, shape)}
+    matrices = {name: shape for name, shape in shapes.items() if rule(name).optimiser == "muon"}
     return matrices, {name: shape for name, shape in shapes.items() if name not in matrices}
-
-
-def _is_layer_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    # In every family a layer's parameters carry the layer's number, and embeddings, last norm and head carry none.
-    return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
 def _hash_of_zeros(shapes: Shapes) -> bytes:

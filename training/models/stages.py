@@ -2,17 +2,28 @@
 
 import hashlib
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.families import Config, Layout
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.recipe import Recipe, parse_model
+
+_DEAR = [  # what costs most to compute again: products of matrices, and attention
+    *(getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")),
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+_SELECTIVE = partial(create_selective_checkpoint_contexts, _DEAR)
 
 
 class StageModel(nn.Module):
@@ -20,16 +31,17 @@ class StageModel(nn.Module):
 
     Parameters have the unsplit model's names and no values yet: load or initialise them before use. They stay float32,
     and so does what goes in and out; inside, with precision bfloat16, matrix products are taken in bfloat16.
-    With `checkpoint_activations` a layer keeps only its input for the backward pass and computes the rest once more:
-    less memory, about a third more time, and in float32 the same bits. On the device "meta" nothing takes memory.
+    `placement` (settled) has the device, and what a layer keeps for the backward pass: all; with checkpoint `layers`
+    its input alone, which takes about a third more time; with `selective` the results of products of matrices and of
+    attention too. The rest is computed once more, in float32 to the same bits. On "meta" nothing takes memory.
     """
 
-    def __init__(self, recipe: Recipe, stage: int, checkpoint_activations: bool = False, device: str = "cpu") -> None:
+    def __init__(self, recipe: Recipe, stage: int, placement: Placement = ONE_THREAD) -> None:
         super().__init__()
         config = parse_model(recipe.model)
         layout, (low, high) = config.layout, recipe.stages[stage]
         self.stage, self.stages = stage, len(recipe.stages)
-        self.checkpoint_activations, self.device = checkpoint_activations, device
+        self.device, self.checkpoint = placement.device, placement.checkpoint
         data = recipe.data
         self.micro_batches = data.micro_batches
         samples = data.batch_size // data.micro_batches
@@ -41,12 +53,12 @@ class StageModel(nn.Module):
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
         for name, part in whole.named_children():
             self.add_module(name, part)
-        self.to_empty(device=device)
+        self.to_empty(device=self.device)
         self._layers = tuple(_part(self, layout.layers).values())  # a tuple: not registered a second time
         if layout.rotary:
             # Built anew: its frequencies are a buffer outside the weights, which to_empty would leave as garbage.
             cos, sin = kind(settings)(torch.empty(0), torch.arange(data.sequence_length)[None])
-            self._cos, self._sin = nn.Buffer(cos, persistent=False), nn.Buffer(sin, persistent=False)
+            self._cos, self._sin = (nn.Buffer(one.to(self.device), persistent=False) for one in (cos, sin))
 
     @property
     def is_first(self) -> bool:
@@ -78,9 +90,10 @@ class StageModel(nn.Module):
         if self._layout.rotary:
             length = hidden.size(1)
             options["position_embeddings"] = (self._cos[:, :length], self._sin[:, :length])
-        if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **options)
-        return layer(hidden, **options)
+        if self.checkpoint == "none" or not torch.is_grad_enabled():
+            return layer(hidden, **options)
+        contexts = _SELECTIVE if self.checkpoint == "selective" else noop_context_fn
+        return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **options)
 
     def _embed(self, ids: Tensor) -> Tensor:
         layout = self._layout
@@ -128,7 +141,7 @@ def _whole_on_meta(config: Config) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        whole = AutoModelForCausalLM.from_config(transformers_config(config))
+        whole = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation="sdpa")
     for path in config.layout.final:  # OPT registers these before its layers
         _put(whole, path, _part(whole, path))
     return whole

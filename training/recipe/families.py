@@ -75,6 +75,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.num_hidden_layers  # type: ignore[attr-defined]
 
     @property
+    def heads(self) -> int:
+        """Of the queries."""
+        return self.num_attention_heads  # type: ignore[attr-defined]
+
+    @property
     def attention_width(self) -> int:
         """Of all heads' queries together."""
         return self.width
@@ -218,6 +223,10 @@ class Gpt2Config(Config, frozen=True, kw_only=True):
     @property
     def layers(self) -> int:
         return self.n_layer
+
+    @property
+    def heads(self) -> int:
+        return self.n_head
 
     @property
     def positions_limit(self) -> tuple[str, int]:

@@ -33,6 +33,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
 from dlx.training.recipe.manifest import Manifest
@@ -120,12 +121,16 @@ def sent(drawn: Drawn) -> list[bytes]:
 
 
 def check_contribution(
-    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, folders: Sequence[Path], device: str = "cpu"
+    manifest: Manifest,
+    drawn: Drawn,
+    dataset: Dataset | None,
+    folders: Sequence[Path],
+    placement: Placement = ONE_THREAD,
 ) -> Checked:
     """Everything that level 3 asks of one contribution: its trace, its payload, its drawn segment.
 
     Files are named by their sha256 and lie in one of `folders`; every byte is hashed. `dataset` is the run's, needed on
-    the first and the last stage. Set torch's threads to one before. `device`: where the segment is trained again.
+    the first and the last stage. `placement` (settled): how the segment is trained again, without being compiled.
     Raises Missing, NotCheckable (private data, or tensors that the device cannot take), OSError.
     """
     files = _Files(manifest, drawn, folders)
@@ -136,7 +141,7 @@ def check_contribution(
     try:
         start = files.round_start()
         faults = _payload_faults(manifest, drawn, files, start)
-        return _replay(manifest, drawn, dataset, files, start, faults, device)
+        return _replay(manifest, drawn, dataset, files, start, faults, placement)
     except _Fault as fault:
         return Checked(reasons=(*faults, str(fault)))
     except NotCheckable:
@@ -251,7 +256,7 @@ def _replay(
     files: _Files,
     start: Tensors,
     faults: Sequence[str],
-    device: str,
+    placement: Placement,
 ) -> Checked:
     """The drawn segment trained again, beside what was found before."""
     index, trace = drawn.segment, drawn.trace
@@ -261,7 +266,7 @@ def _replay(
     if index:
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
-    loop = _loop(manifest, drawn, dataset, start, moments, device)
+    loop = _loop(manifest, drawn, dataset, start, moments, placement)
     limits = THRESHOLDS[manifest.precision]
     norms, losses = [], []
     with contextlib.ExitStack() as opened:
@@ -322,13 +327,15 @@ def _replay(
 
 
 def _loop(
-    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Tensors, moments: Tensors, device: str
+    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Tensors, moments: Tensors, placement: Placement
 ) -> InnerLoop:
     needs_data = drawn.stage in (0, len(manifest.stages) - 1)
     if needs_data and dataset is None:
         raise NotCheckable("the first and the last stage of this replica train on data of its own")
     try:
-        loop = InnerLoop(manifest, drawn.stage, drawn.replica, dataset if needs_data else None, device=device)
+        loop = InnerLoop(
+            manifest, drawn.stage, drawn.replica, dataset if needs_data else None, replace(placement, compile=False)
+        )
         loop.load_weights(start)
         loop.load_optimiser_state(moments)
     except TrainingError as error:

@@ -29,6 +29,7 @@ from dlx.training.inner.pipeline import Link, barrier
 from dlx.training.inner.private import agree
 from dlx.training.inner.states import unused
 from dlx.training.models import weights
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.change import Payload, Scratch, Source, Start, Zeros, change_into
@@ -40,7 +41,7 @@ from dlx.training.slot.trace import Trace, stated_loss
 
 
 class Slot:
-    """Use `Slot.open`; one thread at a time. The caller has set torch to one thread, or replays will differ."""
+    """Use `Slot.open`; one thread at a time. The caller has told torch how many threads to compute with."""
 
     def __init__(self, manifest: Manifest, loop: InnerLoop, stage: int, directory: Path, blobs: Path) -> None:
         self._manifest, self._stage, self._blobs = manifest, stage, blobs
@@ -59,14 +60,14 @@ class Slot:
         directory: Path,
         blobs: Path,
         dataset: Dataset | None,
-        checkpoint_activations: bool = False,
+        placement: Placement = ONE_THREAD,
     ) -> "Slot":
         """The slot whose state is in `directory` (made when missing: everything starts from zero).
 
-        `blobs` holds the versions and gets the payloads. `dataset` is needed on the first and on the last stage. The
-        same stage's state may go on in another replica. Raises SlotError, TrainingError.
+        `blobs` holds the versions and gets the payloads. `dataset` is needed on the first and on the last stage.
+        `placement` is settled. The same stage's state may go on in another replica. Raises SlotError, TrainingError.
         """
-        loop = InnerLoop(manifest, stage, replica, dataset, checkpoint_activations)
+        loop = InnerLoop(manifest, stage, replica, dataset, placement)
         return cls(manifest, loop, stage, directory, blobs)
 
     @property

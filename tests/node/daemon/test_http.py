@@ -31,6 +31,7 @@ STATUS = NodeStatus(
     phase="training",
     waiting_for=None,
     failing=(),
+    trained_on="cpu, 2 threads",
     peers=2,
     ledger=LedgerStatus(
         rpc_url="http://127.0.0.1:8545", reachable=True, block=7, age_seconds=0.5, clock_skew_seconds=0.0

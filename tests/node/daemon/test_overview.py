@@ -57,7 +57,7 @@ def overview(
         failing=lambda now: list(failing),
     )  # fmt: skip
     progress = SimpleNamespace(round=0, step=1, steps=10, loss=None, tokens_per_second=None)
-    session: Any = SimpleNamespace(machine=machine, progress=progress)
+    session: Any = SimpleNamespace(placement=None, machine=machine, progress=progress)
     seat.session = session if chain is not None else None
     return Overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,

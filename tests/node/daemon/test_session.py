@@ -25,6 +25,7 @@ from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobNotFound
+from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from dlx.training.slot.records import Trained
@@ -111,7 +112,7 @@ class Scene:
             account_key=key, signed=self.book,
             client=self, store=self.store, exchange=self, gossip=gossip,
             pipe_service=None, metrics=self.metrics, directory=folder,
-            private_data=None, checkpoint_activations=False, records=None,
+            private_data=None, placement=Placement(), records=None,
             peer_of=lambda account: None, reject=lambda reason, source: None,
             on_trained=lambda trained: None, on_sealed=lambda sealed, counted: self.counted.append(counted),
             traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "signalling"), (0, 0)),

@@ -16,6 +16,7 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.ledgers import limits_of
+from dlx.training.models.placement import Placement
 
 
 @pytest.fixture
@@ -82,6 +83,14 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ('listen = "/ip4/127.0.0.1/tcp/0"', "listen"),
         ("listen = []", "listen"),
         ('network = "../x"', "network"),
+        ('device = "gpu"', "device: expected auto, cpu, cuda, cuda:N or mps (got 'gpu')"),
+        ('device = "cuda:"', "device"),
+        ("threads = 0", "threads: expected auto, or a number from 1 to 1024 (got 0)"),
+        ('threads = "all"', "threads"),
+        ("threads = true", "threads"),
+        ('compile = "yes"', "compile"),
+        ('checkpoint_activations = "some"', "checkpoint_activations"),
+        ("checkpoint_activations = []", "checkpoint_activations"),
         ("chain_id = = 1", "TOML"),
     ],
 )
@@ -108,6 +117,17 @@ def test_sizes_are_bytes_or_have_a_unit(folder: DataDir, text: str, size: int) -
     assert config.load(folder, {}, {}).disk_floor == size
     folder.config.write_text(f"disk_floor = {size}\n")
     assert config.load(folder, {}, {}).disk_floor == size
+
+
+def test_where_to_train_is_named_in_every_way(folder: DataDir) -> None:
+    assert config.load(folder, {}, {}).placement == Placement()
+    wanted = Placement(device="cuda:1", threads=3, compile=True, checkpoint="selective")
+    folder.config.write_text('device = "cuda:1"\nthreads = 3\ncompile = true\ncheckpoint_activations = "selective"\n')
+    assert config.load(folder, {}, {}).placement == wanted
+    environ = {"DLX_DEVICE": "cpu", "DLX_THREADS": "5", "DLX_COMPILE": "false", "DLX_CHECKPOINT_ACTIVATIONS": "true"}
+    assert config.load(folder, {}, environ).placement == Placement(device="cpu", threads=5, checkpoint="layers")
+    flags = {"device": "mps", "threads": "auto", "checkpoint_activations": "none"}
+    assert config.load(folder, flags, environ).placement == Placement(device="mps")
 
 
 def test_limits_of_fees_are_exact_and_the_embedded_chain_has_no_budget(folder: DataDir) -> None:

@@ -97,10 +97,11 @@ def test_a_draft_that_cannot_be_planned_is_one_line(tmp_path: Path) -> None:
 
 def test_checkpointed_activations_are_a_setting_like_others(tmp_path: Path) -> None:
     folder = DataDir(tmp_path)
-    assert load(folder, {}, {}).checkpoint_activations is False
-    assert load(folder, {}, {"DLX_CHECKPOINT_ACTIVATIONS": "true"}).checkpoint_activations is True
+    assert load(folder, {}, {}).checkpoint_activations == "none"
+    assert load(folder, {}, {"DLX_CHECKPOINT_ACTIVATIONS": "true"}).checkpoint_activations == "layers"
+    assert load(folder, {"checkpoint_activations": "selective"}, {}).checkpoint_activations == "selective"
     folder.config.write_text("checkpoint_activations = true\n")
-    assert load(folder, {}, {}).checkpoint_activations is True
+    assert load(folder, {}, {}).checkpoint_activations == "layers"
     with pytest.raises(UsageFailure, match="checkpoint_activations"):
         folder.config.write_text('checkpoint_activations = "yes"\n')
         load(folder, {}, {})

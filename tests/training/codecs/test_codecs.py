@@ -15,13 +15,13 @@ from dlx.training.recipe.soundness import _check_plan
 from dlx.training.recipe.strict import ManifestError
 
 SHAPES: dict[str, tuple[int, ...]] = {
-    "layers.0.tall": (60, 40),
-    "layers.0.wide": (33, 129),
-    "layers.0.norm": (150,),
+    "layers.0.up_proj.weight": (60, 40),
+    "layers.0.down_proj.weight": (33, 129),
+    "layers.0.input_layernorm.weight": (150,),
     "embed_tokens.weight": (90, 48),
-    "scalar": (),
-    "empty": (0, 5),
-    "cube": (3, 4, 5),
+    "fc1.bias": (),
+    "fc1.weight": (0, 5),
+    "experts.down_proj": (3, 4, 5),
 }
 PLANS = [
     *(("int4", Plan(level=level)) for level in (2, 4, 8)),
@@ -147,7 +147,7 @@ def test_a_changed_byte_is_refused_or_changes_the_values(
 
 @every_plan
 def test_a_wrong_size_is_refused_before_anything_is_allocated(name: str, plan: Plan) -> None:
-    huge = {"layers.0.w": (1 << 20, 1 << 20), "norm": (1 << 30,)}
+    huge = {"layers.0.fc1.weight": (1 << 20, 1 << 20), "norm.weight": (1 << 30,)}
     tracemalloc.start()
     try:
         for data in (b"", b"\0" * 1000):
@@ -161,7 +161,7 @@ def test_a_wrong_size_is_refused_before_anything_is_allocated(name: str, plan: P
 @every_plan
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_values_without_a_payload_are_refused(name: str, plan: Plan, value: float) -> None:
-    for key in ("layers.0.tall", "layers.0.norm", "embed_tokens.weight"):
+    for key in ("layers.0.up_proj.weight", "layers.0.input_layernorm.weight", "embed_tokens.weight"):
         tensors = _random(0)
         tensors[key].view(-1)[77] = value
         with pytest.raises(CodecError, match=f"{key}: holds a value that is not finite or too large"):
@@ -170,15 +170,15 @@ def test_values_without_a_payload_are_refused(name: str, plan: Plan, value: floa
 
 @every_plan
 def test_other_precisions_are_refused(name: str, plan: Plan) -> None:
-    with pytest.raises(CodecError, match="w: expected float32"):
-        codec(name).encode({"w": torch.zeros(3, dtype=torch.float64)}, plan)
+    with pytest.raises(CodecError, match="expected float32"):
+        codec(name).encode({"up_proj.weight": torch.zeros(3, dtype=torch.float64)}, plan)
 
 
 @every_plan
 def test_tensors_need_not_lie_in_one_piece(name: str, plan: Plan) -> None:
-    tensor = _random(0)["layers.0.tall"]
+    tensor = _random(0)["layers.0.up_proj.weight"]
     apart = tensor.T.contiguous().T
-    assert codec(name).encode({"w": apart}, plan) == codec(name).encode({"w": tensor}, plan)
+    assert codec(name).encode({"up_proj.weight": apart}, plan) == codec(name).encode({"up_proj.weight": tensor}, plan)
 
 
 @pytest.mark.parametrize(("name", "plan"), [*PLANS, ("topk", Plan(level=2, rank=33))])

@@ -11,9 +11,11 @@ from dlx.training.codecs import CodecError, codec
 from dlx.training.codecs.lowrank import factored
 from dlx.training.models import weights
 from dlx.training.recipe.recipe import Plan
+from dlx.training.recipe.strict import ManifestError
 
 LOWRANK, INT4 = codec("lowrank"), codec("int4")
 M, N = 40, 30
+W = "layers.0.mlp.up_proj.weight"
 
 
 def _matrix(seed: int, rows: int, columns: int, decay: float = 1.0, size: float = 1e-3) -> torch.Tensor:
@@ -41,7 +43,7 @@ def _codes(rank: int, size: int = M + N, seed: str = "codes") -> np.ndarray:
 
 
 def _decode(payload: bytes, rank: int, shape: tuple[int, int] = (M, N)) -> torch.Tensor:
-    return LOWRANK.decode(payload, {"w": shape}, Plan(rank=rank))["w"]
+    return LOWRANK.decode(payload, {W: shape}, Plan(rank=rank))[W]
 
 
 def test_the_layout_is_the_documented_one() -> None:
@@ -53,26 +55,31 @@ def test_the_layout_is_the_documented_one() -> None:
     expected[0, 0], expected[0, 29], expected[5, 0], expected[5, 29] = 12, -8, -84, 56
     expected[1, 1] = 5 / 8
     assert torch.equal(decoded, expected)
-    assert len(_payload([2, -3], codes)) == LOWRANK.size({"w": (M, N)}, Plan(rank=2)) == 2 + M + N
+    assert len(_payload([2, -3], codes)) == LOWRANK.size({W: (M, N)}, Plan(rank=2)) == 2 + M + N
 
 
 def test_a_matrix_is_factored_where_that_is_smaller_and_it_is_no_embedding() -> None:
     plan = Plan(rank=16)
     assert factored("model.layers.3.self_attn.q_proj.weight", (128, 64), plan)
     assert factored("transformer.h.0.attn.c_attn.weight", (64, 192), plan)
-    assert not factored("w", (20, 40), plan)  # 16 x 60 codes are more than 20 x 40
-    assert not factored("w", (8, 4096), plan)  # its rank is at most 8
-    assert not factored("w", (4096,), plan) and not factored("w", (4, 64, 64), plan)
+    assert not factored(W, (20, 40), plan)  # 16 x 60 codes are more than 20 x 40
+    assert not factored(W, (8, 4096), plan)  # its rank is at most 8
+    assert not factored(W, (4096,), plan) and not factored(W, (4, 64, 64), plan)
     embeddings = ["model.embed_tokens", "lm_head", "transformer.wte", "transformer.wpe", "gpt_neox.embed_in"]
-    for name in [*embeddings, "embed_out", "model.decoder.embed_positions"]:
+    for name in [*embeddings, "layers.0.mlp.gate", "model.decoder.embed_positions"]:
         assert not factored(f"{name}.weight", (512, 128), plan)
-    shapes = {"w": (128, 64), "lm_head.weight": (512, 64), "norm": (64,)}
-    rest = {name: shape for name, shape in shapes.items() if name != "w"}
+    shapes = {W: (128, 64), "lm_head.weight": (512, 64), "norm.weight": (64,)}
+    rest = {name: shape for name, shape in shapes.items() if name != W}
     assert LOWRANK.size(shapes, plan) == 16 + 16 * 192 // 2 + INT4.size(rest, Plan())
 
 
+def test_an_unknown_parameter_is_named() -> None:
+    with pytest.raises(ManifestError, match=r"layers\.0\.mixer\.weight: no rule says"):
+        factored("layers.0.mixer.weight", (128, 64), Plan(rank=16))
+
+
 def test_what_is_not_factored_is_int4() -> None:
-    tensors = {"embed_tokens.weight": _matrix(0, 50, 30), "norm": _matrix(1, 1, 200).view(-1)}
+    tensors = {"embed_tokens.weight": _matrix(0, 50, 30), "norm.weight": _matrix(1, 1, 200).view(-1)}
     assert LOWRANK.encode(tensors, Plan(rank=8)) == INT4.encode(tensors, Plan())
 
 
@@ -142,7 +149,7 @@ P, Q, ALL = slice(0, M), slice(M, None), slice(None)
 )
 def test_refuses_what_it_would_never_make(exponents: list[int], codes: np.ndarray, reason: str) -> None:
     assert _decode(_payload([20, 2, -24], GOOD), 3).any()  # 44 + 6 + log2(3) is within 52 bits
-    with pytest.raises(CodecError, match=f"w: .*{reason}"):
+    with pytest.raises(CodecError, match=f"{W}: .*{reason}"):
         _decode(_payload(exponents, codes), 3)
 
 
@@ -162,20 +169,20 @@ def test_the_extreme_exponents_are_finite(exponent: int) -> None:
 
 def test_a_warm_start_comes_close_to_the_best_rank() -> None:
     """From its own previous payload the search finds, after a few rounds, what a full decomposition would."""
-    matrix, plan, shapes = _matrix(0, 200, 120, decay=0.7), Plan(rank=16), {"w": (200, 120)}
+    matrix, plan, shapes = _matrix(0, 200, 120, decay=0.7), Plan(rank=16), {W: (200, 120)}
     values = torch.linalg.svdvals(matrix.double())
     best = float((values[16:].square().sum() / values.square().sum()).sqrt())
     previous, lost = None, []
     for _ in range(5):
-        payload = LOWRANK.encode({"w": matrix}, plan, previous)
-        lost.append(float((LOWRANK.decode(payload, shapes, plan)["w"] - matrix).norm() / matrix.norm()))
+        payload = LOWRANK.encode({W: matrix}, plan, previous)
+        lost.append(float((LOWRANK.decode(payload, shapes, plan)[W] - matrix).norm() / matrix.norm()))
         previous = payload, plan
     assert lost[-1] < lost[0] - 0.05
     assert lost[-1] < 1.1 * best
     wider, narrower = Plan(rank=24), Plan(rank=8)
     for other in (wider, narrower):  # the plan may change between the rounds
-        warm, cold = (LOWRANK.encode({"w": matrix}, other, start) for start in (previous, None))
-        decoded = [LOWRANK.decode(payload, shapes, other)["w"] for payload in (warm, cold)]
+        warm, cold = (LOWRANK.encode({W: matrix}, other, start) for start in (previous, None))
+        decoded = [LOWRANK.decode(payload, shapes, other)[W] for payload in (warm, cold)]
         assert (decoded[0] - matrix).norm() < (decoded[1] - matrix).norm()
 
 
@@ -188,17 +195,17 @@ def test_degenerate_matrices_have_a_payload(rank: int) -> None:
     both = torch.cat([torch.full((12, 20), 1e4), torch.full((12, 20), 1e-30)])
     spread = 10.0 ** -torch.arange(24.0)[:, None] * _matrix(0, 24, 20, size=1)
     for matrix in (one, ramp, both, spread, torch.full((24, 20), 1e-38), torch.ones(24, 20)):
-        payload = LOWRANK.encode({"w": matrix}, Plan(rank=rank))
+        payload = LOWRANK.encode({W: matrix}, Plan(rank=rank))
         decoded = _decode(payload, rank, (24, 20))
         assert (decoded - matrix).norm() <= 0.4 * matrix.norm() + 1e-20
-        assert LOWRANK.encode({"w": decoded}, Plan(rank=rank), (payload, Plan(rank=rank)))
+        assert LOWRANK.encode({W: decoded}, Plan(rank=rank), (payload, Plan(rank=rank)))
 
 
 def test_small_matrices_never_get_two_equal_components() -> None:
     for seed in range(300):
         numbers = np.random.default_rng(seed)
         matrix = torch.from_numpy(numbers.integers(-1, 2, size=(9, 8)).astype(np.float32))
-        payload = LOWRANK.encode({"w": matrix}, Plan(rank=4))
+        payload = LOWRANK.encode({W: matrix}, Plan(rank=4))
         _decode(payload, 4, (9, 8))  # raises for two equal ones
         exponents = np.frombuffer(payload[:4], np.int8)
         assert all(one >= next for one, next in pairwise(exponents[exponents != 0]))

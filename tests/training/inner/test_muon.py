@@ -2,10 +2,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
-from dlx.training.inner.muon import orthogonal
+from dlx.training.inner.muon import Muon, orthogonal
+from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
@@ -70,3 +72,64 @@ def test_the_step_is_the_written_one(tiny_run: Callable[..., Manifest], dataset:
         assert torch.allclose(loop.weights()[name].double(), expected, atol=1e-6)
         change = expected - before * (1 - rate * 0.2)
         assert change.square().mean().sqrt().item() == pytest.approx(0.2 * rate, rel=0.25)  # as large as AdamW's
+
+
+def _stepped(matrix: Tensor, gradient: Tensor) -> Tensor:
+    """Alone, as a matrix of its own."""
+    alone = matrix.clone()
+    alone.grad = gradient.clone()
+    Muon([alone], lr=0.1, momentum=0.9, weight_decay=0.2).step()
+    return alone
+
+
+def _fused(name: str, shape: tuple[int, ...], manifest: Manifest) -> tuple[Tensor, Tensor, Tensor]:
+    """A parameter before, its gradient, and the parameter after one step at a tenth of the rate."""
+    numbers = torch.Generator().manual_seed(3)
+    before, gradient = torch.randn(shape, generator=numbers), torch.randn(shape, generator=numbers)
+    after = before.clone()
+    after.grad = gradient
+    Optimisers({name: after}, manifest).step(1.0)
+    return before, gradient, after
+
+
+def test_fused_queries_keys_and_values_are_three_matrices(tiny_run: Callable[..., Manifest]) -> None:
+    """And so are gate and up of each expert; the rest of the experts are one each."""
+    inner = Inner(optimiser="muon", muon_lr=0.1, muon_momentum=0.9, weight_decay=0.2)
+    manifest = tiny_run([(0, 3)], inner=inner)  # two heads
+
+    before, gradient, after = _fused("transformer.h.0.attn.c_attn.weight", (8, 24), manifest)
+    for columns in (slice(0, 8), slice(8, 16), slice(16, 24)):
+        assert torch.equal(after[:, columns], _stepped(before[:, columns], gradient[:, columns]))
+
+    before, gradient, after = _fused("gpt_neox.layers.0.attention.query_key_value.weight", (24, 8), manifest)
+    for first in (0, 4, 8):  # q, k and v of one head, then those of the other
+        rows = [*range(first, first + 4), *range(12 + first, 16 + first)]
+        assert torch.equal(after[rows], _stepped(before[rows], gradient[rows]))
+
+    before, gradient, after = _fused("model.layers.0.mlp.experts.gate_up_proj", (3, 12, 8), manifest)
+    for expert in range(3):
+        for rows in (slice(0, 6), slice(6, 12)):
+            assert torch.equal(after[expert, rows], _stepped(before[expert, rows], gradient[expert, rows]))
+
+    before, gradient, after = _fused("model.layers.0.mlp.experts.down_proj", (3, 8, 6), manifest)
+    for expert in range(3):
+        assert torch.equal(after[expert], _stepped(before[expert], gradient[expert]))
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_only_matrices_decay(tiny_run: Callable[..., Manifest], optimiser: str) -> None:
+    """Without gradients of any size a step is the decay alone."""
+    inner = Inner(optimiser=optimiser, lr=0.1, muon_lr=0.1, weight_decay=0.2)  # type: ignore[arg-type]
+    shapes = {"lm_head.weight": (4, 2), "model.layers.0.self_attn.q_proj.weight": (4, 2)}
+    shapes |= {
+        "model.layers.0.self_attn.q_proj.bias": (4,),
+        "model.norm.weight": (2,),
+        "model.embed_tokens.weight": (4, 2),
+    }
+    values = {name: torch.ones(shape) for name, shape in shapes.items()}
+    for value in values.values():
+        value.grad = torch.zeros_like(value)
+    Optimisers(values, tiny_run([(0, 3)], inner=inner)).step(0.5)
+    decayed = {name for name, value in values.items() if value.max() < 1}
+    assert decayed == {"lm_head.weight", "model.layers.0.self_attn.q_proj.weight"}
+    assert all(torch.allclose(values[name], torch.tensor(0.99)) for name in decayed)

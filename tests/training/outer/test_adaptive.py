@@ -68,16 +68,20 @@ def test_a_rung_is_a_rung() -> None:
 
 def test_the_kept_energy_is_that_of_the_singular_values() -> None:
     noise = torch.Generator().manual_seed(1)
-    update = {"norm": torch.ones(300), "tiny": torch.ones(4, 4)}
-    for name, rows, columns in (("small", 96, 200), ("large", 400, 300)):
+    update = {"norm.weight": torch.ones(300), "fc1.weight": torch.ones(4, 4)}
+    for name, rows, columns in (("up_proj.weight", 96, 200), ("down_proj.weight", 400, 300)):
         left, right = torch.randn(rows, 64, generator=noise), torch.randn(64, columns, generator=noise)
         update[name] = (left * 0.8 ** torch.arange(64)) @ right + 0.01 * torch.randn(rows, columns, generator=noise)
     found = kept_energy(update, (4, 8, 16))
-    spectra = [torch.linalg.svdvals(update[name].double()) ** 2 for name in ("small", "large")]
+    spectra = [torch.linalg.svdvals(update[name].double()) ** 2 for name in ("up_proj.weight", "down_proj.weight")]
     for rank, part in found.items():
         exact = sum(float(one[:rank].sum()) for one in spectra) / sum(float(one.sum()) for one in spectra)
         assert part == pytest.approx(exact, rel=0.01)
-    assert kept_energy({"norm": torch.ones(300)}, (4,)) == {} == kept_energy({"m": torch.zeros(90, 90)}, (4,))
+    assert (
+        kept_energy({"norm.weight": torch.ones(300)}, (4,))
+        == {}
+        == kept_energy({"fc1.weight": torch.zeros(90, 90)}, (4,))
+    )
     assert kept_energy(update, ()) == {}
 
 

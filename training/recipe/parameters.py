@@ -1,0 +1,69 @@
+"""Per parameter a rule: who steps it, whether it decays, which matrices it is, how it is compressed and sharded.
+
+Needs neither torch nor transformers. A rule goes by the module that holds the parameter, whose name means the same in
+every family.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dlx.training.recipe.strict import ManifestError
+
+# How tensor parallelism cuts a matrix: its outputs apart, its inputs apart, or not at all.
+Sharding = Literal["colwise", "rowwise", "replicated"]
+# Several matrices in one tensor: queries, keys and values as blocks of columns; the same as rows, head by head; gate
+# and up as blocks of rows. A tensor of three dimensions is a matrix (or such blocks) per expert besides.
+Fused = Literal["", "columns", "heads", "rows"]
+
+
+class Rule(Struct, frozen=True):
+    optimiser: Literal["muon", "adamw"]  # that steps it in a run with Muon
+    decays: bool  # whether weight decay applies; it does to all that Muon steps
+    factored: bool  # whether a codec of low rank may send it as two factors, each expert on its own
+    sharding: Sharding = "replicated"
+    fused: Fused = ""
+
+
+def rule(name: str) -> Rule:
+    """The rule of the parameter `name` of an unsplit model. Raises ManifestError, which names it, where none fits."""
+    *path, last = name.split(".")
+    found = _RULES.get((path or [""])[-1] if last in ("weight", "bias") else ".".join([*path[-1:], last]))
+    if found is None:
+        raise ManifestError(f"{name}: no rule says how such a parameter is stepped and sent")
+    return replace(_NORM, sharding=_BIAS_SHARDING[found.sharding]) if last == "bias" else found
+
+
+_BIAS_SHARDING: dict[Sharding, Sharding] = {"colwise": "colwise", "rowwise": "replicated", "replicated": "replicated"}
+
+_EMBEDDING = Rule("adamw", decays=False, factored=False)  # a step moves few rows, each its own way
+_HEAD = Rule("adamw", decays=True, factored=False)  # its rows are tokens too
+_NORM = Rule("adamw", decays=False, factored=False)
+_ROUTER = Rule("adamw", decays=True, factored=False)  # a row per expert
+_PROJECTION = Rule("adamw", decays=True, factored=True)  # outside of the layers
+_MATRIX = Rule("muon", decays=True, factored=True)
+_OUTPUTS = replace(_MATRIX, sharding="colwise")
+_INPUTS = replace(_MATRIX, sharding="rowwise")
+
+_RULES: dict[str, Rule] = {
+    module: found
+    for found, modules in (
+        (_EMBEDDING, "embed_tokens embed_positions embed_in wte wpe"),
+        (_HEAD, "lm_head"),
+        (_PROJECTION, "project_in project_out"),
+        (_NORM, "norm q_norm k_norm input_layernorm post_attention_layernorm"),
+        (_NORM, "pre_feedforward_layernorm post_feedforward_layernorm"),
+        (_NORM, "ln_1 ln_2 ln_f self_attn_layer_norm final_layer_norm final_layernorm"),
+        (_ROUTER, "gate"),
+        (_OUTPUTS, "q_proj k_proj v_proj gate_proj up_proj fc1 dense_h_to_4h"),
+        (_INPUTS, "o_proj out_proj down_proj fc2 dense dense_4h_to_h"),
+        (_MATRIX, "c_proj c_fc experts.down_proj"),
+        (replace(_MATRIX, fused="columns"), "c_attn"),
+        (replace(_OUTPUTS, fused="heads"), "query_key_value"),
+        (replace(_MATRIX, fused="rows"), "experts.gate_up_proj"),
+    )
+    for module in modules.split()
+}
