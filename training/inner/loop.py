@@ -1,7 +1,7 @@
 """The inner loop of one slot: optimiser steps of its stage on the replica's own data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.models.weights import Shapes
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Inner
 
 
 class TrainingError(RuntimeError):
@@ -41,12 +43,16 @@ class InnerLoop:
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._replica, self._dataset = manifest, replica, dataset
         self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
-        self._model = StageModel(manifest, stage, placement)
-        self._needs_data = self._model.is_first or self._model.is_last
+        self._needs_data = stage in (0, len(manifest.stages) - 1)
         if self._needs_data:
             self._check_data()
+        self._hold(stage, placement)
+
+    def _hold(self, stage: int, placement: Placement) -> None:
+        """Make the stage's tensors."""
+        self._model = StageModel(self._manifest, stage, placement)
         self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
-        self._optimisers = Optimisers(self._parameters, manifest)
+        self._optimisers = Optimisers(self._parameters, self._manifest)
         for tensor in self.weights().values():
             tensor.zero_()
 
@@ -58,7 +64,9 @@ class InnerLoop:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy in float32 tensors with exactly the names and shapes of `.shapes`, which are asked for one after the
         other in the order of their names. Raises TrainingError."""
-        _load(weights, self.weights(), "weights")
+        targets = self.weights()
+        for name, tensor in expect(weights, self.shapes, "weights"):
+            targets[name].copy_(tensor)
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights themselves, on their device, not copies: whoever keeps one clones it."""
@@ -72,10 +80,11 @@ class InnerLoop:
         """As `load_weights`; {} stands for a fresh optimiser. Raises TrainingError."""
         state = self.optimiser_state()
         if tensors:
-            _load(tensors, state, "optimiser state")
+            for name, tensor in expect(tensors, self.optimiser_shapes, "optimiser state"):
+                state[name].copy_(tensor)
         else:
-            for tensor in state.values():
-                tensor.zero_()
+            for unused in state.values():
+                unused.zero_()
 
     def free_gradients(self) -> None:
         """Give back their memory until the next step."""
@@ -102,26 +111,29 @@ class InnerLoop:
         (None on a stage without data); returns the replica's loss in nats per token. Raises PipeBroken (Stopped after
         `stop()`), which leaves weights and state as they were, and TrainingError when the gradients are not finite or
         the loss is above MOST_LOSS."""
-        data = self._manifest.data
+        data, batch = self._manifest.data, self._batch(samples)
         micro_batches = None
-        if self._needs_data:
-            assert self._dataset is not None and samples is not None
-            ids = self._dataset.ids(data.seed, samples, data.sequence_length)
-            batch = self._dataset.batch("train", ids, data.sequence_length).to(self._model.device)
-            micro_batches = batch.split(data.batch_size // data.micro_batches)
+        if batch is not None:
+            micro_batches = batch.to(self._model.device).split(data.batch_size // data.micro_batches)
         self.free_gradients()
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         self.norms, loss = norm_and_loss(gradients, mean, index, previous, next)
-        norm = self.norms.replica
-        if not (math.isfinite(norm) and loss <= MOST_LOSS):  # nor NaN
-            values = f"the loss is {loss:g} and the gradient norm {norm:g}"
-            raise TrainingError(f"inner step {index}: {values}; the run has diverged")
-        inner = self._manifest.inner
-        if norm > inner.clip:
-            torch._foreach_mul_(gradients, inner.clip / (norm + 1e-6))
-        self._optimisers.step(schedule.factor(inner, index, total_steps))
+        factor = clipping(self._manifest.inner, index, self.norms.replica, loss)
+        if factor < 1:
+            torch._foreach_mul_(gradients, factor)
+        self._optimisers.step(schedule.factor(self._manifest.inner, index, total_steps))
         return loss
+
+    def _batch(self, samples: Sequence[int] | None) -> Tensor | None:
+        """int64 [batch size, length + 1] in main memory; None on a stage without data."""
+        if not self._needs_data:
+            return None
+        assert self._dataset is not None and samples is not None
+        data = self._manifest.data
+        return self._dataset.batch(
+            "train", self._dataset.ids(data.seed, samples, data.sequence_length), data.sequence_length
+        )
 
     def _check_data(self) -> None:
         if self._dataset is None:
@@ -132,12 +144,21 @@ class InnerLoop:
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
 
 
-def _load(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], what: str) -> None:
+def clipping(inner: Inner, index: int, norm: float, loss: float) -> float:
+    """What the gradients of a replica's step are multiplied by. Raises TrainingError where it has diverged."""
+    if not (math.isfinite(norm) and loss <= MOST_LOSS):  # nor NaN
+        values = f"the loss is {loss:g} and the gradient norm {norm:g}"
+        raise TrainingError(f"inner step {index}: {values}; the run has diverged")
+    return inner.clip / (norm + 1e-6) if norm > inner.clip else 1.0
+
+
+def expect(given: Mapping[str, Tensor], targets: Shapes, what: str) -> Iterator[tuple[str, Tensor]]:
+    """`given` in the order of its names, each when it is asked for. Raises TrainingError where it does not fit."""
     if given.keys() != targets.keys():
         differing = min(given.keys() ^ targets.keys())
         raise TrainingError(f"{what}: {differing} is {'missing' if differing in targets else 'not part of this stage'}")
-    for name, target in sorted(targets.items()):
+    for name, shape in sorted(targets.items()):
         tensor = given[name]
-        if tensor.shape != target.shape or tensor.dtype != torch.float32:
-            raise TrainingError(f"{what}: {name} is not float32 of shape {list(target.shape)}")
-        target.copy_(tensor)
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+            raise TrainingError(f"{what}: {name} is not float32 of shape {list(shape)}")
+        yield name, tensor

@@ -19,7 +19,7 @@ from dlx.training.recipe.parameters import Fused
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that grows small singular values fastest
 _STEPS = 5
-_UPDATE_SIZE = 0.2  # root mean square of an update at rate 1
+UPDATE_SIZE = 0.2  # root mean square of an update at rate 1
 
 
 class Muon(torch.optim.Optimizer):
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
         together = [matrices(one, group["fused"], group["heads"]) for one in (parameter, gradient, momentum)]
         for values, slope, average in zip(*together, strict=True):
             direction = orthogonal(slope.lerp(average, decay).flatten(0, -2))
-            size = _UPDATE_SIZE * math.sqrt(max(direction.shape))
+            size = UPDATE_SIZE * math.sqrt(max(direction.shape))
             values.add_(direction.view(values.shape), alpha=-rate * size)
 
 

@@ -1,6 +1,6 @@
 """The optimisers of a stage: Muon and AdamW, each for the parameters whose rule names it, and their named state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ class Optimisers:
     `step` of shape [1].
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], recipe: Recipe) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], recipe: Recipe, muon: Callable[..., Muon] = Muon) -> None:
+        self._muon = muon
         matrices, others = divide({name: tuple(one.shape) for name, one in parameters.items()}, recipe.inner)
         self.state: dict[str, Tensor] = {}
         self._each: list[torch.optim.Optimizer] = []
@@ -47,7 +48,7 @@ class Optimisers:
         for name, parameter in parameters.items():
             fused = rule(name).fused
             groups.setdefault(fused, {"params": [], "fused": fused, "heads": heads})["params"].append(parameter)
-        one = Muon(groups.values(), inner.muon_lr, inner.muon_momentum, inner.weight_decay)
+        one = self._muon(groups.values(), inner.muon_lr, inner.muon_momentum, inner.weight_decay)
         self._each.append(one)
         self.state |= {f"muon.momentum.{name}": one.state[parameters[name]]["momentum"] for name in parameters}
 

@@ -103,10 +103,18 @@ def norm_and_loss(
     Squared norms are added one tensor after the other along the pipe, so the sum does not depend on where the model is
     split; the last stage, which knows the loss, sends both back. Raises PipeBroken.
     """
+    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2 for gradient in gradients]
+    return add_norms(squares, loss, step, previous, next)
+
+
+def add_norms(
+    squares: Sequence[float], loss: float | None, step: int, previous: Link | None, next: Link | None
+) -> tuple[Norms, float]:
+    """`norm_and_loss` from the gradients' squared norms."""
     received = 0.0 if previous is None else _numbers(previous.recv("norm", step, 0), 1)[0]
     total = received
-    for gradient in gradients:
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2
+    for square in squares:
+        total += square
     if next is None:
         assert loss is not None
         norm = total**0.5

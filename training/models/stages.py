@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,9 +35,16 @@ class StageModel(nn.Module):
     `placement` (settled) has the device, and what a layer keeps for the backward pass: all; with checkpoint `layers`
     its input alone, which takes about a third more time; with `selective` the results of products of matrices and of
     attention too. The rest is computed once more, in float32 to the same bits. On "meta" nothing takes memory.
+    `shard` may divide the parameters among ranks, before any of them takes memory.
     """
 
-    def __init__(self, recipe: Recipe, stage: int, placement: Placement = ONE_THREAD) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        stage: int,
+        placement: Placement = ONE_THREAD,
+        shard: Callable[["StageModel"], None] = lambda model: None,
+    ) -> None:
         super().__init__()
         config = parse_model(recipe.model)
         layout, (low, high) = config.layout, recipe.stages[stage]
@@ -53,8 +61,9 @@ class StageModel(nn.Module):
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
         for name, part in whole.named_children():
             self.add_module(name, part)
+        self.layers = tuple(_part(self, layout.layers).values())  # a tuple: not registered a second time
+        shard(self)
         self.to_empty(device=self.device)
-        self._layers = tuple(_part(self, layout.layers).values())  # a tuple: not registered a second time
         if layout.rotary:
             # Built anew: its frequencies are a buffer outside the weights, which to_empty would leave as garbage.
             cos, sin = kind(settings)(torch.empty(0), torch.arange(data.sequence_length)[None])
@@ -74,7 +83,7 @@ class StageModel(nn.Module):
         most the run's sequence length."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             hidden = self._embed(x) if self.is_first else x
-            for layer in self._layers:
+            for layer in self.layers:
                 hidden = self._run(layer, hidden)
             if self.is_last:
                 hidden = self._logits(hidden)

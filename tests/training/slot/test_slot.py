@@ -373,13 +373,13 @@ def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_d
     history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[bytes, Plan] | None] = []
-    previous_parts = type(codec("int4")).previous_parts
+    encode = type(codec("int4")).encode
 
-    def spy(self: Any, shapes: Any, previous: tuple[bytes, Plan] | None) -> Any:
+    def spy(self: Any, tensors: Any, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
         given.append(previous)
-        return previous_parts(self, shapes, previous)
+        return encode(self, tensors, plan, previous)
 
-    monkeypatch.setattr(type(codec("int4")), "previous_parts", spy)
+    monkeypatch.setattr(type(codec("int4")), "encode", spy)
     run = history(0)
     run.round()
     run.round()

@@ -1,0 +1,207 @@
+"""A stage on two ranks of gloo is trained as on one."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlx.training.data.shards import Dataset
+from dlx.training.inner.loop import InnerLoop, TrainingError
+from dlx.training.inner.pipeline import Link, PipeBroken, Stopped
+from dlx.training.inner.ranks.group import Group
+from dlx.training.inner.ranks.loop import RankedLoop
+from dlx.training.inner.ranks.owners import owners
+from dlx.training.models.stages import initialise
+from dlx.training.recipe.draft import DraftData
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Inner
+
+TOTAL = 20
+OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
+ODD = {"intermediate_size": 27}  # rows that two ranks cannot share evenly
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    store = str(tmp_path_factory.mktemp("ranks") / "store")
+    command = [sys.executable, "-m", "tests.training.inner.ranked", store, "1", str(RANKS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        other = subprocess.Popen(command)
+        made = Group(dist.FileStore(store, RANKS), 0, RANKS, "cpu")
+    yield made
+    made.close()
+    other.kill()
+    other.wait()
+
+
+def _one(manifest: Manifest, dataset: Dataset, stage: int = 0) -> InnerLoop:
+    loop = InnerLoop(manifest, stage, 0, dataset)
+    loop.load_weights(initialise(manifest, stage))
+    return loop
+
+
+def _two(group: Group, manifest: Manifest, dataset: Dataset, stage: int = 0) -> RankedLoop:
+    loop = RankedLoop(group, manifest, stage, 0, dataset)
+    loop.load_weights(initialise(manifest, stage))
+    return loop
+
+
+def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
+    return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(low, high)]
+
+
+def _distance(one: InnerLoop, other: InnerLoop, start: dict[str, torch.Tensor]) -> float:
+    """Of the changes since `start`, as level 3 of the audit takes it."""
+    mine, its = one.weights(), other.weights()
+    apart = sum((mine[name] - its[name]).double().square().sum() for name in start)
+    change = sum((mine[name] - start[name]).double().square().sum() for name in start)
+    return float(apart / change) ** 0.5
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+@pytest.mark.parametrize("samples", [4, 3])
+def test_two_ranks_take_the_steps_of_one(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner, samples: int
+) -> None:
+    """Also where neither rows nor samples can be shared evenly."""
+    data = DraftData(source=["corpus"], sequence_length=16, batch_size=samples, micro_batches=1, seed=7)
+    manifest = tiny_run([(0, 3)], inner=inner, config=ODD, data=data, tokens_per_step=16 * samples)
+    one, two = _one(manifest, dataset), _two(group, manifest, dataset)
+    assert {name: tuple(tensor.shape) for name, tensor in two.weights().items()} == one.shapes
+    losses = _steps(one, 0, 10)
+    assert _steps(two, 0, 10) == pytest.approx(losses, rel=1e-5)
+    assert losses[-1] < losses[0]
+    assert _distance(one, two, initialise(manifest, 0)) < 5e-5
+    two.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("samples", [2, 1])
+def test_a_stage_on_two_ranks_fits_between_stages_on_one(
+    group: Group,
+    tiny_run: Callable[..., Manifest],
+    dataset: Dataset,
+    together: Callable[..., list[Any]],
+    stage: int,
+    samples: int,
+) -> None:
+    """Also where a micro-batch has one sample for two ranks."""
+    data = DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=4 // samples, seed=7)
+    manifest = tiny_run([(0, 1), (1, 2), (2, 3)], data=data, inner=OPTIMISERS["muon"])
+
+    def losses(ranked: int | None) -> tuple[list[float], InnerLoop]:
+        loops = [
+            (_two(group, manifest, dataset, one) if one == ranked else _one(manifest, dataset, one)) for one in range(3)
+        ]
+
+        def work(one: int, previous: Link | None, following: Link | None) -> list[float]:
+            return [
+                loops[one].step(index, TOTAL, loops[one].positions(index), previous, following) for index in range(5)
+            ]
+
+        found = together(3, work)
+        assert found[0] == found[1] == found[2]
+        return found[0], loops[stage]
+
+    expected, alone = losses(None)
+    found, shared = losses(stage)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert _distance(alone, shared, initialise(manifest, stage)) < 5e-5
+    assert isinstance(shared, RankedLoop)
+    shared.close()
+
+
+class _Breaking:
+    """A link whose `count`-th message does not come."""
+
+    def __init__(self, link: Link, count: int) -> None:
+        self._link, self._left = link, count
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        self._tick()
+        self._link.send(kind, step, micro, data)
+
+    def recv(self, kind: str, step: int, micro: int) -> bytes:
+        self._tick()
+        return self._link.recv(kind, step, micro)
+
+    def _tick(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise PipeBroken("the neighbour is gone")
+
+
+@pytest.mark.parametrize("count", range(0, 10, 3))
+def test_a_broken_pipe_leaves_every_rank_as_it_was(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]], count: int
+) -> None:
+    manifest = tiny_run([(0, 1), (1, 3)])
+    whole, first, last = _one(tiny_run([(0, 3)]), dataset), _two(group, manifest, dataset), _one(manifest, dataset, 1)
+    expected = _steps(whole, 0, 3)
+
+    def broken(stage: int, previous: Link | None, following: Link | None) -> None:
+        if stage == 0:
+            assert following is not None
+            first.step(0, TOTAL, first.positions(0), None, _Breaking(following, count))
+
+    assert isinstance(together(2, broken)[0], PipeBroken)
+
+    def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
+        loop = (first, last)[stage]
+        return [loop.step(index, TOTAL, loop.positions(index), previous, following) for index in range(3)]
+
+    assert together(2, work)[0] == pytest.approx(expected, rel=1e-5)
+    first.close()
+
+
+def test_a_step_that_is_stopped_or_diverges_leaves_every_rank_as_it_was(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset
+) -> None:
+    manifest = tiny_run([(0, 3)])
+    one, two = _one(manifest, dataset), _two(group, manifest, dataset)
+    calls = iter([False, False, True])
+    with pytest.raises(Stopped):
+        two.step(0, TOTAL, two.positions(0), None, None, lambda: next(calls))
+    two.load_weights({name: torch.full(shape, torch.inf) for name, shape in two.shapes.items()})
+    with pytest.raises(TrainingError, match="has diverged"):
+        two.step(0, TOTAL, two.positions(0), None, None)
+    two.load_weights(initialise(manifest, 0))
+    two.idle()
+    assert _steps(two, 0, 5) == pytest.approx(_steps(one, 0, 5), rel=1e-5)
+    two.close()
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_a_state_goes_from_one_rank_to_two_and_back(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner
+) -> None:
+    manifest = tiny_run([(0, 3)], inner=inner)
+    one, two = _one(manifest, dataset), _two(group, manifest, dataset)
+    _steps(one, 0, 3)
+    two.load_weights(one.weights())
+    two.load_optimiser_state(one.optimiser_state())
+    for name, tensor in {**one.weights(), **one.optimiser_state()}.items():
+        assert torch.equal(tensor, {**two.weights(), **two.optimiser_state()}[name]), name
+    middle = {name: tensor.clone() for name, tensor in one.weights().items()}
+    losses = _steps(one, 3, 6)
+    assert _steps(two, 3, 6) == pytest.approx(losses, rel=1e-5)
+    assert _distance(one, two, middle) < 5e-5
+    back = InnerLoop(manifest, 0, 0, dataset)
+    back.load_weights(two.weights())
+    back.load_optimiser_state(two.optimiser_state())
+    assert _steps(back, 6, 8) == pytest.approx(_steps(two, 6, 8), rel=1e-5)
+    two.load_optimiser_state({})
+    assert all(not tensor.any() for tensor in two.optimiser_state().values())
+    two.close()
+
+
+def test_ranks_own_about_the_same() -> None:
+    shapes = {"a": (100, 10), "b": (60, 10), "c": (50, 10), "d": (5,)}
+    assert owners(shapes, 2) == {"a": 0, "b": 1, "c": 1, "d": 0}
+    assert set(owners(shapes, 1).values()) == {0}

@@ -1,0 +1,131 @@
+"""The ranks of one stage: a torch.distributed process group, and the few ways in which tensors and words pass in it."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlx.training.inner.pipeline import PipeBroken
+
+_TENSOR_SECONDS = 600.0  # no rank lets the others wait for longer, or all of them end
+_WORD_SECONDS = 3600.0  # the same of rank 0, which may wait for a neighbour's message over a slow link
+
+T = TypeVar("T")
+
+
+class RankLost(RuntimeError):
+    """Another rank ended, is too late, or all are out of step: nothing goes on until all are started anew."""
+
+
+class Group:
+    """This process's place among the ranks. Every method is a collective: all ranks call it, in the same order.
+
+    Nothing is pickled. What passes in main memory goes over gloo, what lies on a GPU over NCCL.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: str) -> None:
+        """Waits for all ranks. Raises RankLost."""
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        backend = "gloo" if self.device.type == "cpu" else f"cpu:gloo,{self.device.type}:nccl"
+        try:
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=_TENSOR_SECONDS)
+            )
+            self._words = dist.new_group(timeout=timedelta(seconds=_WORD_SECONDS), backend="gloo")
+        except (RuntimeError, ValueError) as error:
+            raise RankLost(f"the ranks did not meet: {error}") from error
+        self._broken: PipeBroken | None = None
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    # ---- words of rank 0
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Rank 0's part; the others `hear` it."""
+        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(message)), dtype=torch.uint8)
+        self._say(torch.tensor([len(data)]))
+        self._say(data)
+
+    def hear(self, kind: Any) -> Any:
+        """What rank 0 tells, decoded as `kind`."""
+        size = self._say(torch.zeros(1, dtype=torch.int64))
+        data = self._say(torch.empty(int(size), dtype=torch.uint8))
+        return msgspec.msgpack.decode(data.numpy().tobytes(), type=kind)
+
+    def decide(self, count: int, work: Callable[[], Sequence[float]]) -> list[float]:
+        """What rank 0's `work` gives, `count` numbers, on all ranks. Raises PipeBroken on all where it does there."""
+        numbers = torch.zeros(1 + count, dtype=torch.float64)
+        broken = self._broken
+        if self.rank == 0 and broken is None:
+            try:
+                numbers[1:] = torch.tensor([*work()], dtype=torch.float64)
+            except PipeBroken as error:
+                broken = error
+        numbers[0] = float(broken is not None)
+        self._broken = None
+        self._say(numbers)
+        if broken is not None:
+            raise broken
+        if numbers[0]:
+            raise PipeBroken("rank 0 says so")
+        return numbers[1:].tolist()
+
+    def break_off(self, error: PipeBroken) -> None:
+        """Rank 0 alone: the next decision is that the step is over."""
+        self._broken = error
+
+    # ---- tensors, by rows: of n ranks each holds the next ceil(rows / n), the last ones fewer or none
+
+    def gather(self, mine: Tensor, shape: Sequence[int], to: int) -> Tensor | None:
+        """The whole tensor of `shape` from every rank's rows; None but on rank `to`."""
+        chunk = self._chunk(shape)
+        mine = _padded(mine, chunk)
+        if self.rank != to:
+            dist.gather(mine, None, to)
+            return None
+        whole = mine.new_empty(self.size * chunk, *shape[1:])
+        dist.gather(mine, list(whole.chunk(self.size)), to)
+        return whole[: shape[0]]
+
+    def scatter(self, whole: Tensor | None, mine: Tensor, shape: Sequence[int], source: int) -> None:
+        """The counterpart: fill `mine`, this rank's rows, from the tensor of `shape` that rank `source` has."""
+        chunk = self._chunk(shape)
+        rows = mine if len(mine) == chunk and mine.is_contiguous() else mine.new_empty(chunk, *shape[1:])
+        if self.rank == source:
+            assert whole is not None
+            parts = _padded(whole.to(mine.device), self.size * chunk).chunk(self.size)
+            dist.scatter(rows, list(parts), source)
+        else:
+            dist.scatter(rows, None, source)
+        if rows is not mine:
+            mine.copy_(rows[: len(mine)])
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """Rank 0's, in place."""
+        dist.broadcast(tensor, 0)
+        return tensor
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks', in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def _say(self, words: Tensor) -> Tensor:
+        dist.broadcast(words, 0, self._words)
+        return words
+
+    def _chunk(self, shape: Sequence[int]) -> int:
+        return -(-shape[0] // self.size)
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    if len(tensor) == rows:
+        return tensor.contiguous()
+    padded = tensor.new_zeros(rows, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    return padded

@@ -1,0 +1,142 @@
+"""The inner loop of a stage on several ranks: rank 0's has the face of `InnerLoop`, the others serve it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from dlx.training.data.shards import Dataset
+from dlx.training.inner import schedule
+from dlx.training.inner.loop import InnerLoop, TrainingError, expect
+from dlx.training.inner.pipeline import Link, PipeBroken, add_norms
+from dlx.training.inner.ranks import orders
+from dlx.training.inner.ranks.group import Group, RankLost
+from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
+from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.weights import Lazy, Shapes
+from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
+
+
+class RankedLoop(InnerLoop):
+    """An `InnerLoop` on rank 0, whose tensors lie on all ranks. The others run `serve` meanwhile.
+
+    `weights` and `optimiser_state` gather each tensor when it is asked for. Every method may raise RankLost, after
+    which all ranks must be started anew; `idle` is to be called every minute or so that nothing else is.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        manifest: Manifest,
+        stage: int,
+        replica: int,
+        dataset: Dataset | None,
+        placement: Placement = ONE_THREAD,
+    ) -> None:
+        self._group = group
+        super().__init__(manifest, stage, replica, dataset, placement)
+
+    def _hold(self, stage: int, placement: Placement) -> None:
+        with _together():
+            self._group.tell(orders.Begin(canonical_bytes(self._manifest), stage, placement))
+            self._share = Share(self._group, self._manifest, stage, placement)
+
+    def idle(self) -> None:
+        with _together():
+            self._group.tell(orders.Idle())
+
+    def close(self) -> None:
+        """The other ranks are done with it."""
+        with _together():
+            self._group.tell(orders.End())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._load(weights, self.shapes, "weights")
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return Lazy(self.shapes, self._give)
+
+    def optimiser_state(self) -> Mapping[str, Tensor]:
+        return Lazy(self.optimiser_shapes, self._give)
+
+    def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            self._load(tensors, self.optimiser_shapes, "optimiser state")
+        else:
+            with _together():
+                self._group.tell(orders.Clear())
+                self._share.clear()
+
+    def step(
+        self,
+        index: int,
+        total_steps: int,
+        samples: Sequence[int] | None,
+        previous: Link | None,
+        next: Link | None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> float:
+        inner, batch = self._manifest.inner, self._batch(samples)
+        order = orders.Step(index, schedule.factor(inner, index, total_steps), previous is not None, next is not None)
+
+        def conclude(squares: list[float], loss: float | None) -> Conclusion:
+            self.norms, found = add_norms(squares, loss, index, previous, next)
+            return Conclusion(self.norms.replica, found)
+
+        with _together():
+            self._group.tell(order)
+            return self._share.step(order, batch, Pipes(previous, next), stop, conclude)
+
+    def free_gradients(self) -> None:
+        with _together():
+            self._group.tell(orders.Free())
+            self._share.free_gradients()
+
+    def _load(self, tensors: Mapping[str, Tensor], shapes: Shapes, what: str) -> None:
+        for name, tensor in expect(tensors, shapes, what):  # one that cannot be read leaves the ranks in step
+            with _together():
+                self._group.tell(orders.Load(name))
+                self._share.load(name, tensor)
+
+    def _give(self, name: str) -> Tensor:
+        with _together():
+            self._group.tell(orders.Give(name))
+            found = self._share.give(name)
+        assert found is not None
+        return found.cpu()
+
+
+def serve(group: Group) -> None:
+    """Every other rank's part, until rank 0 ends it. Raises RankLost."""
+    share = None
+    with _together():
+        begin = group.hear(orders.Order)
+        share = Share(group, parse(begin.manifest), begin.stage, begin.placement)
+        while True:
+            match order := group.hear(orders.Order):
+                case orders.Load(name):
+                    share.load(name, None)
+                case orders.Give(name):
+                    share.give(name)
+                case orders.Clear():
+                    share.clear()
+                case orders.Free():
+                    share.free_gradients()
+                case orders.Step():
+                    with contextlib.suppress(PipeBroken, TrainingError):  # rank 0 says so to whom it may concern
+                        share.step(
+                            order, None, Pipes(None, None), lambda: False, lambda squares, loss: Conclusion(0, 0)
+                        )
+                case orders.End():
+                    return
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """What every rank does alike leaves them in step; any other trouble does not."""
+    try:
+        yield
+    except (PipeBroken, TrainingError, RankLost):
+        raise
+    except Exception as error:
+        raise RankLost(f"the ranks of this stage are out of step: {type(error).__name__}: {error}") from error

@@ -1,0 +1,174 @@
+"""One rank's share of a stage: rows of every parameter and of the optimiser's state, samples of every batch."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from dlx.training.inner.loop import clipping
+from dlx.training.inner.optimisers import Optimisers
+from dlx.training.inner.pipeline import Link, PipeBroken, run_step
+from dlx.training.inner.ranks.group import Group
+from dlx.training.inner.ranks.muon import RankedMuon, Whole
+from dlx.training.inner.ranks.orders import Step
+from dlx.training.inner.ranks.owners import owners
+from dlx.training.inner.ranks.rows import Rows, RowsLink
+from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.placement import Placement
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.models.stages import StageModel
+from dlx.training.recipe.manifest import Manifest
+
+
+class Pipes(NamedTuple):
+    """Rank 0's, None where the stage has none."""
+
+    previous: Link | None
+    next: Link | None
+
+
+class Conclusion(NamedTuple):
+    """What rank 0 finds of a step: the replica's."""
+
+    norm: float
+    loss: float
+
+
+# From the squared norm of each gradient of the stage, and on the last stage the loss.
+Conclude = Callable[[list[float], float | None], Conclusion]
+
+
+class Share:
+    """Every method is a collective. The stage's state is one set of named tensors: its weights, and its optimisers'."""
+
+    def __init__(self, group: Group, manifest: Manifest, stage: int, placement: Placement) -> None:
+        self._group, self._manifest = group, manifest
+        data = manifest.data
+        self._rows = Rows(group, data.batch_size // data.micro_batches)
+        self._model = _RowsModel(self._rows, manifest, stage, replace(placement, device=str(group.device)), group)
+        self._micro_batch = self._model.activation_shape
+        self._model.activation_shape = (self._rows.each, *self._micro_batch[1:])
+        self._parameters = dict(self._model.named_parameters())
+        weights = {name: _mine(one).zero_() for name, one in self._parameters.items()}
+        shapes = stage_shapes(manifest, stage)
+        owner = owners(shapes, group.size)
+        whole = {tensor: Whole(shapes[name], owner[name]) for name, tensor in weights.items()}
+        self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
+        self._weights, self._state = weights, {**weights, **self._optimisers.state}
+        self._shapes = {**shapes, **optimiser_shapes(manifest, stage)}
+
+    @torch.no_grad()
+    def load(self, name: str, whole: Tensor | None) -> None:
+        """`whole` is rank 0's."""
+        mine = self._state[name]
+        if name == "step":
+            mine.copy_(self._group.share(torch.zeros(1) if whole is None else whole.cpu().clone()))
+        else:
+            self._group.scatter(whole, mine, self._shapes[name], 0)
+
+    def clear(self) -> None:
+        """Of the optimisers' state."""
+        for tensor in self._optimisers.state.values():
+            tensor.zero_()
+
+    @torch.no_grad()
+    def give(self, name: str) -> Tensor | None:
+        """The whole tensor on rank 0."""
+        mine = self._state[name]
+        return mine.clone() if name == "step" else self._group.gather(mine, self._shapes[name], 0)
+
+    def free_gradients(self) -> None:
+        """Give back their memory until the next step."""
+        self._model.zero_grad(set_to_none=True)
+        for tensor in self._weights.values():
+            tensor.grad = None
+
+    def step(
+        self,
+        order: Step,
+        batch: Tensor | None,
+        pipes: Pipes,
+        stop: Callable[[], bool],
+        conclude: Conclude,
+    ) -> float:
+        """The replica's loss. `batch`, `pipes`, `stop` and `conclude` are rank 0's.
+
+        Raises PipeBroken on all ranks where it happens on rank 0, and TrainingError; then nothing is changed."""
+        group, data = self._group, self._manifest.data
+        micro_batches = None
+        if self._model.is_first or self._model.is_last:
+            if batch is None:
+                batch = torch.empty(data.batch_size, data.sequence_length + 1, dtype=torch.int64)
+            group.share(batch)
+            whole = batch.to(group.device).split(self._rows.samples)
+            micro_batches = [self._rows.of(one) for one in whole]
+        previous = self._link(order.previous, pipes.previous)
+        next = self._link(order.next, pipes.next)
+        self.free_gradients()
+        try:
+            mean = run_step(self._model, order.index, micro_batches, previous, next, lambda: self._is_stopped(stop))
+            gradients = [_mine(one.grad) for one in self._parameters.values() if one.grad is not None]
+            squares = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) ** 2 for one in gradients])
+            sums = group.add(torch.cat([squares.cpu(), torch.tensor([mean or 0.0], dtype=torch.float64)])).tolist()
+            last = sums[-1] if self._model.is_last else None
+            found = Conclusion(*group.decide(2, lambda: conclude(sums[:-1], last)))
+        except PipeBroken:
+            self._forget()
+            raise
+        factor = clipping(self._manifest.inner, order.index, *found)
+        if factor < 1:
+            torch._foreach_mul_(gradients, factor)
+        for name, parameter in self._parameters.items():
+            self._weights[name].grad = None if parameter.grad is None else _mine(parameter.grad)
+        self._optimisers.step(order.factor)
+        return found.loss
+
+    def _link(self, is_there: bool, link: Link | None) -> RowsLink | None:
+        return RowsLink(self._group, self._rows, self._micro_batch, link) if is_there else None
+
+    def _is_stopped(self, stop: Callable[[], bool]) -> bool:
+        return bool(self._group.decide(1, lambda: [stop()])[0])
+
+    def _forget(self) -> None:
+        """What a step that was broken off has left."""
+        self.free_gradients()
+        assert isinstance(self._model, FSDPModule)
+        self._model.reset_iter_state()
+
+
+class _RowsModel(StageModel):
+    """A stage that has some of a micro-batch's samples; the sum of all ranks' losses is the micro-batch's."""
+
+    def __init__(self, rows: Rows, manifest: Manifest, stage: int, placement: Placement, group: Group) -> None:
+        super().__init__(manifest, stage, placement, partial(_shard, group=group))
+        self._rows = rows
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        here = self._rows.here
+        if not here:
+            return output[:0].sum()
+        return super().loss(output[:here], labels[:here]) * (here / self._rows.samples)
+
+
+def _shard(model: StageModel, group: Group) -> None:
+    """Each layer's parameters come together for its own work only, all others for the whole step's."""
+    mesh = DeviceMesh(group.device.type, list(range(group.size)))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gradients are added: each rank's is a part of the mean already
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _mine(tensor: Tensor) -> Tensor:
+    """This rank's rows, in the same memory."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()
