@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ def prepare(
         typer.Option(
             "--source",
             metavar="PATH",
-            help="Text, .jsonl or .parquet file, `datasets` folder, or folder of those; can be given more than once.",
+            help="Text, .jsonl(.zst) or .parquet file, `datasets` folder, or folder of those; may be given again.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the shards.")],
@@ -43,11 +44,16 @@ def prepare(
         ),
     ] = None,
     heldout: Annotated[float, typer.Option(help="Fraction of the text that is not trained on, up to 0.5.")] = 0.05,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=256, help="Processes that tokenise.", show_default="as many as there are cores"),
+    ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Tokenise documents into shards, for `data.prepared` in a run's draft or for `start --private-data`.
 
-    The same input gives the same shards. What an interrupted call leaves is not data yet: give the same command again.
+    The same input gives the same shards. What an interrupted call leaves is not data yet: the same command goes on from
+    there.
     """
     if not 0 < heldout <= 0.5:
         raise UsageFailure(f"--heldout {heldout:g}: expected a fraction above 0 and up to 0.5")
@@ -56,8 +62,13 @@ def prepare(
     from dlx.training.data.prepare import Preparation, prepare_folder
 
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
-    with _progress("preparing") as progress:
-        manifest = prepare_folder(Preparation(source, heldout, tokenizer, chosen, field), out, progress)
+    preparation = Preparation(source, heldout, tokenizer, chosen, field, workers or os.cpu_count() or 1)
+    try:
+        with _progress("preparing") as progress:
+            manifest = prepare_folder(preparation, out, progress)
+    except KeyboardInterrupt:
+        options.note(f"interrupted: the same command goes on with what is in {out}")
+        raise
     _tell(out, manifest, [], json)
 
 

@@ -13,7 +13,7 @@ from dlx.node.home.errors import Failure
 
 # Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette"),
+    "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette", "zstandard"),
     "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,7 +106,9 @@ def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef
     else:
         given = draft.data
         tokenizer = Path(given.tokenizer) if given.tokenizer else None
-        chosen = prepare.Preparation(draft.sources, given.heldout, tokenizer, given.separator, given.field)
+        chosen = prepare.Preparation(
+            draft.sources, given.heldout, tokenizer, given.separator, given.field, os.cpu_count() or 1
+        )
         _check_vocabulary(draft, chosen.vocabulary.size if chosen.vocabulary else shards.BYTE_VALUES)
         progress("freezing the data into shards")
         blob = prepare.prepare_blobs(chosen, blobs)

@@ -1,6 +1,7 @@
 """Documents in files: text, JSON Lines, Parquet, and folders that Hugging Face `datasets` wrote with `save_to_disk`.
 
-What a file is follows from its name: `.jsonl` and `.ndjson`, `.parquet`, anything else is one document of text.
+What a file is follows from its name: `.jsonl` and `.ndjson`, which may be compressed (`.zst`), `.parquet`, anything
+else is one document of text.
 """
 
 import codecs
@@ -12,12 +13,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dlx.training.data import compressed
 from dlx.training.data.shards import PREPARED, DataError, PreparationError, read_prepared
 
 MAX_LINE = 64 * 1024 * 1024  # bytes of one line of JSON
 
 _CHUNK = 1 << 20
 _ROWS = 256  # of an Arrow batch
+_JSON_LINES = (".jsonl", ".ndjson")
 _ENDINGS = {".gz", ".bz2", ".xz", ".zst", ".zip", ".7z"}
 
 
@@ -119,7 +122,7 @@ def _reader(name: str, path: Path, field: str) -> Callable[[], Iterator[Document
     ending = path.suffix.lower()
     if path.is_dir():
         return lambda: _dataset(name, path, field)
-    if ending in (".jsonl", ".ndjson"):
+    if ending in _JSON_LINES or (ending == ".zst" and Path(path.stem).suffix.lower() in _JSON_LINES):
         return lambda: _json_lines(name, path, field)
     if ending == ".parquet":
         return lambda: _records(name, _arrow_errors(path, _parquet(path, field)))
@@ -160,7 +163,7 @@ def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
     except ValueError:
         raise PreparationError(f"{field!r}: expected a key without quotes, backslashes, control characters") from None
     try:
-        with open(path, "rb") as file:
+        with compressed.open_file(path) if path.suffix.lower() == ".zst" else open(path, "rb") as file:
             number = 0
             while line := file.readline(MAX_LINE + 1):
                 number += 1

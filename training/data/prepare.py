@@ -1,33 +1,35 @@
 """Documents become shards of token ids, the same bits from the same input wherever and however often it is done.
 
-The data manifest is written last: whatever interrupts this leaves shards that nothing names, and no data.
+The data manifest is written last: whatever interrupts this leaves shards that nothing names, and no data; in a folder
+of its own also how far it was.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from dlx.ground import durable
 from dlx.ground.blobs import write_blob
-from dlx.training.data import shards
+from dlx.training.data import shards, unfinished
 from dlx.training.data.formats import Document, Source, find
 from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split
+from dlx.training.data.tokenising import BATCH, Part, Tokens, raw_batches, text_batches, tokenised
+from dlx.training.data.unfinished import Making, Unfinished
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.recipe.recipe import BlobRef
 
-PIECE = 256 * 1024  # bytes of a document that the tokenizer sees at once: a longer one is cut
-
-_BATCH = 4 * 1024 * 1024  # bytes of text tokenised in parallel
 _CHUNK = 1 << 20  # bytes of a file copied at a time
-_UNFINISHED = ".unfinished"  # says that the blobs beside it are an interrupted `prepare_folder`'s
-_OURS = re.compile(r"[0-9a-f]{64}|\..*\.tmp|" + re.escape(_UNFINISHED))
+_OURS = re.compile(r"[0-9a-f]{64}|\..*\.tmp|" + re.escape(unfinished.NAME))
 
 Progress = Callable[[int, int], None]  # bytes of text done, and in all
 
@@ -41,6 +43,7 @@ class Preparation:
     tokenizer: Path | None = None
     separator: str | int | None = None  # token between documents, by text or id; see `Vocabulary.read`
     field: str = "text"  # of records: key or column
+    workers: int = 1  # processes that tokenise; the result is the same
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
@@ -67,7 +70,7 @@ def prepare_blobs(preparation: Preparation, blobs: Path, progress: Progress = la
     a hash of their names, or the end of the largest one where they are too few or too large for that. Raises DataError.
     """
     blobs.mkdir(parents=True, exist_ok=True)
-    return _put_manifest(_write(preparation, blobs, progress), blobs)
+    return _put_manifest(_write(preparation, blobs, progress, resume=False), blobs)
 
 
 def prepare_folder(
@@ -75,7 +78,8 @@ def prepare_folder(
 ) -> DataManifest:
     """The same data as a folder that can be carried around: the blobs, and the data manifest in `data.json`.
 
-    `folder` is new, empty, or what an interrupted call left, and in none of the sources. Raises DataError.
+    `folder` is new, empty, or what an interrupted call for the same data left, which then goes on where it was; it is
+    in none of the sources. Raises DataError.
     """
     for source in preparation.sources:
         if source.is_dir() and source.resolve() in (folder.resolve(), *folder.resolve().parents):
@@ -87,17 +91,16 @@ def prepare_folder(
     names = sorted(path.name for path in folder.iterdir())
     if PREPARED in names:
         raise PreparationError(f"{folder}: holds prepared data already; name another folder")
-    foreign = [name for name in names if _UNFINISHED not in names or not _OURS.fullmatch(name)]
+    foreign = [name for name in names if unfinished.NAME not in names or not _OURS.fullmatch(name)]
     if foreign:
         raise PreparationError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
-    durable.write_bytes(folder / _UNFINISHED, b"")
-    manifest = _write(preparation, folder, progress)
-    kept = {_UNFINISHED, *(blob.sha256 for blob in manifest.blobs())}
+    manifest = _write(preparation, folder, progress, resume=True)
+    kept = {unfinished.NAME, *(blob.sha256 for blob in manifest.blobs())}
     for path in folder.iterdir():
         if path.name not in kept:
             path.unlink()
     durable.write_bytes(folder / PREPARED, shards.canonical_bytes(manifest))
-    (folder / _UNFINISHED).unlink()
+    (folder / unfinished.NAME).unlink()
     return manifest
 
 
@@ -134,37 +137,68 @@ def _link(source: Path, target: Path) -> None:
             durable.write_chunks(target, iter(partial(file.read, _CHUNK), b""))
 
 
-def _write(preparation: Preparation, blobs: Path, progress: Progress) -> DataManifest:
-    """Every blob but the data manifest."""
+def _write(preparation: Preparation, blobs: Path, progress: Progress, resume: bool) -> DataManifest:
+    """Every blob but the data manifest. With `resume` the folder keeps how far it is, and goes on from there."""
     vocabulary = preparation.vocabulary
     sources = find(preparation.sources, preparation.field)
-    held_from, total = _survey(sources, preparation.heldout)
-    kind = shards.token_dtype(vocabulary.size) if vocabulary else "uint8"
-    dtype = np.dtype(kind).newbyteorder("<")
-    writers: dict[Split, _ShardWriter] = {
-        "train": _ShardWriter(blobs, dtype.itemsize),
-        "heldout": _ShardWriter(blobs, dtype.itemsize),
-    }
-    parts = _parts(sources, held_from, total, progress)
+    survey = _survey(sources, preparation.heldout)
+    state = Unfinished(_making(preparation, sources))
+    if resume:
+        state = unfinished.load(blobs, state.making)
+        unfinished.save(blobs, state)
+    dtype = shards.token_dtype(vocabulary.size) if vocabulary else "uint8"
+    train, heldout = (
+        _ShardWriter(blobs, np.dtype(dtype).itemsize, done, left)
+        for done, left in zip((state.train, state.heldout), state.left, strict=True)
+    )
+    parts = _parts(sources, survey, progress)
+    batches: Generator[Tokens, None, None]
     if vocabulary is None:
-        for part in parts:
-            writers[part.split].add(b"\0" if part.content is None else part.content)
-        return DataManifest(train=writers["train"].finish(), heldout=writers["heldout"].finish())
-    for split, ids in _tokenised(parts, vocabulary):
-        writers[split].add(np.array(ids, dtype).tobytes())
-    return DataManifest(
-        train=writers["train"].finish(),
-        heldout=writers["heldout"].finish(),
+        batches = (tokens for tokens in islice(raw_batches(parts), state.batches, None))
+    else:
+        workers = max(1, min(preparation.workers, survey.total // BATCH))
+        batches = tokenised(islice(text_batches(parts), state.batches, None), vocabulary, dtype, workers)
+    with closing(batches):
+        for number, batch in enumerate(batches, state.batches + 1):
+            written = [(train if split == "train" else heldout).add(tokens) for split, tokens in batch]
+            if resume and any(written):
+                left = train.left, heldout.left
+                unfinished.save(blobs, Unfinished(state.making, number, train.shards, heldout.shards, left))
+    manifest = DataManifest(train=train.finish(), heldout=heldout.finish())
+    if vocabulary is None:
+        return manifest
+    return replace(
+        manifest,
         tokenizer=BlobRef(write_blob(blobs, [vocabulary.content]).hex(), len(vocabulary.content)),
         vocab_size=vocabulary.size,
         separator=vocabulary.separator,
-        dtype=kind,
+        dtype=dtype,
     )
 
 
-def _survey(sources: Sequence[Source], fraction: float) -> tuple[dict[int, int], int]:
-    """What is held out, and the bytes of all documents: for each document (by its place) that is not wholly training
-    data, the offset from which on its bytes are held out. Reads every record, so most mistakes show early."""
+def _making(preparation: Preparation, sources: Sequence[Source]) -> Making:
+    vocabulary, digest = preparation.vocabulary, hashlib.sha256()
+    for source in sources:
+        for path in sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]:
+            found = path.stat()
+            digest.update(f"{source.name}/{path.name} {found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "replace"))
+    return Making(
+        format=unfinished.FORMAT,
+        sources=digest.hexdigest(),
+        tokenizer="bytes" if vocabulary is None else hashlib.sha256(vocabulary.content).hexdigest(),
+        separator=0 if vocabulary is None else vocabulary.separator,
+        field=preparation.field,
+        heldout=preparation.heldout,
+    )
+
+
+class _Survey(NamedTuple):
+    held_from: dict[int, int]  # of each document (by its place) not wholly training data: where its held-out end begins
+    total: int  # bytes of all documents
+
+
+def _survey(sources: Sequence[Source], fraction: float) -> _Survey:
+    """Reads every record, so most mistakes show early."""
     hashes, sizes = bytearray(), []
     for source in sources:
         for document in source.documents():
@@ -183,28 +217,19 @@ def _survey(sources: Sequence[Source], fraction: float) -> tuple[dict[int, int],
         kept = [size if place not in held_from else 0 for place, size in enumerate(sizes)]
         largest = kept.index(max(kept))
         held_from[largest] = kept[largest] - left
-    return held_from, total
+    return _Survey(held_from, total)
 
 
-class _Part(NamedTuple):
-    """Some bytes of a document, or (None) its end."""
-
-    split: Split
-    content: bytes | None
-    path: Path
-    at: int  # where they are in the document
-
-
-def _parts(sources: Sequence[Source], held_from: dict[int, int], total: int, progress: Progress) -> Iterator[_Part]:
+def _parts(sources: Sequence[Source], survey: _Survey, progress: Progress) -> Iterator[Part]:
     """All documents in order."""
     done = place = 0
     for source in sources:
         for document in source.documents():
             at = 0
-            for split, content in _split(document, held_from.get(place, document.size)):
-                yield _Part(split, content, source.path, at)
+            for split, content in _split(document, survey.held_from.get(place, document.size)):
+                yield Part(split, content, source.path, at)
                 at += len(content or b"")
-                progress(done + at, total)
+                progress(done + at, survey.total)
             done += at
             place += 1
 
@@ -228,79 +253,33 @@ def _split(document: Document, offset: int) -> Iterator[tuple[Split, bytes | Non
     yield "heldout" if began else "train", None
 
 
-def _tokenised(parts: Iterator[_Part], vocabulary: Vocabulary) -> Iterator[tuple[Split, list[int]]]:
-    """The ids of each piece of text, in order."""
-    waiting: list[_Text] = []
-    size = 0
-    for text in _texts(parts):
-        waiting.append(text)
-        size += len(text.content)
-        if size >= _BATCH:
-            yield from _encoded(waiting, vocabulary)
-            waiting, size = [], 0
-    yield from _encoded(waiting, vocabulary)
-
-
-def _encoded(texts: "list[_Text]", vocabulary: Vocabulary) -> Iterator[tuple[Split, list[int]]]:
-    for text, ids in zip(texts, vocabulary.encode([text.content for text in texts]), strict=True):
-        yield text.split, [*ids, vocabulary.separator] if text.ends else ids
-
-
-class _Text(NamedTuple):
-    split: Split
-    content: str
-    ends: bool  # the document ends with it
-
-
-def _texts(parts: Iterator[_Part]) -> "Iterator[_Text]":
-    """Pieces of at most PIECE bytes, cut after a line or before a space where there is one, whatever the parts."""
-    buffer, at = bytearray(), 0
-    for part in parts:
-        if not buffer:
-            at = part.at
-        buffer += part.content or b""
-        while len(buffer) > PIECE:
-            cut = buffer.rfind(b"\n", 0, PIECE) + 1 or max(0, buffer.rfind(b" ", 0, PIECE)) or _character(buffer)
-            yield _Text(part.split, _decoded(buffer[:cut], part.path, at), False)
-            del buffer[:cut]
-            at += cut
-        if part.content is None:
-            yield _Text(part.split, _decoded(buffer, part.path, at), True)
-            buffer.clear()
-
-
-def _decoded(content: bytearray, path: Path, at: int) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text at byte {at + error.start}") from None
-
-
-def _character(buffer: bytearray) -> int:
-    """PIECE, moved back to where a character begins."""
-    return next((cut for cut in range(PIECE, PIECE - 4, -1) if buffer[cut] & 0xC0 != 0x80), PIECE)
-
-
 class _ShardWriter:
     """Cuts a stream of tokens into shard blobs."""
 
-    def __init__(self, blobs: Path, token_bytes: int) -> None:
-        self._blobs, self._token_bytes = blobs, token_bytes
-        self._buffer = bytearray()
-        self._shards: list[Shard] = []
+    def __init__(self, blobs: Path, token_bytes: int, done: Sequence[Shard], left: bytes) -> None:
+        self.shards = list(done)
+        self._blobs, self._token_bytes, self._buffer = blobs, token_bytes, bytearray(left)
 
-    def add(self, tokens: bytes) -> None:
+    @property
+    def left(self) -> bytes:
+        """Tokens behind the last shard."""
+        return bytes(self._buffer)
+
+    def add(self, tokens: bytes) -> bool:
+        """Whether a shard became full, and was written."""
         self._buffer += tokens
+        before = len(self.shards)
         while len(self._buffer) >= shards.SHARD_BYTES:
             self._flush(shards.SHARD_BYTES)
+        return len(self.shards) > before
 
     def finish(self) -> list[Shard]:
         if self._buffer:
             self._flush(len(self._buffer))
-        return self._shards
+        return self.shards
 
     def _flush(self, size: int) -> None:
         content = bytes(self._buffer[:size])
         del self._buffer[:size]
         name = write_blob(self._blobs, [content]).hex()
-        self._shards.append(Shard(sha256=name, size=size, tokens=size // self._token_bytes))
+        self.shards.append(Shard(sha256=name, size=size, tokens=size // self._token_bytes))

@@ -52,4 +52,4 @@ def divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
 
 
 def _hash_of_zeros(shapes: Shapes) -> bytes:
-    return weights.weights_hash({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return weights.weights_hash(weights.Lazy(shapes, lambda name: np.zeros(shapes[name], np.float32)))

@@ -8,11 +8,12 @@ received tensors of B, a round takes n (W + O + B) + W there, and each is kept u
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import Struct
-from torch import Tensor
 
 from dlx.ground import durable
 from dlx.ground.blobs import LOST, Damaged
@@ -109,12 +110,9 @@ class SlotFiles:
         durable.write_bytes(self._file, msgspec.json.encode(state))
         return state
 
-    def read(self, digest: bytes, shapes: weights.Shapes) -> dict[str, Tensor]:
-        """Tensors that the state names. Raises SlotError."""
-        try:
-            return weights.read(self._directory / digest.hex(), shapes, sha256=digest)
-        except (Damaged, weights.WeightsError) as error:
-            raise self.damaged(str(error)) from error
+    def open(self, digest: bytes, shapes: weights.Shapes) -> weights.Stored:
+        """Tensors that the state names, all of whose bytes are sound. Raises SlotError, also while it is read."""
+        return _Kept(self, self._directory / digest.hex(), shapes, digest)
 
     def clean(self, state: State | None) -> None:
         """Remove what the state does not need, and rounds that wait for their draw beyond the newest few."""
@@ -132,6 +130,27 @@ class SlotFiles:
     @property
     def _file(self) -> Path:
         return self._directory / "slot.json"
+
+
+class _Kept(weights.Stored):
+    """A file of the slot's own: who damaged it is not the network."""
+
+    def __init__(self, files: SlotFiles, path: Path, shapes: weights.Shapes, digest: bytes) -> None:
+        self._files = files
+        with self._blaming():
+            super().__init__(path, shapes, sha256=digest)
+            self.verify()
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        with self._blaming():
+            super().read_into(out, name, start)
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        try:
+            yield
+        except (Damaged, weights.WeightsError) as error:
+            raise self._files.damaged(str(error)) from error
 
 
 def _link(source: Path, target: Path) -> None:

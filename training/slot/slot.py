@@ -1,5 +1,10 @@
 """One slot's training state: residual, optimiser moments, own payloads, and the rule that turns a round into a payload.
 
+Beside the inner loop's weights, gradients and state nothing of the stage's size is in memory: the start is made of the
+base version's file whenever a tensor of it is needed, the residual stays on disk, and the gradients are gone before
+the round's end needs a few tensors' room. Its work is done by threads: states are hashed and written while the change
+is encoded.
+
 A trained round becomes the slot's state in one rename, of `slot.json`, after everything it names is on disk. Whatever
 happens before that (a broken pipe, a kill, a full disk) leaves the state of the round before, from which the next
 attempt gives the same bits as if nothing had happened.
@@ -7,11 +12,12 @@ attempt gives the same bits as if nothing had happened.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from dlx.ground.blobs import BlobError, read_blob, write_blob
 from dlx.ground.constants import NO_HASH
@@ -21,11 +27,12 @@ from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, barrier
 from dlx.training.inner.private import agree
+from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
-from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.change import Payload, Scratch, Source, Start, Zeros, change_into
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -37,11 +44,10 @@ class Slot:
     """Use `Slot.open`; one thread at a time. The caller has told torch how many threads to compute with."""
 
     def __init__(self, manifest: Manifest, loop: InnerLoop, stage: int, directory: Path, blobs: Path) -> None:
-        self._manifest, self._blobs = manifest, blobs
+        self._manifest, self._stage, self._blobs = manifest, stage, blobs
         self._files = SlotFiles(manifest, stage, directory)
         self._loop, self._codec = loop, codec(manifest.codec.name)
         self._state: State | None = None
-        self._residual: dict[str, Tensor] = {}
         self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
         self._restore()
 
@@ -95,9 +101,9 @@ class Slot:
             self._begin_anew()  # what was stated since was trained elsewhere: this state is not its continuation
         folder = self._files.undecided.begin(inputs.round)
         with contextlib.closing(Recorder(folder, previous, next)) as recorder:
-            trained, trace, residual = self._train(inputs, folder, recorder, stop, on_step)
+            trained, trace = self._train(inputs, folder, recorder, stop, on_step)
         self._state = self._files.commit(self._state, trained, trace, self._still_open(inputs), inputs.plan)
-        self._residual, self._is_as_on_disk = residual, True
+        self._is_as_on_disk = True
         self._files.clean(self._state)
         return trained
 
@@ -108,19 +114,21 @@ class Slot:
         recorder: Recorder,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
-    ) -> tuple[Trained, Trace, dict[str, Tensor]]:
-        """The round, its trace and its residual; writes every file but `slot.json`, the private ones to `folder`."""
+    ) -> tuple[Trained, Trace]:
+        """The round and its trace; writes every file but `slot.json`, the private ones to `folder`."""
         began, (previous, next) = time.monotonic(), (recorder.previous, recorder.next)
         private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
         own, folded = self._own_in_start(inputs), self._left_out(inputs)
-        start = self._start(inputs, own)
-        self._loop.load_weights(start)
-        before = SegmentState(weights.weights_hash(start), self._optimiser_hash())
-        residual_before = weights.weights_hash(self._residual)
+        start, residual = self._start(inputs, own), self._residual()
+        moments_before, residual_before = self._state_before()
+        before = SegmentState(self._load(start, None if own else inputs.base_weights), moments_before)
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
-        payload, residual = self._encode(inputs.plan, start, self._loop.weights(), folded)
-        residual_after = weights.write_blob(residual, folder)
+        self._loop.free_gradients()
+        with ThreadPoolExecutor(1, "states") as threads:
+            last = threads.submit(self._write_state, folder)
+            payload, residual_after = self._encode(inputs.plan, start, residual, folded, folder)
+            after.append(last.result())
         ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
         trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
@@ -147,7 +155,7 @@ class Slot:
             reset=self._state is None,
             private_data=private_data,
         )
-        return trained, trace, residual
+        return trained, trace
 
     def _steps(
         self,
@@ -157,7 +165,7 @@ class Slot:
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> list[SegmentState]:
-        """The round's inner steps: the states at the end of each segment, written."""
+        """The round's inner steps: the states at the end of each segment but the last, written."""
         links, states, length = (recorder.previous, recorder.next), [], segment_steps(self._manifest)
         for done in range(1, inputs.plan.inner_steps + 1):
             index = inputs.steps_before + done - 1
@@ -165,19 +173,44 @@ class Slot:
             recorder.end_step(self._loop.norms, loss)
             if done % length == 0 or done == inputs.plan.inner_steps:
                 recorder.end_segment()
+            if done % length == 0 and done < inputs.plan.inner_steps:
                 states.append(self._write_state(folder))
             on_step(done, loss)
         return states
 
+    def _load(self, start: Start, known: bytes | None) -> bytes:
+        """Take up the start; its hash, unless it is known."""
+        scratch = Scratch(self._loop.shapes)
+        tensors = scratch.filled(start)
+        with weights.Writer(self._loop.shapes) as writer:
+
+            def passing(name: str) -> torch.Tensor:
+                values = tensors[name]
+                if known is None:
+                    writer.add(name, values)
+                return torch.from_numpy(values)
+
+            self._loop.load_weights(weights.Lazy(self._loop.shapes, passing))
+            return writer.finish().sha256 if known is None else known
+
     def _encode(
-        self, plan: Plan, start: Mapping[str, Tensor], end: Mapping[str, Tensor], folded: Sequence[Own]
-    ) -> tuple[bytes, dict[str, Tensor]]:
-        """The payload, and the residual: what its decoding does not give back."""
-        payloads = [self._decode(own) for own in folded]
-        update = pseudo_gradient(start, end, self._residual, self._codec.info.decay, payloads)
-        payload = self._codec.encode(update, plan, self._newest_own())
-        decoded = self._codec.decode(payload, self._loop.shapes, plan)
-        return payload, {name: tensor.sub_(decoded[name]) for name, tensor in update.items()}
+        self, plan: Plan, start: Start, residual: Source, folded: Sequence[Own], folder: Path
+    ) -> tuple[np.ndarray, bytes]:
+        """The payload, and the residual's file: what the payload's decoding does not give back."""
+        chosen, shapes, ends = self._codec, self._loop.shapes, self._loop.weights()
+        payloads = [self._payload(own) for own in folded]
+        old = chosen.previous_parts(shapes, self._newest_own())
+        payload = Payload(chosen, shapes, plan, np.empty(chosen.size(shapes, plan), np.uint8))
+        scratch = Scratch(shapes)
+        with weights.Writer(shapes, folder) as left:
+            for name in sorted(shapes):
+                update, end = scratch.of(name), weights.array(ends[name])
+                change_into(update, name, start, end, residual, chosen.info.decay, payloads)
+                tensor = update.reshape(shapes[name])
+                chosen.encode_part(name, tensor, plan, payload.data[payload.parts[name]], old.get(name))
+                payload.apply(np.subtract, update, name)
+                left.add(name, tensor)
+            return payload.data, left.finish().sha256
 
     def _newest_own(self) -> tuple[bytes, Plan] | None:
         """The slot's last payload and its plan, from which the codec may start: a lost one costs no round."""
@@ -196,10 +229,22 @@ class Slot:
         if inputs.base_version != base:
             raise SlotError(f"round {inputs.round} starts from version {base}, not {inputs.base_version}")
 
-    def _start(self, inputs: RoundInputs, own: Own | None) -> dict[str, Tensor]:
+    def _start(self, inputs: RoundInputs, own: Own | None) -> Start:
         path = self._blobs / inputs.base_weights.hex()
-        version = weights.read(path, self._loop.shapes, sha256=inputs.base_weights, finite=True)
-        return start_weights(version, self._decode(own) if own else None, self._manifest.outer.alpha)
+        version = weights.Stored(path, self._loop.shapes, sha256=inputs.base_weights, finite=True)
+        return Start(version, self._payload(own) if own else None, self._manifest.outer.alpha)
+
+    def _state_before(self) -> tuple[bytes, bytes]:
+        """Hashes of the optimiser's state and of the residual."""
+        if self.last is None:
+            return unused(self._manifest, self._stage)
+        return self.last.optimiser_after, self.last.residual_after
+
+    def _residual(self) -> Source:
+        """What the round before has left; its bytes are sound."""
+        if self.last is None:
+            return Zeros()
+        return self._files.open(self.last.residual_after, self._loop.shapes)
 
     def _own_in_start(self, inputs: RoundInputs) -> Own | None:
         """The own payload that the base version cannot contain yet: with a delay of one round at most the last one."""
@@ -220,15 +265,11 @@ class Slot:
         """The own payloads that the next round may still have to fold back."""
         return tuple(one for one in (self._state.own if self._state else ()) if not self._is_decided(one, inputs))
 
-    def _decode(self, own: Own) -> dict[str, Tensor]:
-        found = read_payload(self._manifest, self._loop.shapes, self._path(own), own.plan)
-        return {name: torch.from_numpy(values) for name, values in found.items()}
+    def _payload(self, own: Own) -> Payload:
+        return Payload.read(self._codec, self._loop.shapes, own.plan, self._path(own))
 
     def _path(self, own: Own) -> Path:
         return self._blobs / own.payload.hex()
-
-    def _optimiser_hash(self) -> bytes:
-        return weights.weights_hash(self._loop.optimiser_state())
 
     def _write_state(self, folder: Path) -> SegmentState:
         return SegmentState(*weights.write_blobs(folder, self._loop.weights(), self._loop.optimiser_state()))
@@ -236,16 +277,18 @@ class Slot:
     def _restore(self) -> None:
         """Take up the committed state, and forget what a round that broke off has left."""
         self._state = self._files.load()
-        if last := self.last:
-            self._residual = self._files.read(last.residual_after, self._loop.shapes)
-            self._loop.load_optimiser_state(self._files.read(last.optimiser_after, self._loop.optimiser_shapes))
-        else:
+        if self.last is None:
             self._begin_anew()
+        else:
+            self._residual()
+            state = self._files.open(self.last.optimiser_after, self._loop.optimiser_shapes)
+            self._loop.load_optimiser_state(
+                weights.Lazy(self._loop.optimiser_shapes, lambda name: torch.from_numpy(state[name]))
+            )
         self._files.clean(self._state)
         self._is_as_on_disk = True
 
     def _begin_anew(self) -> None:
         """From zero, in memory: the next commit replaces the state on disk."""
         self._state = None
-        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
         self._loop.load_optimiser_state({})

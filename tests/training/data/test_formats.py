@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from dlx.training.data import formats
 from dlx.training.data.shards import DataError
@@ -83,6 +84,38 @@ def test_a_bad_line_is_named(line: bytes, reason: str, tmp_path: Path, monkeypat
     with pytest.raises(DataError) as refused:
         _read(path)
     assert str(refused.value).startswith(f"{path}, {reason}")
+
+
+def test_a_compressed_file_gives_what_the_plain_one_does(tmp_path: Path) -> None:
+    plain = texts.json_lines(tmp_path / "rows.jsonl", [{"text": f"row {number}"} for number in range(40_000)])
+    half, whole = plain.stat().st_size // 2, plain.read_bytes()
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    frames = zstandard.compress(whole[:half]) + skippable + zstandard.compress(whole[half:])
+    (tmp_path / "zst").mkdir()
+    (tmp_path / "zst" / "rows.jsonl.zst").write_bytes(frames)
+    found = _read(tmp_path / "zst" / "rows.jsonl.zst")
+    assert len(found) == 40_000 and list(found.values()) == list(_read(plain).values())
+
+
+def test_a_compressed_file_that_is_cut_damaged_or_a_bomb_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.zst"
+
+    def refuse(content: bytes, reason: str) -> None:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=reason) as refused:
+            _read(path)
+        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+    good = zstandard.compress(b'{"text": "a row"}\n' * 9)
+    for cut in (1, 5, len(good) - 1):
+        refuse(good[:cut], "ends in the middle")
+    refuse(good + b"more than frames", "cannot be decompressed")
+    refuse(b"plain text", "cannot be decompressed")
+    wide = zstandard.ZstdCompressionParameters.from_level(3, window_log=28, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    refuse(stream.compress(b"{}\n" * 9) + stream.flush(), "too much memory")
+    stream = zstandard.ZstdCompressor().compressobj()
+    refuse(b"".join(stream.compress(bytes(1 << 20)) for _ in range(200)) + stream.flush(), "line 1: longer than 64 MiB")
 
 
 def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dlx.training.data import prepare, shards
+from dlx.training.data import shards, tokenising, unfinished
 from dlx.training.data.prepare import Preparation, adopt_folder, prepare_blobs, prepare_folder
 from dlx.training.data.shards import DataError, DataManifest, Dataset, Split
 from dlx.training.data.vocabulary import Vocabulary, tokenizer_problem
@@ -70,7 +71,7 @@ def test_the_same_texts_give_the_same_bits_from_any_kind_of_file_in_any_portions
     rows: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = prepare_folder(Preparation([rows], 0.2, tokenizer), tmp_path / "a")
-    monkeypatch.setattr(prepare, "_BATCH", 1)
+    monkeypatch.setattr(tokenising, "BATCH", 1)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     assert prepare_folder(Preparation([rows], 0.2, tokenizer), tmp_path / "b") == made
     bodies = texts.json_lines(tmp_path / "in2" / "rows.jsonl", [{"x": 1, "body": text} for text in TEXTS])
@@ -80,7 +81,7 @@ def test_the_same_texts_give_the_same_bits_from_any_kind_of_file_in_any_portions
 def test_a_long_document_is_cut_after_lines_alike_for_any_read_size(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "PIECE", 64)
+    monkeypatch.setattr(tokenising, "PIECE", 64)
     for name, text in {"lines": "öne line\n" * 99, "words": "ünd " * 200, "wörd": "ü" * 401}.items():
         folder = tmp_path / name
         folder.mkdir()
@@ -99,7 +100,7 @@ def test_a_long_document_is_cut_after_lines_alike_for_any_read_size(
         assert prepare_folder(Preparation([folder / "long.txt"], 0.1, tokenizer), folder / "again").train
         assert _ids(folder / "again", shards.read_prepared(folder / "again"), "train") == found[0][0]
         monkeypatch.undo()
-        monkeypatch.setattr(prepare, "PIECE", 64)
+        monkeypatch.setattr(tokenising, "PIECE", 64)
 
 
 def test_large_vocabularies_take_four_bytes_and_samples_come_out_as_they_went_in(rows: Path, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_tokenizer_that_draws_lots_is_refused_and_one_that_truncates_does_not(
 def test_text_that_is_not_utf8_is_named_by_its_byte(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "PIECE", 64)
+    monkeypatch.setattr(tokenising, "PIECE", 64)
     (tmp_path / "a.txt").write_bytes(b"fine words " * 50 + b"\xe9t\xe9")
     with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text at byte 550$"):
         prepare_folder(Preparation([tmp_path / "a.txt"], 0.01, tokenizer), tmp_path / "out")
@@ -170,30 +171,81 @@ def test_text_that_is_not_utf8_is_named_by_its_byte(
     assert prepare_folder(Preparation([tmp_path / "a.txt"]), tmp_path / "out").train, "bytes may be any"
 
 
-def test_an_interrupted_preparation_is_no_data_and_the_next_one_leaves_no_trace_of_it(
-    rows: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, expected = tmp_path / "out", prepare_folder(Preparation([rows], 0.2, tokenizer), tmp_path / "expected")
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 256)
-    monkeypatch.setattr(prepare, "_BATCH", 1)
+    monkeypatch.setattr(unfinished, "SHARD_BYTES", 256)
+    monkeypatch.setattr(tokenising, "BATCH", 1)
 
-    def interrupt(done: int, total: int) -> None:
+
+def _interrupt(out: Path, preparation: Preparation) -> None:
+    def progress(done: int, total: int) -> None:
         if done > total / 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_folder(Preparation([rows], 0.2, tokenizer), out, interrupt)
-    assert list(out.iterdir())
+        prepare_folder(preparation, out, progress)
+
+
+def test_an_interrupted_preparation_is_no_data_and_the_next_one_goes_on_and_leaves_no_trace_of_it(
+    rows: Path, tokenizer: Path, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparation, out = Preparation([rows], 0.2, tokenizer), tmp_path / "out"
+    expected = prepare_folder(preparation, tmp_path / "expected")
+    _interrupt(out, preparation)
     with pytest.raises(DataError, match="has not finished"):
         shards.read_prepared(out)
-    monkeypatch.undo()
     (out / ".abc.tmp").write_bytes(b"half a shard")
-    assert prepare_folder(Preparation([rows], 0.2, tokenizer), out) == expected
+    encoded: list[str] = []
+    encode = Vocabulary.encode
+    monkeypatch.setattr(Vocabulary, "encode", lambda self, texts: [encoded.extend(texts), encode(self, texts)][1])
+    assert prepare_folder(preparation, out) == expected
+    assert 5 < len(encoded) < 20, "what was in shards is not tokenised again"
     assert sorted(os.listdir(out)) == sorted(os.listdir(tmp_path / "expected"))
+    assert all((out / name).read_bytes() == (tmp_path / "expected" / name).read_bytes() for name in os.listdir(out))
     with pytest.raises(DataError, match="prepared data already"):
-        prepare_folder(Preparation([rows], 0.2, tokenizer), out)
+        prepare_folder(preparation, out)
     with pytest.raises(DataError, match=r"not empty \(it holds rows.jsonl\)"):
-        prepare_folder(Preparation([rows], 0.2, tokenizer), rows.parent)
+        prepare_folder(preparation, rows.parent)
+
+
+def test_bytes_go_on_too_and_a_lost_shard_is_made_again(rows: Path, tmp_path: Path, small_shards: None) -> None:
+    preparation, out = Preparation([rows]), tmp_path / "out"
+    expected = prepare_folder(preparation, tmp_path / "expected")
+    _interrupt(out, preparation)
+    (out / expected.train[1].sha256).unlink()
+    assert prepare_folder(preparation, out) == expected
+    assert (out / expected.train[1].sha256).exists()
+
+
+def test_a_begun_folder_takes_nothing_else(rows: Path, tokenizer: Path, tmp_path: Path, small_shards: None) -> None:
+    begun, out = Preparation([rows], 0.2, tokenizer), tmp_path / "out"
+    _interrupt(out, begun)
+    for other, reason in (
+        (replace(begun, heldout=0.1), "begun with another heldout"),
+        (replace(begun, field="body"), "has no key 'body'"),
+        (replace(begun, tokenizer=None), "begun with another tokenizer"),
+        (replace(begun, separator="a"), "begun with another separator"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            prepare_folder(other, out)
+    (out / unfinished.NAME).write_bytes((out / unfinished.NAME).read_bytes()[:-9])
+    whole = prepare_folder(replace(begun, heldout=0.1), out)
+    assert whole == prepare_folder(replace(begun, heldout=0.1), tmp_path / "expected"), "what it cannot read is nothing"
+    _interrupt(tmp_path / "changed", begun)
+    os.utime(rows, ns=(1, 1))
+    with pytest.raises(DataError, match="begun from files that have changed since, or others"):
+        prepare_folder(begun, tmp_path / "changed")
+
+
+def test_processes_give_the_same_tokens_in_the_same_order(tokenizer: Path, tmp_path: Path) -> None:
+    source = texts.json_lines(tmp_path / "rows.jsonl", [{"text": f"{text} {n} " * 900} for n, text in enumerate(TEXTS)])
+    assert source.stat().st_size > 3 * tokenising.BATCH
+    one = prepare_folder(Preparation([source], 0.1, tokenizer), tmp_path / "one")
+    assert prepare_folder(Preparation([source], 0.1, tokenizer, workers=3), tmp_path / "three") == one
+    (tmp_path / "bad.txt").write_bytes(b"fine words " * 200_000 + b"\xe9")
+    with pytest.raises(DataError, match=r"bad\.txt: not UTF-8 text at byte 2200000$"):
+        prepare_folder(Preparation([tmp_path / "bad.txt"], 0.1, tokenizer, workers=2), tmp_path / "bad")
 
 
 def test_the_blobs_of_others_are_left_alone(rows: Path, tmp_path: Path) -> None:

@@ -373,13 +373,13 @@ def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_d
     history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[bytes, Plan] | None] = []
-    encode = type(codec("int4")).encode
+    previous_parts = type(codec("int4")).previous_parts
 
-    def spy(self: Any, tensors: Any, plan: Plan, previous: tuple[bytes, Plan] | None = None) -> bytes:
+    def spy(self: Any, shapes: Any, previous: tuple[bytes, Plan] | None) -> Any:
         given.append(previous)
-        return encode(self, tensors, plan, previous)
+        return previous_parts(self, shapes, previous)
 
-    monkeypatch.setattr(type(codec("int4")), "encode", spy)
+    monkeypatch.setattr(type(codec("int4")), "previous_parts", spy)
     run = history(0)
     run.round()
     run.round()

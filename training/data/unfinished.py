@@ -1,0 +1,65 @@
+"""What an interrupted preparation leaves in its folder, so that the same one goes on where it was.
+
+One file, replaced whenever a shard was written: what is being made, how many batches went into the shards, and the
+tokens that fill no shard yet. It says nothing that the next call does not check.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dlx.ground import durable
+from dlx.training.data.shards import SHARD_BYTES, PreparationError, Shard
+
+NAME = ".unfinished"
+FORMAT = 1
+
+
+class Making(Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides every bit of the data."""
+
+    format: int  # of this file, and of the batches
+    sources: str  # sha256 of the names, sizes and times of all files
+    tokenizer: str  # sha256 of its file, or "bytes"
+    separator: int
+    field: str
+    heldout: float
+
+
+class Unfinished(Struct, frozen=True, forbid_unknown_fields=True):
+    making: Making
+    batches: Annotated[int, Meta(ge=0)] = 0
+    train: list[Shard] = msgspec.field(default_factory=list)
+    heldout: list[Shard] = msgspec.field(default_factory=list)
+    left: tuple[bytes, bytes] = (b"", b"")  # of the two: tokens behind the last shard
+
+
+def load(folder: Path, making: Making) -> Unfinished:
+    """What was kept there, or a beginning. Raises PreparationError where something else was being made."""
+    try:
+        found = msgspec.msgpack.decode((folder / NAME).read_bytes(), type=Unfinished)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return Unfinished(making)
+    if not found.batches:
+        return Unfinished(making)
+    for key in Making.__struct_fields__:
+        if getattr(found.making, key) != getattr(making, key):
+            what = "from files that have changed since, or others" if key == "sources" else f"with another {key}"
+            raise PreparationError(f"{folder}: was begun {what}; give the same again, or name another folder")
+    whole = all(_is_there(folder, shard) for shard in found.train + found.heldout)
+    fits = all(len(tokens) < SHARD_BYTES for tokens in found.left)
+    return found if whole and fits else Unfinished(making)
+
+
+def save(folder: Path, state: Unfinished) -> None:
+    """Raises OSError."""
+    durable.write_bytes(folder / NAME, msgspec.msgpack.encode(state))
+
+
+def _is_there(folder: Path, shard: Shard) -> bool:
+    try:
+        return (folder / shard.sha256).stat().st_size == shard.size
+    except OSError:
+        return False

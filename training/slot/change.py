@@ -1,0 +1,122 @@
+"""A slot's rule, tensor by tensor: where its round starts, and what the round has changed.
+
+Float32 throughout, one IEEE operation after the other, in pieces that stay in the processor's cache: a round begins and
+ends without a second copy of the stage. Tensors are flat here, and filled or changed in place.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from dlx.ground.blobs import read_blob
+from dlx.training.codecs import Codec, CodecError
+from dlx.training.models.weights import Lazy, Shapes
+from dlx.training.recipe.recipe import Plan
+
+_PIECE = 1 << 16  # values
+
+
+class Source(Protocol):
+    """Tensors to be had piece by piece: a `weights.Stored`, say."""
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None: ...
+
+
+class Zeros:
+    """The `Source` of a state that was never used."""
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        out.fill(0)
+
+
+class Payload:
+    """A payload's bytes, whatever their origin, and its tensors, each decoded whenever it is used: then CodecError is
+    raised where they are not canonical. `data` may still be filled after this."""
+
+    def __init__(self, codec: Codec, shapes: Shapes, plan: Plan, data: np.ndarray) -> None:
+        self.parts = codec.parts(shapes, plan)
+        size = codec.size(shapes, plan)
+        if len(data) != size:
+            raise CodecError(f"payload: expected {size} bytes, got {len(data)}")
+        self.data, self._codec, self._shapes, self._plan = data, codec, shapes, plan
+
+    @classmethod
+    def read(cls, codec: Codec, shapes: Shapes, plan: Plan, blob: Path) -> "Payload":
+        """Raises Damaged, BlobError, CodecError."""
+        return cls(codec, shapes, plan, np.frombuffer(read_blob(blob, codec.size(shapes, plan)), np.uint8))
+
+    def apply(self, operation: np.ufunc, values: np.ndarray, name: str, factor: float = 1.0) -> None:
+        """`values` = operation(values, factor x the decoded tensor)."""
+        decoder = self._codec.decoder(name, self.data[self.parts[name]], self._shapes[name], self._plan)
+        block = np.empty(min(decoder.block, len(values)), np.float32)
+        for start in range(0, len(values), decoder.block):
+            piece = values[start : start + decoder.block]
+            decoded = block[: len(piece)]
+            decoder.into(decoded, start)
+            if factor != 1:
+                decoded *= np.float32(factor)
+            operation(piece, decoded, out=piece)
+
+
+class Start:
+    """start[t]: the version less alpha times the slot's own payload, where one is not in the version yet."""
+
+    def __init__(self, version: Source, own: Payload | None, alpha: float) -> None:
+        self._version, self._own, self._alpha = version, own, alpha
+
+    def read_into(self, out: np.ndarray, name: str) -> None:
+        self._version.read_into(out, name)
+        if self._own is not None:
+            self._own.apply(np.subtract, out, name, self._alpha)
+
+
+def change_into(
+    out: np.ndarray,
+    name: str,
+    start: Start,
+    end: np.ndarray,
+    residual: Source,
+    decay: float,
+    folded: Sequence[Payload],
+) -> None:
+    """u[t] = start - end + decay * residual + each folded payload in the order given."""
+    start.read_into(out, name)
+    end, kept = end.reshape(-1), np.empty(min(_PIECE, len(out)), np.float32)
+    for low in range(0, len(out), _PIECE):
+        piece = out[low : low + _PIECE]
+        piece -= end[low : low + _PIECE]
+        kept = kept[: len(piece)]
+        residual.read_into(kept, name, low)
+        kept *= np.float32(decay)
+        piece += kept
+    for payload in folded:
+        payload.apply(np.add, out, name)
+
+
+class Scratch:
+    """Memory for one tensor at a time, two in turn: while threads still write the one, the next is made.
+
+    Fresh memory costs more than a sha256 of it, so a round takes it once.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        largest = max((int(np.prod(shape)) for shape in shapes.values()), default=0)
+        self._arrays = [np.empty(largest, np.float32) for _ in range(2)]
+
+    def of(self, name: str) -> np.ndarray:
+        """A flat array for that tensor; the one before the last is used again."""
+        self._arrays.reverse()
+        return self._arrays[0][: int(np.prod(self._shapes[name]))]
+
+    def filled(self, start: Start) -> Lazy[np.ndarray]:
+        """The start's tensors, each valid until the one after the next is asked for."""
+
+        def make(name: str) -> np.ndarray:
+            out = self.of(name)
+            start.read_into(out, name)
+            return out.reshape(self._shapes[name])
+
+        return Lazy(self._shapes, make)
