@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
@@ -52,4 +50,4 @@ def divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
 
 
 def _hash_of_zeros(shapes: Shapes) -> bytes:
-    return weights.weights_hash(weights.Lazy(shapes, lambda name: np.zeros(shapes[name], np.float32)))
+    return weights.weights_hash(weights.Zeros(shapes))

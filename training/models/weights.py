@@ -65,13 +65,24 @@ class Lazy(Mapping[str, T], Generic[T]):
         return len(self.shapes)
 
 
+class Zeros(Lazy[np.ndarray]):
+    """A state that was never used, to be read as `Stored` is."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__(shapes, lambda name: np.zeros(shapes[name], np.float32))
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        out.fill(0)
+
+
 class Stored(Lazy[np.ndarray]):
     """The float32 arrays of a canonical file, each read when it is asked for. One thread at a time.
 
     The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
     before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
     NaN. With `sha256`, the file's name as a blob, the bytes must have that hash: whoever reads in order finds out with
-    the last tensor, whoever does not before the first one. What this process has written or hashed is not hashed again.
+    the last tensor, also about values; whoever does not before the first one. What this process has written or hashed
+    is not hashed again.
 
     Opening and reading raise WeightsError; with `sha256` Damaged where the bytes do not have that hash or the file is
     not there; OSError for trouble that is not the file's. A file that is removed meanwhile can still be read.
@@ -79,7 +90,8 @@ class Stored(Lazy[np.ndarray]):
 
     def __init__(self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> None:
         super().__init__(shapes, self._read)
-        self._path, self._sha256, self._finite = path, sha256, finite
+        self._path, self._sha256 = path, sha256
+        self._finite, self._is_finite = finite, True  # whether it must be, and is as far as it was read
         header = _header(shapes)
         self._starts, self._size = _offsets(self.shapes, len(header))
         self._digest, self._hashed = hashlib.sha256(header), len(header)  # and the number of bytes in it
@@ -97,20 +109,23 @@ class Stored(Lazy[np.ndarray]):
         at, data = self._starts[name] + 4 * start, out.reshape(-1).view(np.uint8)
         if not self._is_sound and at != self._hashed:
             self.verify()
-        finite = True
         for low in range(0, len(data), _PIECE):
-            piece = data[low : low + _PIECE]
-            self._fill(piece, at + low)
-            finite = finite and not (self._finite and _has_no_number(piece.view(np.float32)))
-        if not finite:
-            self.verify()
-            raise WeightsError(f"{self._path.name}: holds a value that is not finite")
+            self._fill(data[low : low + _PIECE], at + low)
+        if self._is_sound:
+            self._judge()
 
     def verify(self) -> None:
-        """Hash what has not been hashed yet."""
-        piece = np.empty(0 if self._is_sound else _PIECE, np.uint8)
-        while not self._is_sound:
-            self._fill(piece[: self._size - self._hashed], self._hashed)
+        """Read and look at all that has not been read yet, so that nothing is found later."""
+        if self._is_sound and not self._finite:
+            return
+        at, piece = self._hashed, np.empty(_PIECE, np.uint8)
+        while True:
+            self._fill(piece[: self._size - at], at)
+            at += len(piece)
+            if at >= self._size:
+                break
+        self._judge()
+        self._finite = False
 
     def _read(self, name: str) -> np.ndarray:
         found = np.empty(self.shapes[name], np.float32)
@@ -124,6 +139,8 @@ class Stored(Lazy[np.ndarray]):
                 raise self._not_canonical("ended early")
         except OSError as error:
             raise self._lost(error) from error
+        if self._finite and len(piece) and _has_no_number(piece.view(np.float32)):
+            self._is_finite = False
         if self._is_sound or at != self._hashed:
             return
         self._digest.update(piece.data)
@@ -137,6 +154,10 @@ class Stored(Lazy[np.ndarray]):
             raise blobs.Damaged(self._sha256, "its bytes do not match its name")
         self._is_sound = True
         known.remember(self._file.fileno(), self._sha256)
+
+    def _judge(self) -> None:
+        if not self._is_finite:
+            raise WeightsError(f"{self._path.name}: holds a value that is not finite")
 
     def _faults(self, header: bytes) -> str:
         if os.fstat(self._file.fileno()).st_size != self._size:
@@ -292,6 +313,13 @@ def read_arrays(
     found = dict(stored)
     stored.verify()  # of no tensors there is no last one
     return found
+
+
+def tensors(arrays: Lazy[np.ndarray]) -> Lazy[Tensor]:
+    """Each as a tensor of the same memory."""
+    import torch
+
+    return Lazy(arrays.shapes, lambda name: torch.from_numpy(arrays[name]))
 
 
 def array(tensor: Tensor | np.ndarray) -> np.ndarray:

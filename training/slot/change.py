@@ -24,13 +24,6 @@ class Source(Protocol):
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None: ...
 
 
-class Zeros:
-    """The `Source` of a state that was never used."""
-
-    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
-        out.fill(0)
-
-
 class Payload:
     """A payload's bytes, whatever their origin, and its tensors, each decoded whenever it is used: then CodecError is
     raised where they are not canonical. `data` may still be filled after this."""
@@ -40,16 +33,21 @@ class Payload:
         size = codec.size(shapes, plan)
         if len(data) != size:
             raise CodecError(f"payload: expected {size} bytes, got {len(data)}")
-        self.data, self._codec, self._shapes, self._plan = data, codec, shapes, plan
+        self.data, self.plan, self._codec, self._shapes = data, plan, codec, shapes
 
     @classmethod
     def read(cls, codec: Codec, shapes: Shapes, plan: Plan, blob: Path) -> "Payload":
         """Raises Damaged, BlobError, CodecError."""
         return cls(codec, shapes, plan, np.frombuffer(read_blob(blob, codec.size(shapes, plan)), np.uint8))
 
+    def check(self) -> None:
+        """Decode all of it."""
+        for name, part in self.parts.items():
+            self._codec.decode_part(name, self.data[part], self._shapes[name], self.plan)
+
     def apply(self, operation: np.ufunc, values: np.ndarray, name: str, factor: float = 1.0) -> None:
         """`values` = operation(values, factor x the decoded tensor)."""
-        decoder = self._codec.decoder(name, self.data[self.parts[name]], self._shapes[name], self._plan)
+        decoder = self._codec.decoder(name, self.data[self.parts[name]], self._shapes[name], self.plan)
         block = np.empty(min(decoder.block, len(values)), np.float32)
         for start in range(0, len(values), decoder.block):
             piece = values[start : start + decoder.block]

@@ -35,9 +35,9 @@ from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
-from dlx.training.outer.step import pseudo_gradient, read_payload, start_weights
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, Precision, activation_bytes
+from dlx.training.slot.change import Payload, Scratch, Start, change_into
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
@@ -56,7 +56,7 @@ THRESHOLDS: dict[Precision, Thresholds] = {
     "bfloat16": Thresholds(change=0.1, rate=3e-3, sent=3e-2, numbers=1e-2),
 }
 
-Tensors = Mapping[str, Tensor]
+Arrays = weights.Lazy[np.ndarray]
 
 
 class Missing(Exception):
@@ -164,45 +164,46 @@ class _Files:
     def require(self, names: Sequence[bytes]) -> None:
         """Raises Missing for those that are in no folder, unless they are states of zeros."""
         absent = [name for name in names if not any(self._paths(name))]
-        zeros = {weights.weights_hash(_zeros(shapes)) for shapes in (self.shapes, self.moments)} if absent else set()
+        zeros = (
+            {weights.weights_hash(weights.Zeros(shapes)) for shapes in (self.shapes, self.moments)} if absent else set()
+        )
         if missing := [name for name in absent if name not in zeros]:
             raise Missing(missing)
 
-    def state(self, name: bytes, shapes: weights.Shapes, what: str) -> dict[str, Tensor]:
-        """Weights or a state, float32 and finite. Raises Missing, _Fault."""
+    def state(self, name: bytes, shapes: weights.Shapes, what: str) -> weights.Stored | weights.Zeros:
+        """Weights or a state, float32 and finite, all of it looked at. Raises Missing, _Fault."""
         for path in self._paths(name):
             with contextlib.suppress(Damaged), _blaming(what):  # another folder may have a good copy
-                return weights.read(path, shapes, sha256=name, finite=True)
-        zeros = _zeros(shapes)
+                found = weights.Stored(path, shapes, sha256=name, finite=True)
+                found.verify()
+                return found
+        zeros = weights.Zeros(shapes)
         if weights.weights_hash(zeros) == name:
             return zeros
         raise Missing([name])
 
-    def payload(self, name: bytes, plan: Plan, what: str) -> dict[str, Tensor]:
-        """A decoded payload. Raises Missing, _Fault."""
+    def payload(self, name: bytes, plan: Plan, what: str) -> Payload:
+        """A payload that decodes. Raises Missing, _Fault."""
         for path in self._paths(name):
             with contextlib.suppress(Damaged), _blaming(what):
-                found = read_payload(self._manifest, self.shapes, path, plan)
-                return {key: torch.from_numpy(values) for key, values in found.items()}
+                found = Payload.read(codec(self._manifest.codec.name), self.shapes, plan, path)
+                found.check()
+                return found
         raise Missing([name])
 
-    def own_payload(self, name: bytes) -> dict[str, Tensor]:
-        """A decoded payload of the slot's own that the statement names. Raises Missing, NotCheckable, _Fault."""
+    def own_payload(self, name: bytes) -> Payload:
+        """A payload of the slot's own that the statement names. Raises Missing, NotCheckable, _Fault."""
         plan = self._drawn.own_plans.get(name)
         if plan is None:
             raise NotCheckable(f"the plan of the slot's earlier payload {name.hex()[:12]} is not known")
         return self.payload(name, plan, "an earlier payload")
 
-    def encoded(self, name: bytes) -> bytes:
-        """A payload's bytes, once it has been decoded."""
-        return next(self._paths(name)).read_bytes()
-
-    def round_start(self) -> dict[str, Tensor]:
+    def round_start(self) -> Start:
         """start[t], as the version and the slot's own payload give it."""
         said = self._drawn.statement
         version = self.state(said.base_weights, self.shapes, "the version before")
         own = None if said.start_payload == NO_HASH else self.own_payload(said.start_payload)
-        return start_weights(version, own, self._manifest.outer.alpha)
+        return Start(version, own, self._manifest.outer.alpha)
 
     def recorded(self, name: bytes) -> Path | None:
         """A file of recorded tensors, its bytes hashed; None where no folder has it."""
@@ -223,28 +224,26 @@ def _blaming(what: str) -> Iterator[None]:
         raise _Fault(f"{what}: {error}") from error
 
 
-def _zeros(shapes: weights.Shapes) -> dict[str, Tensor]:
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
-
-
-def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Tensors) -> list[str]:
+def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Start) -> list[str]:
     """Whether the payload is the encoding of the round's change, and the residual what that leaves."""
-    said, chosen = drawn.statement, codec(manifest.codec.name)
-    if weights.weights_hash(start) != said.weights_before:
+    said, chosen, shapes, scratch = drawn.statement, codec(manifest.codec.name), files.shapes, Scratch(files.shapes)
+    if weights.weights_hash(scratch.filled(start)) != said.weights_before:
         return ["the weights before are not what the version and its own payload give"]
-    decoded = files.payload(said.payload, drawn.plan, "the payload")
+    payload = files.payload(said.payload, drawn.plan, "the payload")
     folded = [files.own_payload(one) for one in (said.folded_payload, said.folded_payload2) if one != NO_HASH]
-    update = pseudo_gradient(
-        start,
-        files.state(said.weights_after, files.shapes, "the weights after"),
-        files.state(said.residual_before, files.shapes, "the residual before"),
-        chosen.info.decay,
-        folded,
-    )
-    fault = chosen.fault(update, files.encoded(said.payload), drawn.plan)
-    faults = [f"the payload is not what the round's change gives: {fault}"] if fault else []
-    residual = {name: tensor.sub_(decoded[name]) for name, tensor in update.items()}
-    if weights.weights_hash(residual) != said.residual_after:
+    end = files.state(said.weights_after, shapes, "the weights after")
+    residual = files.state(said.residual_before, shapes, "the residual before")
+    examiner = chosen.examiner(drawn.plan)
+    with weights.Writer(shapes) as left:
+        for name in sorted(shapes):
+            update = scratch.of(name)
+            change_into(update, name, start, end[name], residual, chosen.info.decay, folded)
+            examiner.see(name, tensor := update.reshape(shapes[name]), payload.data[payload.parts[name]])
+            payload.apply(np.subtract, update, name)
+            left.add(name, tensor)
+        residual_after = left.finish().sha256
+    faults = [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
+    if residual_after != said.residual_after:
         faults.append("the residual after is not what the payload leaves of the round's change")
     return faults
 
@@ -254,7 +253,7 @@ def _replay(
     drawn: Drawn,
     dataset: Dataset | None,
     files: _Files,
-    start: Tensors,
+    round_start: Start,
     faults: Sequence[str],
     placement: Placement,
 ) -> Checked:
@@ -263,6 +262,7 @@ def _replay(
     first, steps = segment(index, 0, drawn.statement.inner_steps, segment_steps(manifest))
     said = trace.steps[first : first + steps]
     before, after, between = trace.states[index], trace.states[index + 1], trace.boundaries[index]
+    start: Arrays = Scratch(files.shapes).filled(round_start)
     if index:
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
@@ -327,7 +327,7 @@ def _replay(
 
 
 def _loop(
-    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Tensors, moments: Tensors, placement: Placement
+    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Arrays, moments: Arrays, placement: Placement
 ) -> InnerLoop:
     needs_data = drawn.stage in (0, len(manifest.stages) - 1)
     if needs_data and dataset is None:
@@ -336,8 +336,8 @@ def _loop(
         loop = InnerLoop(
             manifest, drawn.stage, drawn.replica, dataset if needs_data else None, replace(placement, compile=False)
         )
-        loop.load_weights(start)
-        loop.load_optimiser_state(moments)
+        loop.load_weights(weights.tensors(start))
+        loop.load_optimiser_state(weights.tensors(moments))
     except TrainingError as error:
         raise NotCheckable(str(error)) from error
     return loop
@@ -411,20 +411,22 @@ class _Recorded:
         return self._came.read(self._piece)
 
 
-def _optimiser_distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> float:
+def _optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:
     """The largest over the kinds of state."""
 
-    def of(kind: str) -> Tensors:
+    def of(kind: str) -> Mapping[str, Tensor]:
         return {name: one for name, one in replayed.items() if name == kind or name.startswith(f"{kind}.")}
 
     return max(_distance(start, claimed, of(kind))[0] for kind in STATE_KINDS)
 
 
-def _distance(start: Tensors, claimed: Tensors, replayed: Tensors) -> tuple[float, float]:
+def _distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> tuple[float, float]:
     """Distance and rate of the change from `start`, over the replayed tensors."""
     apart = along = change = 0.0
     for name, end in replayed.items():
-        step, claim = end.double() - claimed[name], claimed[name].double() - start[name]
+        claim = torch.from_numpy(claimed[name]).double()
+        step = end.cpu().double() - claim
+        claim -= torch.from_numpy(start[name])
         apart += step.square().sum().item()
         along += (step * claim).sum().item()
         change += claim.square().sum().item()

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from dlx.ground.blobs import BlobError, read_blob, write_blob
 from dlx.ground.constants import NO_HASH
@@ -32,7 +31,7 @@ from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Payload, Scratch, Source, Start, Zeros, change_into
+from dlx.training.slot.change import Payload, Scratch, Source, Start, change_into
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -180,18 +179,19 @@ class Slot:
 
     def _load(self, start: Start, known: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
-        scratch = Scratch(self._loop.shapes)
-        tensors = scratch.filled(start)
-        with weights.Writer(self._loop.shapes) as writer:
+        shapes = self._loop.shapes
+        values = Scratch(shapes).filled(start)
+        if known is not None:
+            self._loop.load_weights(weights.tensors(values))
+            return known
+        with weights.Writer(shapes) as writer:
 
-            def passing(name: str) -> torch.Tensor:
-                values = tensors[name]
-                if known is None:
-                    writer.add(name, values)
-                return torch.from_numpy(values)
+            def hashed(name: str) -> np.ndarray:
+                writer.add(name, found := values[name])
+                return found
 
-            self._loop.load_weights(weights.Lazy(self._loop.shapes, passing))
-            return writer.finish().sha256 if known is None else known
+            self._loop.load_weights(weights.tensors(weights.Lazy(shapes, hashed)))
+            return writer.finish().sha256
 
     def _encode(
         self, plan: Plan, start: Start, residual: Source, folded: Sequence[Own], folder: Path
@@ -243,7 +243,7 @@ class Slot:
     def _residual(self) -> Source:
         """What the round before has left; its bytes are sound."""
         if self.last is None:
-            return Zeros()
+            return weights.Zeros(self._loop.shapes)
         return self._files.open(self.last.residual_after, self._loop.shapes)
 
     def _own_in_start(self, inputs: RoundInputs) -> Own | None:
@@ -282,9 +282,7 @@ class Slot:
         else:
             self._residual()
             state = self._files.open(self.last.optimiser_after, self._loop.optimiser_shapes)
-            self._loop.load_optimiser_state(
-                weights.Lazy(self._loop.optimiser_shapes, lambda name: torch.from_numpy(state[name]))
-            )
+            self._loop.load_optimiser_state(weights.tensors(state))
         self._files.clean(self._state)
         self._is_as_on_disk = True
 
