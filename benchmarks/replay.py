@@ -33,6 +33,7 @@ from dlx.training.models import weights
 from dlx.training.models.stages import initialise
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
+from dlx.training.recipe.families import LlamaConfig
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Plan
 from dlx.training.slot import replay, segments
@@ -149,16 +150,14 @@ class _Bench:
         self.folder, self.length = folder, segments.SEGMENT_STEPS[precision]  # type: ignore[index]
         sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         data = prepare(sources, folder)
-        model: dict[str, Any] = {
-            "model_type": "llama", "vocab_size": 256, "hidden_size": width, "intermediate_size": width // 3 * 8,
-            "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 4,
-            "max_position_embeddings": 128, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02, "tie_word_embeddings": False,
-        }  # fmt: skip
+        model = LlamaConfig(
+            vocab_size=256, hidden_size=width, intermediate_size=width // 3 * 8, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=128,
+        )  # fmt: skip
         per_stage = layers // STAGES
         draft = Draft(
             name="replay",
-            model=DraftModel(model),
+            model=DraftModel(msgspec.to_builtins(model)),
             stages=[(per_stage * stage, per_stage * (stage + 1)) for stage in range(STAGES)],
             data=DraftData(source=[str(path) for path in sources], sequence_length=128, batch_size=8, micro_batches=4),
             inner=Inner(optimiser=optimiser, muon_lr=1e-2),  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlx.training.codecs import payload_sizes
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.placement import Placement
+from dlx.training.models.shapes import active
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Outer, Recipe, activation_bytes, parse_model
@@ -104,7 +105,7 @@ def flops(recipe: Recipe) -> Flops:
 
     def weights(*parts: str) -> int:
         inside = tuple(f"{part}." for part in parts if part)
-        return sum(math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name.startswith(inside))
+        return sum(active(config, shape) for name, shape in shapes.items() if name.startswith(inside))
 
     head = layout.tokens if config.tie_word_embeddings else layout.head
     return Flops(
@@ -146,7 +147,7 @@ def _activations(recipe: Recipe, stage: int, checkpointed: bool) -> int:
     samples, length, width = model.activation_shape
     with FakeTensorMode():
         tensors = {name: torch.empty(one.shape, requires_grad=True) for name, one in model.named_parameters()}
-        tensors |= {name: torch.empty(one.shape) for name, one in model.named_buffers()}
+        tensors |= {name: torch.empty(one.shape, dtype=one.dtype) for name, one in model.named_buffers()}
         own = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors.values()}
         saved: dict[StorageWeakRef, int] = {}
 

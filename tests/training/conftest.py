@@ -37,6 +37,11 @@ TINY = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "initializer_range": 0.02,
+    "rope_type": "default",
+    "rope_factor": 8.0,
+    "rope_low_freq_factor": 1.0,
+    "rope_high_freq_factor": 4.0,
+    "rope_original_max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dlx.ground import durable
 from dlx.training.data.shards import BYTE_VALUES
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models import weights
-from dlx.training.models.shapes import stage_shapes
+from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import parse_model
@@ -32,12 +34,14 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabular
         raise ExportError(f"expected one file per stage ({len(manifest.stages)}), got {len(stage_files)}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ExportError(f"{out}: already exists; name a new or an empty folder")
-    merged = {}
+    merged: dict[str, np.ndarray] = {}
     for stage, path in enumerate(stage_files):
         try:
-            merged.update(weights.read_arrays(path, stage_shapes(manifest, stage)))
+            arrays = weights.read_arrays(path, stage_shapes(manifest, stage))
         except weights.WeightsError as error:
             raise ExportError(f"stage {stage}: {error}") from None
+        for name, values in arrays.items():
+            merged |= {one.name: values[one.place] for one in pieces(name, values.shape)}
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir(parents=True)

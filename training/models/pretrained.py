@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlx.training.models.stages import stage_shapes
+from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.draft import Draft
 from dlx.training.recipe.huggingface import first_line, read_config, read_json
 from dlx.training.recipe.recipe import parse_model
@@ -29,14 +29,16 @@ class Checkpoint:
         self._layout = parse_model(draft.model).layout
         self._tokens, self._head = f"{self._layout.tokens}.weight", f"{self._layout.head}.weight"
         self._tied = read_config(self._folder, untie=False)["tie_word_embeddings"]
-        self._places = self._find({name: shape for stage in self._stages for name, shape in stage.items()})
+        self._places = self._find(
+            {one.name: one.shape for stage in self._stages for name in stage for one in pieces(name, stage[name])}
+        )
         if self._tied and not self._read(self._head).equal(self._read(self._tokens)):
             place = self._folder / "config.json"
             raise ManifestError(f"{place}: tie_word_embeddings is true, but {self._head} differs from the embedding")
 
     def weights(self, stage: int) -> "dict[str, Tensor]":
         """The stage's float32 tensors by the unsplit model's names."""
-        return {name: self._read(name) for name in self._stages[stage]}
+        return {name: self._assembled(name, shape) for name, shape in self._stages[stage].items()}
 
     def _find(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Path, str]]:
         """(file, name there) of every tensor of the model."""
@@ -90,6 +92,14 @@ class Checkpoint:
                 theirs = new + theirs[len(old) :]
         full = f"{self._layout.base}.{theirs}"
         return full if full in shapes else theirs
+
+    def _assembled(self, name: str, shape: tuple[int, ...]) -> "Tensor":
+        import torch
+
+        whole = torch.empty(shape)
+        for one in pieces(name, shape):
+            whole[one.place] = self._read(one.name)
+        return whole
 
     def _read(self, name: str) -> "Tensor":
         import torch

@@ -6,10 +6,12 @@ with transformers' own classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from dlx.training.recipe.families import Config, Gpt2Config, GptNeoxConfig, OptConfig
+from dlx.training.recipe.families import Gpt2Config, GptNeoxConfig, OptConfig, Qwen3MoeConfig
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Recipe, parse_model
 
 Shape = tuple[int, ...]
@@ -26,7 +28,7 @@ def stage_shapes(recipe: Recipe, stage: int) -> dict[str, Shape]:
 def model_shapes(config: Config) -> Iterator[tuple[str, Shape]]:
     """Every parameter of the unsplit model, in the order of the pipeline."""
     layout = config.layout
-    before, layer, after = _FAMILIES[config.family](config)
+    before, layer, after = _OTHERS.get(config.family, _llama_like)(config)
     for path, shape in before:
         yield f"{path}.weight", shape
     for index in range(config.layers):
@@ -37,30 +39,88 @@ def model_shapes(config: Config) -> Iterator[tuple[str, Shape]]:
         yield f"{layout.head}.weight", (config.vocab_size, before[0][1][1])
 
 
+def active(config: Config, shape: Shape) -> int:
+    """How many weights of a layer's parameter one token is multiplied with; none of a norm or a bias."""
+    if len(shape) == 3:
+        return math.prod(shape[1:]) * config.experts_per_token
+    return math.prod(shape) if len(shape) == 2 else 0
+
+
+class Piece(NamedTuple):
+    name: str  # in a Hugging Face folder
+    place: tuple[int | slice, ...]  # in the parameter
+    shape: Shape
+
+
+def pieces(name: str, shape: Shape) -> list[Piece]:
+    """What a Hugging Face folder holds of a parameter: each expert's matrices; of any other the parameter itself."""
+    stem, found, kind = name.rpartition(".experts.")
+    if not found:
+        return [Piece(name, (), shape)]
+    experts, rows, columns = shape
+    if kind == "down_proj":
+        return [Piece(f"{stem}.experts.{one}.down_proj.weight", (one,), (rows, columns)) for one in range(experts)]
+    half = rows // 2
+    return [
+        Piece(f"{stem}.experts.{one}.{part}.weight", (one, slice(low, low + half)), (half, columns))
+        for one in range(experts)
+        for part, low in (("gate_proj", 0), ("up_proj", half))
+    ]
+
+
 Parts = tuple[Parameters, Parameters, Parameters]  # embeddings, one layer, final
 
 
 def _llama_like(config: Any) -> Parts:
-    width, inner, heads, groups = (
-        config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
-    )  # fmt: skip
+    width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     size = config.attention_width // heads
     query_bias = config.family == "qwen2" or getattr(config, "attention_bias", False)
     out_bias = config.family != "qwen2" and query_bias
-    norms = [("self_attn.q_norm.weight", (size,)), ("self_attn.k_norm.weight", (size,))]
+    normed = _NORMED_HEADS.get(config.family, lambda heads, size: 0)
     layer = [
         *_linear("self_attn.q_proj", width, heads * size, query_bias),
         *_linear("self_attn.k_proj", width, groups * size, query_bias),
         *_linear("self_attn.v_proj", width, groups * size, query_bias),
         *_linear("self_attn.o_proj", heads * size, width, out_bias),
-        *(norms if config.family == "qwen3" else []),
-        *_linear("mlp.gate_proj", width, inner, getattr(config, "mlp_bias", False)),
-        *_linear("mlp.up_proj", width, inner, getattr(config, "mlp_bias", False)),
-        *_linear("mlp.down_proj", inner, width, getattr(config, "mlp_bias", False)),
-        ("input_layernorm.weight", (width,)),
-        ("post_attention_layernorm.weight", (width,)),
+        *_scale("self_attn.q_norm", normed(heads, size)),
+        *_scale("self_attn.k_norm", normed(groups, size)),
+        *(_experts(config) if config.family == "qwen3_moe" else _gated(config)),
+        *(norm for path in _LAYER_NORMS.get(config.family, _TWO_NORMS) for norm in _scale(path, width)),
     ]
-    return [(config.layout.tokens, (config.vocab_size, width))], layer, [(f"{config.layout.final[0]}.weight", (width,))]
+    return [(config.layout.tokens, (config.vocab_size, width))], layer, _scale(config.layout.final[0], width)
+
+
+# How wide the norm of queries or keys is, by their heads and a head's size; elsewhere there is none.
+_NORMED_HEADS: dict[str, Callable[[int, int], int]] = {
+    "gemma3_text": lambda heads, size: size,
+    "olmo2": lambda heads, size: heads * size,
+    "qwen3": lambda heads, size: size,
+    "qwen3_moe": lambda heads, size: size,
+}
+_TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
+_LAYER_NORMS = {
+    "gemma3_text": (*_TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+
+
+def _gated(config: Any) -> Parameters:
+    width, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
+    return [
+        *_linear("mlp.gate_proj", width, inner, bias),
+        *_linear("mlp.up_proj", width, inner, bias),
+        *_linear("mlp.down_proj", inner, width, bias),
+    ]
+
+
+def _experts(config: Qwen3MoeConfig) -> Parameters:
+    """All of a layer's in two tensors, and the router's matrix."""
+    width, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
+    return [
+        ("mlp.experts.gate_up_proj", (experts, 2 * inner, width)),
+        ("mlp.experts.down_proj", (experts, width, inner)),
+        *_linear("mlp.gate", width, experts, False),
+    ]
 
 
 def _gpt2(config: Gpt2Config) -> Parts:
@@ -117,15 +177,7 @@ def _opt(config: OptConfig) -> Parts:
     return embeddings, layer, after
 
 
-_FAMILIES: dict[str, Callable[[Any], Parts]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "llama": _llama_like,
-    "mistral": _llama_like,
-    "opt": _opt,
-    "qwen2": _llama_like,
-    "qwen3": _llama_like,
-}
+_OTHERS: dict[str, Callable[[Any], Parts]] = {"gpt2": _gpt2, "gpt_neox": _gpt_neox, "opt": _opt}
 
 
 def _linear(path: str, inputs: int, outputs: int, bias: bool) -> Parameters:
@@ -139,3 +191,8 @@ def _transposed(path: str, inputs: int, outputs: int) -> Parameters:
 
 def _norm(path: str, width: int) -> Parameters:
     return [(f"{path}.weight", (width,)), (f"{path}.bias", (width,))]
+
+
+def _scale(path: str, width: int) -> Parameters:
+    """A norm without bias; none of width 0."""
+    return [(f"{path}.weight", (width,))] if width else []

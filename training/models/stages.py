@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.shapes import stage_shapes
-from dlx.training.recipe.families import Config, Layout
+from dlx.training.models.surroundings import Surroundings
+from dlx.training.recipe.family import Config, Layout
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.recipe import Recipe, parse_model
 
@@ -55,19 +56,23 @@ class StageModel(nn.Module):
         samples = data.batch_size // data.micro_batches
         self.activation_shape = (samples, data.sequence_length, config.width)
         self._bfloat16 = recipe.precision == "bfloat16"
-        self._layout = layout
+        self._layout, self._low = layout, low
         whole = _whole_on_meta(config)
-        kind, settings = type(_part(whole, layout.rotary)), whole.config
+        rotary = _part(whole, layout.rotary)
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
         for name, part in whole.named_children():
             self.add_module(name, part)
         self.layers = tuple(_part(self, layout.layers).values())  # a tuple: not registered a second time
         shard(self)
         self.to_empty(device=self.device)
-        if layout.rotary:
-            # Built anew: its frequencies are a buffer outside the weights, which to_empty would leave as garbage.
-            cos, sin = kind(settings)(torch.empty(0), torch.arange(data.sequence_length)[None])
-            self._cos, self._sin = (nn.Buffer(one.to(self.device), persistent=False) for one in (cos, sin))
+        # Buffers outside the weights, which to_empty leaves as garbage, are computed anew.
+        for part in self.modules():
+            scale: Any = getattr(part, "embed_scale", None)
+            if isinstance(scale, Tensor):  # of Gemma's embedding
+                scale.fill_(config.width**0.5)
+            if self.device == "meta" and hasattr(part, "gate_up_proj"):
+                part.forward = partial(_as_one_expert, part)
+        self._surroundings = Surroundings(config, rotary, range(low, high), data.sequence_length, self.device)
 
     @property
     def is_first(self) -> bool:
@@ -83,8 +88,8 @@ class StageModel(nn.Module):
         most the run's sequence length."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             hidden = self._embed(x) if self.is_first else x
-            for layer in self.layers:
-                hidden = self._run(layer, hidden)
+            for index, layer in enumerate(self.layers, self._low):
+                hidden = self._run(index, layer, hidden)
             if self.is_last:
                 hidden = self._logits(hidden)
         return hidden.float()
@@ -93,12 +98,8 @@ class StageModel(nn.Module):
         """Mean cross-entropy in nats, a scalar, of the last stage's logits against labels int64 [n, length]."""
         return functional.cross_entropy(output.view(-1, output.size(-1)), labels.reshape(-1))
 
-    def _run(self, layer: nn.Module, hidden: Tensor) -> Tensor:
-        # No mask stands for a causal one in transformers' attention; neither cache nor dropout exists here.
-        options: dict[str, Any] = {"attention_mask": None}
-        if self._layout.rotary:
-            length = hidden.size(1)
-            options["position_embeddings"] = (self._cos[:, :length], self._sin[:, :length])
+    def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
+        options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here
         if self.checkpoint == "none" or not torch.is_grad_enabled():
             return layer(hidden, **options)
         contexts = _SELECTIVE if self.checkpoint == "selective" else noop_context_fn
@@ -137,7 +138,8 @@ def preload() -> None:
 
 
 def initialise(recipe: Recipe, stage: int) -> dict[str, Tensor]:
-    """Fresh float32 weights of the stage, each tensor from a seed of its own name: norms 1, biases 0, else normal.
+    """Fresh float32 weights of the stage, each tensor from a seed of its own name: norms that multiply by 1,
+    biases 0, else normal.
 
     Only the run's creator calls this: random generators differ between machines, so the published genesis is the truth.
     """
@@ -150,7 +152,9 @@ def _whole_on_meta(config: Config) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        whole = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation="sdpa")
+        # The experts' grouped products take no part in autocast; one by one they do.
+        options = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+        whole = AutoModelForCausalLM.from_config(transformers_config(config), **options)
     for path in config.layout.final:  # OPT registers these before its layers
         _put(whole, path, _part(whole, path))
     return whole
@@ -174,6 +178,15 @@ def _keep(whole: Any, layout: Layout, low: int, high: int, *, first: bool, last:
             _put(whole, path, _part(whole, path))
 
 
+def _as_one_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As much work for [tokens, width] as all `experts` have, done by one: without values no token has others."""
+    count = chosen.size(-1)
+    inner, outer = experts.gate_up_proj[0], experts.down_proj[0]
+    gate, up = functional.linear(hidden.repeat_interleave(count, 0), inner).chunk(2, dim=-1)
+    products = functional.linear(experts.act_fn(gate) * up, outer)
+    return (products * weights.reshape(-1, 1)).unflatten(0, (-1, count)).sum(1)
+
+
 def _part(root: nn.Module, path: str) -> Any:
     """The module at a path such as "model.layers"; None where there is none."""
     part: Any = root
@@ -194,7 +207,7 @@ def _initial(name: str, shape: tuple[int, ...], config: Config, seed: int) -> Te
     if name.endswith("bias"):
         return torch.zeros(shape)
     if len(shape) == 1:  # a norm's
-        return torch.ones(shape)
+        return torch.zeros(shape) if config.layout.norms_from_zero else torch.ones(shape)
     deviation = config.deviation
     if name.endswith(config.layout.residual_outputs):
         deviation /= math.sqrt(2 * config.layers)

@@ -1,124 +1,53 @@
 """Model families: the configuration keys of each, and where its parts are in the unsplit transformers model.
 
 Needs neither torch nor transformers. The keys are those of the family's config.json; every dropout is 0, because a step
-has to be replayable, and attention is plain causal attention. 0 stands for null where a key allows it.
+has to be replayable, and attention is causal. 0 stands for null where a key allows it. What transformers nests in
+`rope_parameters`, or writes out layer by layer, are plain keys here.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from dlx.training.recipe.family import Config, Layout, Problem
 
 _Layers = Annotated[int, Meta(ge=1, le=1024)]
 _Heads = Annotated[int, Meta(ge=1, le=1024)]
+_HeadWidth = Annotated[int, Meta(ge=1, le=1024)]
 _Width = Annotated[int, Meta(ge=1, le=1 << 16)]
 _InnerWidth = Annotated[int, Meta(ge=1, le=1 << 18)]
 _Positions = Annotated[int, Meta(ge=1, le=1 << 20)]
-_Vocabulary = Annotated[int, Meta(ge=2, le=1 << 20)]
+_Experts = Annotated[int, Meta(ge=1, le=1 << 12)]
 _Epsilon = Annotated[float, Meta(gt=0, le=0.1)]
 _Deviation = Annotated[float, Meta(gt=0, le=1)]
 _Theta = Annotated[float, Meta(ge=1, le=1e9)]
+_Factor = Annotated[float, Meta(gt=0, le=1e6)]
 _Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 
-Problem = tuple[str, str, object]  # key, what is expected, what is there
+
+def config_class(config: Mapping[str, Any]) -> type[Config] | None:
+    """The keys of the family that `model_type` (default llama) names; None where there is no such family."""
+    return FAMILIES.get(str(config.get("model_type", "llama")))
 
 
-class Layout(Struct, frozen=True):
-    """Paths of the parts in the unsplit model; the base model's own name comes first in all but the head's."""
-
-    architecture: str  # the class that `transformers` loads such a model with
-    tokens: str  # the embedding of token ids, on the first stage
-    layers: str
-    final: tuple[str, ...]  # applied in this order between the last layer and the head, where the model has them
-    head: str = "lm_head"
-    positions: str = ""  # a learnt embedding of positions, on the first stage
-    positions_per_sample: bool = False  # looked up for every sample, not once for all: decides the gradient's last bits
-    project_in: str = ""  # between the embedding of tokens and the first layer, where the model has it
-    rotary: str = ""  # computes what every layer gets as `position_embeddings`
-    residual_outputs: tuple[str, ...] = ()  # endings of weights that start smaller by sqrt(2 x layers)
-    not_weights: tuple[str, ...] = (".rotary_emb.inv_freq",)  # endings of buffers that old checkpoints hold
-    renamed: tuple[tuple[str, str], ...] = ()  # (beginning in old checkpoints, beginning now)
-
-    @property
-    def base(self) -> str:
-        """The base model's name, which some checkpoints leave out."""
-        return self.tokens.partition(".")[0]
-
-    def stage_of(self, name: str, stages: list[tuple[int, int]]) -> int:
-        """The stage that holds the parameter `name` of the unsplit model."""
-        if name.startswith(f"{self.layers}."):
-            layer = int(name[len(self.layers) + 1 :].partition(".")[0])
-            return next(stage for stage, (_, high) in enumerate(stages) if layer < high)
-        last = any(name.startswith(f"{part}.") for part in (*self.final, self.head))
-        return len(stages) - 1 if last else 0
+def _llama_like(architecture: str, **changes: Any) -> Layout:
+    return Layout(
+        architecture=architecture,
+        tokens="model.embed_tokens",
+        layers="model.layers",
+        final=("model.norm",),
+        rotary="model.rotary_emb",
+        **changes,
+    )
 
 
-class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The keys of a family's config that a manifest may, and must, state."""
-
-    vocab_size: _Vocabulary
-    tie_word_embeddings: bool = False
-
-    # Every family has these, some under a key of its own.
-
-    @property
-    def family(self) -> str:
-        return self.model_type  # type: ignore[attr-defined]
-
-    @property
-    def width(self) -> int:
-        """Of the hidden states between layers."""
-        return self.hidden_size  # type: ignore[attr-defined]
-
-    @property
-    def layers(self) -> int:
-        return self.num_hidden_layers  # type: ignore[attr-defined]
-
-    @property
-    def heads(self) -> int:
-        """Of the queries."""
-        return self.num_attention_heads  # type: ignore[attr-defined]
-
-    @property
-    def attention_width(self) -> int:
-        """Of all heads' queries together."""
-        return self.width
-
-    @property
-    def deviation(self) -> float:
-        """Of the normal distribution that weights start from."""
-        return self.initializer_range  # type: ignore[attr-defined]
-
-    @property
-    def layout(self) -> Layout:
-        return FAMILIES[self.family][1]
-
-    def problems(self) -> Iterator[Problem]:
-        """What single keys cannot say."""
-        yield from ()
-
-    def positions_problem(self, sequence_length: int) -> str | None:
-        """Why samples of this length cannot be, or None."""
-        name, limit = self.positions_limit
-        return None if sequence_length <= limit else f"expected at most model.config.{name} ({limit})"
-
-    @property
-    def positions_limit(self) -> tuple[str, int]:
-        return "max_position_embeddings", self.max_position_embeddings  # type: ignore[attr-defined]
-
-    def transformers_options(self) -> dict[str, Any]:
-        """Keywords of the transformers config class, beyond the keys of the same name."""
-        return {}
-
-
-class _LlamaLike(Config, frozen=True, kw_only=True):
+class _GroupedQueries(Config, frozen=True, kw_only=True):
     hidden_size: _Width
-    intermediate_size: _InnerWidth
     num_hidden_layers: _Layers
     num_attention_heads: _Heads
     num_key_value_heads: _Heads
     max_position_embeddings: _Positions
-    hidden_act: _Activation = "silu"
     rms_norm_eps: _Epsilon = 1e-6
     rope_theta: _Theta = 10000.0
     initializer_range: _Deviation = 0.02
@@ -137,8 +66,18 @@ class _LlamaLike(Config, frozen=True, kw_only=True):
     def transformers_options(self) -> dict[str, Any]:
         return {"rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta}}
 
+    @classmethod
+    def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rope_theta": theirs["rope_parameters"]["rope_theta"]}
 
-class _WithHeadDim(_LlamaLike, frozen=True, kw_only=True):
+
+class _LlamaLike(_GroupedQueries, frozen=True, kw_only=True):
+    intermediate_size: _InnerWidth
+    hidden_act: _Activation = "silu"
+
+
+class _WithHeadDim(_GroupedQueries, frozen=True, kw_only=True):
+    hidden_act: _Activation = "silu"
     head_dim: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: hidden_size / num_attention_heads
 
     @property
@@ -151,34 +90,179 @@ class _WithHeadDim(_LlamaLike, frozen=True, kw_only=True):
 
 
 class LlamaConfig(_LlamaLike, frozen=True, kw_only=True):
+    layout = _llama_like("LlamaForCausalLM")
     model_type: Literal["llama"] = "llama"
     attention_bias: bool = False
     mlp_bias: bool = False
+    rope_type: Literal["default", "llama3"] = "default"  # llama3: long wavelengths are stretched, by the keys below
+    rope_factor: _Factor = 8.0
+    rope_low_freq_factor: _Factor = 1.0
+    rope_high_freq_factor: _Factor = 4.0
+    rope_original_max_position_embeddings: _Positions = 8192
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.rope_high_freq_factor <= self.rope_low_freq_factor:
+            expected = f"expected more than rope_low_freq_factor ({self.rope_low_freq_factor:g})"
+            yield "rope_high_freq_factor", expected, self.rope_high_freq_factor
+
+    def transformers_options(self) -> dict[str, Any]:
+        options = super().transformers_options()
+        if self.rope_type != "default":
+            scaling = {key: getattr(self, f"rope_{key}") for key in _SCALING}
+            options["rope_parameters"] |= {"rope_type": self.rope_type} | scaling
+        return options
+
+    @classmethod
+    def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        rope = theirs["rope_parameters"]
+        scaled = rope["rope_type"] == "llama3"  # any other is found to differ from "default"
+        found = {"rope_type": "llama3"} | {f"rope_{key}": rope[key] for key in _SCALING} if scaled else {}
+        return super().from_transformers(theirs) | found
+
+
+_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class Qwen2Config(_LlamaLike, frozen=True, kw_only=True):
+    layout = _llama_like("Qwen2ForCausalLM")
     model_type: Literal["qwen2"] = "qwen2"
 
 
 class Qwen3Config(_WithHeadDim, frozen=True, kw_only=True):
+    layout = _llama_like("Qwen3ForCausalLM")
     model_type: Literal["qwen3"] = "qwen3"
+    intermediate_size: _InnerWidth
     attention_bias: bool = False
 
 
-class MistralConfig(_WithHeadDim, frozen=True, kw_only=True):
-    model_type: Literal["mistral"] = "mistral"
-    sliding_window: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # 0: none; else samples have to be shorter
+class Qwen3MoeConfig(_WithHeadDim, frozen=True, kw_only=True):
+    """Every layer has experts; no loss balances their load."""
 
-    def positions_problem(self, sequence_length: int) -> str | None:
-        if self.sliding_window and sequence_length >= self.sliding_window:
-            return f"expected less than model.config.sliding_window ({self.sliding_window}; 0 is none)"
-        return super().positions_problem(sequence_length)
+    layout = _llama_like("Qwen3MoeForCausalLM")
+    unused = ("intermediate_size", "router_aux_loss_coef", "output_router_logits")
+    model_type: Literal["qwen3_moe"] = "qwen3_moe"
+    moe_intermediate_size: _InnerWidth
+    num_experts: _Experts
+    num_experts_per_tok: _Experts
+    norm_topk_prob: bool = False
+    attention_bias: bool = False
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.num_experts_per_tok
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for key in ("hidden_size", "moe_intermediate_size"):  # transformers' grouped products take no other
+            if getattr(self, key) % 8:
+                yield key, "expected a multiple of 8", getattr(self, key)
+        if self.num_experts_per_tok > self.num_experts:
+            yield "num_experts_per_tok", f"expected at most num_experts ({self.num_experts})", self.num_experts_per_tok
+
+    def transformers_options(self) -> dict[str, Any]:
+        return super().transformers_options() | {"num_experts": self.num_experts}
+
+    @classmethod
+    def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        return super().from_transformers(theirs) | {"num_experts": theirs["num_local_experts"]}
+
+
+class MistralConfig(_WithHeadDim, frozen=True, kw_only=True):
+    layout = _llama_like("MistralForCausalLM")
+    model_type: Literal["mistral"] = "mistral"
+    intermediate_size: _InnerWidth
+    sliding_window: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # of every layer; 0: none
+
+    @property
+    def window(self) -> int:
+        return self.sliding_window
 
     def transformers_options(self) -> dict[str, Any]:
         return super().transformers_options() | {"sliding_window": self.sliding_window or None}
 
 
+class Olmo2Config(_LlamaLike, frozen=True, kw_only=True):
+    """Norms come after attention and MLP, and queries and keys are normed over all heads together."""
+
+    layout = _llama_like("Olmo2ForCausalLM", unsharded=("self_attn",))
+    model_type: Literal["olmo2"] = "olmo2"
+    attention_bias: bool = False
+    rms_norm_eps: _Epsilon = 1e-5
+
+
+class SmolLm3Config(_LlamaLike, frozen=True, kw_only=True):
+    layout = _llama_like("SmolLM3ForCausalLM")
+    model_type: Literal["smollm3"] = "smollm3"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: _Theta = 2000000.0
+    no_rope_layer_interval: _Layers = 4  # every so many-th layer has no positions
+
+
+class Gemma3TextConfig(_GroupedQueries, frozen=True, kw_only=True):
+    """Most layers see a window with positions of their own; norms multiply by 1 + weight; embeddings are scaled."""
+
+    layout = _llama_like("Gemma3ForCausalLM", rotary_by_type=True, norms_from_zero=True)
+    unused = ("_sliding_window_pattern",)  # layer_types says it
+    model_type: Literal["gemma3_text"] = "gemma3_text"
+    intermediate_size: _InnerWidth
+    head_dim: _HeadWidth = 256
+    hidden_activation: _Activation = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    query_pre_attn_scalar: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
+    sliding_window: Annotated[int, Meta(ge=1, le=1 << 20)] = 512
+    sliding_window_pattern: Annotated[int, Meta(ge=1, le=1024)] = 6  # every so many-th layer sees everything
+    rope_theta: _Theta = 1000000.0  # of those
+    rope_local_base_freq: _Theta = 10000.0  # of the others
+
+    @property
+    def attention_width(self) -> int:
+        return self.head_dim * self.num_attention_heads
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from _whole_heads("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+
+    @property
+    def window(self) -> int:
+        return self.sliding_window
+
+    def is_sliding(self, layer: int) -> bool:
+        return (layer + 1) % self.sliding_window_pattern != 0
+
+    def transformers_options(self) -> dict[str, Any]:
+        return {
+            "layer_types": [_LAYER_TYPES[self.is_sliding(layer)] for layer in range(self.layers)],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": self.rope_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": self.rope_local_base_freq},
+            },
+        }
+
+    @classmethod
+    def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        types, rope = theirs["layer_types"], theirs["rope_parameters"]
+        return {
+            "sliding_window_pattern": [*types, _LAYER_TYPES[False]].index(_LAYER_TYPES[False]) + 1,
+            "rope_theta": rope["full_attention"]["rope_theta"],
+            "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+        }
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
 class OptConfig(Config, frozen=True, kw_only=True):
+    layout = Layout(
+        architecture="OPTForCausalLM",
+        tokens="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions",
+        positions_per_sample=True,
+        project_in="model.decoder.project_in",
+        layers="model.decoder.layers",
+        final=("model.decoder.final_layer_norm", "model.decoder.project_out"),
+    )
     model_type: Literal["opt"] = "opt"
     hidden_size: _Width
     ffn_dim: _InnerWidth
@@ -204,6 +288,15 @@ class OptConfig(Config, frozen=True, kw_only=True):
 
 
 class Gpt2Config(Config, frozen=True, kw_only=True):
+    layout = Layout(
+        architecture="GPT2LMHeadModel",
+        tokens="transformer.wte",
+        positions="transformer.wpe",
+        layers="transformer.h",
+        final=("transformer.ln_f",),
+        residual_outputs=(".c_proj.weight",),
+        not_weights=(".attn.bias", ".attn.masked_bias"),
+    )
     model_type: Literal["gpt2"] = "gpt2"
     n_embd: _Width
     n_inner: Annotated[int, Meta(ge=0, le=1 << 18)] = 0  # 0: 4 x n_embd
@@ -240,6 +333,15 @@ class Gpt2Config(Config, frozen=True, kw_only=True):
 
 
 class GptNeoxConfig(Config, frozen=True, kw_only=True):
+    layout = Layout(
+        architecture="GPTNeoXForCausalLM",
+        tokens="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        final=("gpt_neox.final_layer_norm",),
+        rotary="gpt_neox.rotary_emb",
+        not_weights=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+        renamed=(("embed_out.", "lm_head."),),
+    )
     model_type: Literal["gpt_neox"] = "gpt_neox"
     hidden_size: _Width
     intermediate_size: _InnerWidth
@@ -265,67 +367,27 @@ class GptNeoxConfig(Config, frozen=True, kw_only=True):
         rope = {"rope_theta": self.rotary_emb_base, "partial_rotary_factor": self.rotary_pct}
         return {"rope_parameters": {"rope_type": "default", **rope}}
 
+    @classmethod
+    def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        rope = theirs["rope_parameters"]
+        return {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+
 
 def _whole_heads(key: str, width: int, heads_key: str, heads: int) -> Iterator[Problem]:
     if width % heads:
         yield key, f"expected a multiple of {heads_key} ({heads})", width
 
 
-def _llama_like(architecture: str) -> Layout:
-    return Layout(
-        architecture=architecture,
-        tokens="model.embed_tokens",
-        layers="model.layers",
-        final=("model.norm",),
-        rotary="model.rotary_emb",
-    )
-
-
-FAMILIES: dict[str, tuple[type[Config], Layout]] = {
-    "gpt2": (
-        Gpt2Config,
-        Layout(
-            architecture="GPT2LMHeadModel",
-            tokens="transformer.wte",
-            positions="transformer.wpe",
-            layers="transformer.h",
-            final=("transformer.ln_f",),
-            residual_outputs=(".c_proj.weight",),
-            not_weights=(".attn.bias", ".attn.masked_bias"),
-        ),
-    ),
-    "gpt_neox": (
-        GptNeoxConfig,
-        Layout(
-            architecture="GPTNeoXForCausalLM",
-            tokens="gpt_neox.embed_in",
-            layers="gpt_neox.layers",
-            final=("gpt_neox.final_layer_norm",),
-            rotary="gpt_neox.rotary_emb",
-            not_weights=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
-            renamed=(("embed_out.", "lm_head."),),
-        ),
-    ),
-    "llama": (LlamaConfig, _llama_like("LlamaForCausalLM")),
-    "mistral": (MistralConfig, _llama_like("MistralForCausalLM")),
-    "opt": (
-        OptConfig,
-        Layout(
-            architecture="OPTForCausalLM",
-            tokens="model.decoder.embed_tokens",
-            positions="model.decoder.embed_positions",
-            positions_per_sample=True,
-            project_in="model.decoder.project_in",
-            layers="model.decoder.layers",
-            final=("model.decoder.final_layer_norm", "model.decoder.project_out"),
-        ),
-    ),
-    "qwen2": (Qwen2Config, _llama_like("Qwen2ForCausalLM")),
-    "qwen3": (Qwen3Config, _llama_like("Qwen3ForCausalLM")),
+FAMILIES: dict[str, type[Config]] = {
+    "gemma3_text": Gemma3TextConfig,
+    "gpt2": Gpt2Config,
+    "gpt_neox": GptNeoxConfig,
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "olmo2": Olmo2Config,
+    "opt": OptConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "smollm3": SmolLm3Config,
 }
-
-
-def config_class(config: Mapping[str, Any]) -> type[Config] | None:
-    """The keys of the family that `model_type` (default llama) names; None where there is no such family."""
-    found = FAMILIES.get(str(config.get("model_type", "llama")))
-    return found[0] if found else None

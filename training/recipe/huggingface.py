@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from dlx.training.recipe.families import FAMILIES, Config, config_class
+from dlx.training.recipe.families import FAMILIES, config_class
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Model, parse_model
 from dlx.training.recipe.strict import ManifestError
 
@@ -34,15 +35,7 @@ def read_config(folder: Path, *, untie: bool) -> dict[str, Any]:
     for key in _OTHER_MODELS & raw.keys():
         if raw[key]:
             raise ManifestError(f"{where}: {key}: such a model is not supported")
-    theirs = _as_transformers(where, raw)
-    kind = config_class(raw)
-    assert kind is not None
-    keys = kind.__struct_fields__
-    rope = theirs.get("rope_parameters") or {}
-    theta, part = rope.get("rope_theta"), rope.get("partial_rotary_factor")
-    known = theirs | {"rope_theta": theta, "rotary_emb_base": theta, "rotary_pct": part}
-    # 0 stands for null; so does a width that the family derives from others.
-    values = {key: 0 if known[key] is None else known[key] for key in keys}
+    theirs, values = _read(where, raw)
     try:
         config = parse_model(Model(values))
     except ManifestError as error:
@@ -99,23 +92,32 @@ def first_line(error: BaseException) -> str:
 # Keys that make another model of one of the known types.
 _OTHER_MODELS = {"auto_map", "quantization_config", "compression_config", "is_encoder_decoder"}
 _ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
+_ROPE |= {"rope_local_base_freq"}
+# Keys that only some configs of a family have.
+_OPTIONAL = {"tie_word_embeddings", "head_dim", "sliding_window_pattern"}
 # Keys that no logit depends on, beside the dropouts and those of every transformers config.
 _NO_COMPUTATION = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "is_decoder", "pretraining_tp"}
 _NO_COMPUTATION |= {"summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"}
 _NO_COMPUTATION |= {"max_window_layers", "reorder_and_upcast_attn"}
 
 
-def _as_transformers(where: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as transformers understands it: with its defaults, and old keys under their new names."""
+def _read(where: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config as transformers understands it, with its defaults and old keys under their new names; and as ours."""
     layers = raw.get("num_hidden_layers", raw.get("n_layer", 1))
     if not isinstance(layers, int) or not 0 < layers <= 1024:  # transformers makes a list of them
         raise ManifestError(f"{where}: expected 1 to 1024 layers")
     from transformers import CONFIG_MAPPING
 
     kind: Any = CONFIG_MAPPING[raw["model_type"]]
-    keys = (kind().to_dict().keys() - _common_keys()) | kind.attribute_map.keys() | _ROPE | {"tie_word_embeddings"}
+    family = config_class(raw)
+    assert family is not None
+    keys = (kind().to_dict().keys() - _common_keys()) | kind.attribute_map.keys() | _ROPE | _OPTIONAL
     try:
-        return kind(**{key: value for key, value in raw.items() if key in keys}).to_dict()
+        theirs = kind(**{key: value for key, value in raw.items() if key in keys}).to_dict()
+        known = theirs | family.from_transformers(theirs)
+        # 0 stands for null; so does a width that the family derives from others.
+        ours = {key: 0 if known[key] is None else known[key] for key in family.__struct_fields__ if key in known}
+        return theirs, ours
     except Exception as error:  # whatever a stranger's values bring about in there
         raise ManifestError(f"{where}: not a config of {raw['model_type']} ({first_line(error)})") from None
 
@@ -123,9 +125,10 @@ def _as_transformers(where: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_other_computation(where: Path, theirs: Mapping[str, Any], config: Config) -> None:
     """Compare all keys of the transformers config with those of our model, but for what no logit depends on."""
     ours = transformers_config(config).to_dict()
-    for key in sorted(ours.keys() - _common_keys() - _NO_COMPUTATION):
-        if not is_dropout(key) and theirs.get(key) != ours[key]:
-            expected, found = (msgspec.json.encode(value).decode()[:80] for value in (ours[key], theirs.get(key)))
+    compared = ours.keys() & theirs.keys()  # both have all that the class has; a width that only we say is derived
+    for key in sorted(compared - _common_keys() - _NO_COMPUTATION - {*config.unused}):
+        if not is_dropout(key) and theirs[key] != ours[key]:
+            expected, found = (msgspec.json.encode(value).decode()[:80] for value in (ours[key], theirs[key]))
             raise ManifestError(f"{where}: {key}: expected {expected}, got {found}")
 
 

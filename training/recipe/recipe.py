@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from dlx.training.recipe.families import FAMILIES, Config, config_class
+from dlx.training.recipe.families import FAMILIES, config_class
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.presets import INNER_STEPS, MIN_INNER_STEPS
 from dlx.training.recipe.strict import convert, fail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dlx.training.recipe.codec_info import CODECS
-from dlx.training.recipe.families import Config
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Adaptive, Codec, Plan, Recipe
 from dlx.training.recipe.strict import ManifestError, fail
 

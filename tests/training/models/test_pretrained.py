@@ -125,6 +125,10 @@ def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
     )
 
 
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 |= {"original_max_position_embeddings": 16}
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama") / "hf"
@@ -139,12 +143,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             {"model_type": "bloom"},
-            "model_type: expected one of gpt2, gpt_neox, llama, mistral, opt, qwen2, qwen3, got",
+            "model_type: expected one of gemma3_text, gpt2, gpt_neox, llama, mistral, olmo2, opt, qwen2, qwen3, "
+            "qwen3_moe, smollm3, got",
         ),
         ({"model_type": None}, "model_type: expected one of"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters: expected {"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_parameters: expected {"),
         ({"head_dim": 4}, "head_dim: expected 8, got 4"),
+        ({"rope_parameters": _LLAMA3 | {"factor": None}}, "rope_factor: expected a number > 0.0, got 0"),
+        (
+            {"rope_parameters": _LLAMA3 | {"high_freq_factor": 0.5}},
+            "rope_high_freq_factor: expected more than",
+        ),
         ({"hidden_act": "tanh"}, "hidden_act: not a supported value"),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}, "auto_map: such a model is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: such a model is not supported"),

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dlx.training.models.shapes import model_shapes
-from dlx.training.recipe.families import Config
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.recipe import Model, parse_model
 from tests.training.recipe.test_families import CASES
