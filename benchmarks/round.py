@@ -4,7 +4,8 @@
 stage in a fresh process per size, torch on one thread, a tiny batch: so nearly all memory is the state's, not the
 activations'. With a delay the outer step runs beside the training, as it does in a node. Private memory is what the
 process has for itself (Linux's RssAnon) beyond what it has before the slot is opened; files in the page cache are not
-in it. Times are wall-clock nanoseconds per parameter, of the last of three rounds.
+in it. Times are nanoseconds per parameter, by the clock and of all threads' processor time, the least of a few rounds;
+on a machine with other work believe the second.
 """
 
 import json
@@ -17,17 +18,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import typer
 from msgspec.structs import replace
 
+from dlx.ground.blobs import write_blob
 from dlx.training.codecs import codec
 from dlx.training.data.prepare import prepare
 from dlx.training.models import weights
@@ -36,6 +38,7 @@ from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import PRESETS
 from dlx.training.recipe.recipe import BlobRef
+from dlx.training.slot.records import RoundInputs
 
 SIZES = {  # parameters, about -> layers, width, width of the feed-forward layers, tokens
     "1M": (5, 128, 344, 256),
@@ -43,8 +46,8 @@ SIZES = {  # parameters, about -> layers, width, width of the feed-forward layer
     "100M": (12, 768, 2048, 8192),
 }
 ROUNDS, INNER_STEPS = 3, 2
-TARGETS = {"slot ns": 20.0, "payload ns": 6.0, "written": 4.2}  # per parameter; written: times the weights
-TARGET_MEMORY = {"default": 18.0, "dilocox": 26.0}  # bytes per parameter
+_WARMING = (1, 64, 64, 256)
+_PHASES = ("load", "encode", "states", "commit")  # of a round: states are written while the change is encoded
 
 _SAMPLING = 0.004  # s
 _DRAFT = """
@@ -72,7 +75,7 @@ batch_size = 1
 def main(
     params: Annotated[str, typer.Option(help=f"Sizes, of {', '.join(SIZES)}.")] = "1M,10M,100M",
     preset: Annotated[str, typer.Option(help=f"The recipe: one of {', '.join(PRESETS)}.")] = "default",
-    payloads: Annotated[int, typer.Option(min=2, help="Payloads that are received and counted.")] = 3,
+    payloads: Annotated[int, typer.Option(min=3, help="Payloads that are received and counted.")] = 3,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result there.")
     ] = None,
@@ -99,27 +102,53 @@ def _measured(size: str, preset: str, payloads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dlx-round-") as folder:
         sys.stderr.write(f"round: {size}: making the run\n")
         with context.Pool(1) as pool:
-            manifest = pool.apply(_make, (size, preset, payloads, folder))
+            runs = [(_WARMING, f"{folder}/warming"), (SIZES[size], f"{folder}/run")]
+            manifests = [pool.apply(_make, (shape, preset, payloads, where)) for shape, where in runs]
         ours, theirs = context.Pipe()
-        process = context.Process(target=_run, args=(manifest, payloads, folder, theirs))
+        process = context.Process(target=_run, args=(*manifests, payloads, folder, theirs))
         process.start()
         theirs.close()
         found, peaks = _watch(process.pid or 0, ours, size)
         process.join(60)
-    count = found.pop("parameters")
-    before = peaks.pop("before")
+    count, before = found["parameters"], peaks.pop("before")
     memory = {phase: round((peak - before) / count, 2) for phase, peak in peaks.items()}
-    slot = {phase: round(seconds / count * 1e9, 2) for phase, seconds in found["slot"].items()}
-    received = {phase: round(seconds / count * 1e9, 2) for phase, seconds in found["received"].items()}
+    slot = {phase: spent.per(count) for phase, spent in found["slot"].items()}
+    received = {phase: spent.per(count) for phase, spent in found["received"].items()}
     return {
         "preset": preset,
         "parameters": count,
-        "slot_ns": slot | {"all but the inner steps": round(sum(slot.values()) - slot["inner steps"], 2)},
-        "received_payload_ns": received | {"all": round(sum(received.values()), 2)},
+        "slot": slot | {"all but the inner steps": _sum(slot["round but steps"], slot["outer step"])},
+        "received_payload": received | {"all": _sum(*received.values())},
         "private_bytes": memory | {"peak": max(memory.values())},
-        "process_before_bytes": before,
         "written_times_the_weights": round(found["written"] / (4 * count), 2),
     }
+
+
+class Spent(NamedTuple):
+    """Seconds by the clock, and of processor time in all threads."""
+
+    wall: float
+    processor: float
+
+    def __add__(self, other: Any) -> "Spent":
+        return Spent(self.wall + other.wall, self.processor + other.processor)
+
+    def __sub__(self, other: Any) -> "Spent":
+        return Spent(self.wall - other.wall, self.processor - other.processor)
+
+    def __mul__(self, factor: Any) -> "Spent":
+        return Spent(self.wall * factor, self.processor * factor)
+
+    def __truediv__(self, count: float) -> "Spent":
+        return self * (1 / count)
+
+    def per(self, count: int) -> dict[str, float]:
+        """Nanoseconds for each of so many."""
+        return {name: round(seconds / count * 1e9, 2) for name, seconds in self._asdict().items()}
+
+
+def _sum(*spent: dict[str, float]) -> dict[str, float]:
+    return {name: round(sum(one[name] for one in spent), 2) for name in Spent._fields}
 
 
 def _watch(process: int, pipe: Connection, size: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -148,50 +177,40 @@ def _private(process: int) -> int:
 
 
 def _table(row: dict[str, Any]) -> str:
-    lines = [f"\n{row['parameters'] / 1e6:.1f}M parameters, {row['preset']}"]
-    for title, unit in (
-        ("slot_ns", "ns per parameter"),
-        ("received_payload_ns", "ns per parameter"),
-        ("private_bytes", "bytes per parameter"),
-    ):
-        lines.append(f"  {title.replace('_', ' ').removesuffix(' ns').removesuffix(' bytes')} ({unit})")
-        lines += [f"    {name:<24} {value:>8.2f}" for name, value in row[title].items()]
+    lines = [f"\n{row['parameters'] / 1e6:.1f}M parameters, {row['preset']}{'ns wall':>24}{'ns processor':>14}"]
+    for title in ("slot", "received_payload"):
+        lines.append(f"  {title.replace('_', ' ')}")
+        lines += [f"    {name:<36}{one['wall']:>10.2f}{one['processor']:>14.2f}" for name, one in row[title].items()]
+    lines.append("  private bytes")
+    lines += [f"    {name:<36}{value:>10.2f}" for name, value in row["private_bytes"].items()]
     return "\n".join([*lines, f"  written: {row['written_times_the_weights']} times the weights\n"])
 
 
 # ---- in processes of their own
 
 
-def _make(size: str, preset: str, payloads: int, folder: str) -> Manifest:
+def _make(shape: tuple[int, int, int, int], preset: str, payloads: int, folder: str) -> Manifest:
     """A run, its blobs in the folder, and payloads of others in `received`."""
-    layers, hidden, intermediate, tokens = SIZES[size]
-    blobs, corpus = Path(folder) / "blobs", Path(folder) / "corpus.txt"
-    blobs.mkdir()
+    layers, hidden, intermediate, tokens = shape
+    root = Path(folder)
+    blobs, received, corpus = root / "blobs", root / "received", root / "corpus.txt"
+    blobs.mkdir(parents=True)
+    received.mkdir()
     corpus.write_text("".join(f"{line} times {line} is {line * line}.\n" for line in range(2000)))
-    (Path(folder) / "run.toml").write_text(
-        _DRAFT.format(
-            preset=preset,
-            tokens=tokens,
-            hidden=hidden,
-            intermediate=intermediate,
-            layers=layers,
-            heads=hidden // 64,
-            rounds=ROUNDS + 1,
-        )
-    )
-    draft = draft_from_toml(Path(folder) / "run.toml")
+    numbers = {"layers": layers, "hidden": hidden, "intermediate": intermediate, "tokens": tokens}
+    draft_file = root / "run.toml"
+    draft_file.write_text(_DRAFT.format(preset=preset, heads=hidden // 64, rounds=ROUNDS + 1, **numbers))
+    draft = draft_from_toml(draft_file)
     plan = replace(draft.plan, inner_steps=INNER_STEPS)
     draft = replace(draft, plan=plan, adaptive=None, rounds=ROUNDS + 1)
     shapes = stage_shapes(draft, 0)
     name = weights.write_blob(weights.Lazy(shapes, partial(_random, shapes, 0, 0.02)), blobs)
     genesis = BlobRef(name.hex(), (blobs / name.hex()).stat().st_size)
     manifest = complete(draft, [genesis], prepare([corpus], blobs), salt=bytes(32))
-    received = Path(folder) / "received"
-    received.mkdir()
     chosen = codec(manifest.codec.name)
     for index in range(payloads):
-        update = partial(_random, shapes, index + 1, 1e-3)
-        (received / str(index)).write_bytes(chosen.encode(weights.Lazy(shapes, update), manifest.plan))
+        update = weights.Lazy(shapes, partial(_random, shapes, index + 1, 1e-3))
+        (received / str(index)).write_bytes(chosen.encode(update, manifest.plan))
     return manifest
 
 
@@ -201,132 +220,151 @@ def _random(shapes: weights.Shapes, seed: int, size: float, name: str) -> np.nda
     return values
 
 
-def _run(manifest: Manifest, payloads: int, folder: str, pipe: Connection) -> None:
+def _run(warming: Manifest, manifest: Manifest, payloads: int, folder: str, pipe: Connection) -> None:
     """Train and count some rounds; tells the phases, and at the end what was measured."""
     import torch
 
     torch.set_num_threads(1)
-    measured = _Measured(manifest, Path(folder), payloads)
+    _Rounds(warming, Path(folder) / "warming", payloads).run(lambda phase: None)  # loads what is loaded once
     pipe.send("before")
     time.sleep(4 * _SAMPLING)
-    pipe.send("opened")
-    measured.open()
-    for round in range(ROUNDS):
-        for phase in measured.round(round):
-            pipe.send(phase)
-    pipe.send(measured.result())
+    rounds = _Rounds(manifest, Path(folder) / "run", payloads)
+    rounds.run(pipe.send)
+    pipe.send(rounds.result())
 
 
-class _Measured:
+class _Rounds:
     """A slot, and a node's work on the payloads of others."""
 
     def __init__(self, manifest: Manifest, folder: Path, payloads: int) -> None:
-        from dlx.training.data.shards import Dataset
-        from dlx.training.inner.loop import InnerLoop
-        from dlx.training.outer import step
-        from dlx.training.slot import records, slot
+        from dlx.training.slot import slot
 
         self._manifest, self._folder, self._blobs = manifest, folder, folder / "blobs"
-        self._dataset = Dataset.open(self._blobs / manifest.data.manifest.sha256, self._blobs)
-        self._outer, self._records, self._slots, self._loops = step, records, slot, InnerLoop
         self._shapes = stage_shapes(manifest, 0)
         self._versions: list[tuple[bytes, bytes | None]] = [(bytes.fromhex(manifest.genesis[0].sha256), None)]
         self._received = self._sealed(payloads)
-        self._seconds: dict[str, float] = {}
+        self._open = partial(slot.Slot.open, manifest, 0, 0, folder / "slot", self._blobs)
+        self._spent: dict[str, list[Spent]] = {}
 
-    def open(self) -> None:
-        self._loop = self._loops(self._manifest, 0, 0, self._dataset)
-        self._slot = self._slots.Slot(self._manifest, self._loop, 0, self._folder / "slot", self._blobs)
+    def run(self, begin: Callable[[str], object]) -> None:
+        """Calls `begin` with the name of each phase."""
+        from dlx.training.data.shards import Dataset
 
-    def round(self, t: int) -> Iterator[str]:
-        """One round: yields the name of each phase before it begins."""
-        delay, manifest = self._manifest.outer.delay, self._manifest
-        yield "training" if t else "first round"
-        written, self._seconds = _written(), {}
-        outer = threading.Thread(target=self._outer_step, args=(self._received,))
-        if delay and t:  # the last round's outer step, beside the training
-            outer.start()
-        with self._timed_steps(), self._timing("training"):
-            base = self._versions[max(0, t - delay)][0]
-            inputs = self._records.RoundInputs(
-                round=t,
-                plan=manifest.plan,
-                steps_before=t * INNER_STEPS,
-                total_steps=(ROUNDS + 1) * INNER_STEPS,
-                base_version=max(0, t - delay),
-                base_weights=base,
-            )
-            self._slot.train(inputs, None, None)
-        if not delay:
-            yield "outer step"
-            self._outer_step(self._received)
-        elif t:
-            outer.join()
-        self._bytes = _written() - written
-        if t == ROUNDS - 1:
-            yield from self._received_payloads()
+        begin("opening")
+        dataset = Dataset.open(self._blobs / self._manifest.data.manifest.sha256, self._blobs)
+        slot = self._open(dataset)
+        with self._timed(slot):
+            for t in range(ROUNDS):
+                self._round(slot, t, begin)
+        self._receive(begin)
 
     def result(self) -> dict[str, Any]:
-        seconds = self._seconds
+        two, more = self._least("outer step of two"), self._least("outer step of all")
+        each = (more - two) / (len(self._received) - 2)
+        whole, steps = self._least("train"), self._least("inner steps", INNER_STEPS)
         # Of the outer step the part that does not grow with the payloads is the slot's.
-        each = (seconds["outer, all"] - seconds["outer, two"]) / max(1, len(self._received) - 2)
-        slot = {"inner steps": seconds["inner steps"]}
-        slot |= {"round's start and end": seconds["training"] - seconds["inner steps"]}
-        slot |= {"outer step": seconds["outer, two"] - 2 * each}
-        received = {"outer step": each} | {
-            phase: seconds[phase] / len(self._received) for phase in ("check", "measure")
-        }
+        slot = {"inner steps": steps, "round but steps": whole - steps, "outer step": two - each * 2}
+        slot |= {label: self._least(label) for label in _PHASES}
+        received = {"outer step": each}
+        received |= {label: self._least(label) / len(self._received) for label in ("check", "measure")}
         return {
             "parameters": sum(int(np.prod(shape)) for shape in self._shapes.values()),
             "slot": slot,
             "received": received,
-            "written": self._bytes,
+            "written": self._written,
         }
 
-    def _received_payloads(self) -> Iterator[str]:
-        yield "checking payloads"
-        with self._timing("check"):
-            for one in self._received:
-                self._outer.read_payload(self._manifest, self._shapes, one.payload, one.plan)
-        yield "measuring payloads"
-        with self._timing("measure"):
-            self._outer.measure_round(self._manifest, 0, self._received)
-        yield "outer steps"
-        for label, payloads in (("outer, two", self._received[:2]), ("outer, all", self._received)):
-            with self._timing(label):
-                self._outer_step(payloads)
+    def _round(self, slot: Any, t: int, begin: Callable[[str], object]) -> None:
+        delay, plan = self._manifest.outer.delay, self._manifest.plan
+        begin("training" if t else "first round")
+        written = _written()
+        outer = threading.Thread(target=self._outer_step, args=(self._received,))
+        if delay and t:  # the last round's outer step, beside the training
+            outer.start()
+        base = max(0, t - delay)
+        inputs = RoundInputs(
+            round=t,
+            plan=plan,
+            steps_before=t * INNER_STEPS,
+            total_steps=(ROUNDS + 1) * INNER_STEPS,
+            base_version=base,
+            base_weights=self._versions[base][0],
+        )
+        with self._timing("train"):
+            slot.train(inputs, None, None)
+        if not delay:
+            begin("outer step")
+            self._outer_step(self._received)
+        elif t:
+            outer.join()
+        self._written = _written() - written
+
+    def _receive(self, begin: Callable[[str], object]) -> None:
+        """The work that grows with the payloads, once more and alone."""
+        from dlx.training.outer.step import measure_round, read_payload
+
+        for _ in range(2):
+            begin("check")
+            with self._timing("check"):
+                for one in self._received:
+                    read_payload(self._manifest, self._shapes, one.payload, one.plan)
+            begin("measure")
+            with self._timing("measure"):
+                measure_round(self._manifest, 0, self._received)
+            begin("outer step")
+            for label, payloads in (("two", self._received[:2]), ("all", self._received)):
+                with self._timing(f"outer step of {label}"):
+                    self._outer_step(payloads)
 
     def _outer_step(self, payloads: list[Any]) -> None:
+        from dlx.training.outer.step import apply_round
+
         version, momentum = self._versions[-1]
         paths = self._blobs / version.hex(), None if momentum is None else self._blobs / momentum.hex()
-        made = self._outer.apply_round(self._manifest, 0, *paths, payloads, self._blobs)
+        made = apply_round(self._manifest, 0, *paths, payloads, self._blobs)
         self._versions.append((made.weights, made.momentum if any(made.momentum) else None))
 
     def _sealed(self, count: int) -> list[Any]:
-        found = []
-        for index in range(count):
-            data = (self._folder / "received" / str(index)).read_bytes()
-            name = self._slots.write_blob(self._blobs, [data])
-            plan = self._manifest.plan
-            found.append(self._outer.SealedPayload(self._blobs / name.hex(), plan.inner_steps, 32768, plan))
-        return found
+        from dlx.training.outer.step import SealedPayload
+
+        plan = self._manifest.plan
+        paths = [self._folder / "received" / str(index) for index in range(count)]
+        names = [write_blob(self._blobs, [path.read_bytes()]) for path in paths]
+        return [SealedPayload(self._blobs / name.hex(), plan.inner_steps, 32768, plan) for name in names]
 
     @contextmanager
-    def _timing(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+    def _timing(self, label: str) -> Iterator[None]:
+        wall, processor = time.perf_counter(), time.process_time()
         yield
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - began
+        spent = Spent(time.perf_counter() - wall, time.process_time() - processor)
+        self._spent.setdefault(label, []).append(spent)
 
     @contextmanager
-    def _timed_steps(self) -> Iterator[None]:
-        step: Callable[..., float] = self._loop.step
-
-        def timed(*known: Any, **named: Any) -> float:
-            with self._timing("inner steps"):
-                return step(*known, **named)
-
-        with patch.object(self._loop, "step", timed):
+    def _timed(self, slot: Any) -> Iterator[None]:
+        methods = (
+            (slot, "_load", "load"),
+            (slot, "_encode", "encode"),
+            (slot, "_write_state", "states"),
+            (slot._files, "commit", "commit"),
+            (slot._loop, "step", "inner steps"),
+        )
+        with ExitStack() as patches:
+            for owner, name, label in methods:
+                patches.enter_context(patch.object(owner, name, self._wrapped(getattr(owner, name), label)))
             yield
+
+    def _wrapped(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def timed(*known: Any, **named: Any) -> Any:
+            with self._timing(label):
+                return method(*known, **named)
+
+        return timed
+
+    def _least(self, label: str, times: int = 1) -> Spent:
+        """Of the rounds the one that took least: other work on the machine only adds. `times` in each round."""
+        found = self._spent[label]
+        rounds = [sum(found[at : at + times], Spent(0, 0)) for at in range(0, len(found), times)]
+        return Spent(min(one.wall for one in rounds), min(one.processor for one in rounds))
 
 
 def _written() -> int:
