@@ -161,9 +161,8 @@ def _activations(recipe: Recipe, stage: int, checkpointed: bool) -> int:
         if not model.is_first:
             source = torch.empty(samples, length, width, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            output = torch.func.functional_call(model, tensors, source)
-            if model.is_last:
-                output = model.loss(output, torch.zeros(samples, length, dtype=torch.int64))
+            labels = (torch.zeros(samples, length, dtype=torch.int64),) if model.is_last else ()
+            torch.func.functional_call(model, tensors, (source, *labels))
     return sum(saved.values())
 
 

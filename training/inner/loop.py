@@ -14,6 +14,7 @@ from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.models.transfers import to_device
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
@@ -114,7 +115,7 @@ class InnerLoop:
         data, batch = self._manifest.data, self._batch(samples)
         micro_batches = None
         if batch is not None:
-            micro_batches = batch.to(self._model.device).split(data.batch_size // data.micro_batches)
+            micro_batches = to_device(batch, self._model.device).split(data.batch_size // data.micro_batches)
         self.free_gradients()
         mean = run_step(self._model, index, micro_batches, previous, next, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dlx.training.models.stages import StageModel
+from dlx.training.models.transfers import to_device, to_host
 
 Bytes = bytes | bytearray | memoryview
 
@@ -44,36 +45,39 @@ def run_step(
     previous: Link | None,
     next: Link | None,
     stop: Callable[[], bool] = lambda: False,
-) -> float | None:
+) -> Tensor | None:
     """Add the mean gradient over the step's micro-batches to the model's `.grad`s, in 1F1B order.
 
     `micro_batches`: int64 [n, length + 1] each, on the first and the last stage (inputs `[:, :-1]`, labels `[:, 1:]`).
     Between stages go float32 activations and gradients of `model.activation_shape`. Returns the mean loss in nats per
-    token on the last stage, None elsewhere. Raises PipeBroken, or Stopped once `stop()` is true.
+    token on the last stage, a scalar on its device, None elsewhere. Raises PipeBroken, or Stopped once `stop()` is
+    true.
     """
     count, shape = model.micro_batches, model.activation_shape
     in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch to (input, output)
-    total = 0.0
+    losses: list[Tensor] = []  # asking for a number here would have the device wait for us, at every micro-batch
 
     def forward(micro: int) -> None:
-        nonlocal total
         _check(stop)
         if previous is None:
             source = micro_batches[micro][:, :-1]  # type: ignore[index]
         else:
-            source = _tensor(previous.recv("activation", step, micro), shape).to(model.device).requires_grad_()
-        output = model(source)
+            source = to_device(_tensor(previous.recv("activation", step, micro), shape), model.device).requires_grad_()
         if next is None:
-            output = model.loss(output, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
-            total += output.item()
+            output = model(source, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
+            losses.append(output.detach())
         else:
+            output = model(source)
             next.send("activation", step, micro, _bytes(output))
         in_flight[micro] = (source, output)
 
     def backward(micro: int) -> None:
         _check(stop)
         source, output = in_flight.pop(micro)
-        output.backward(None if next is None else _tensor(next.recv("gradient", step, micro), shape).to(model.device))
+        gradient = None
+        if next is not None:
+            gradient = to_device(_tensor(next.recv("gradient", step, micro), shape), model.device)
+        output.backward(gradient)
         if previous is not None:
             previous.send("gradient", step, micro, _bytes(source.grad))  # type: ignore[arg-type]
 
@@ -84,7 +88,7 @@ def run_step(
         if micro + ahead < count:
             forward(micro + ahead)
         backward(micro)
-    return total if next is None else None
+    return torch.stack(losses).sum(dtype=_wide(losses[0])) if next is None else None
 
 
 class Norms(NamedTuple):
@@ -96,14 +100,15 @@ class Norms(NamedTuple):
 
 
 def norm_and_loss(
-    gradients: Sequence[Tensor], loss: float | None, step: int, previous: Link | None, next: Link | None
+    gradients: Sequence[Tensor], mean: Tensor | None, step: int, previous: Link | None, next: Link | None
 ) -> tuple[Norms, float]:
-    """The gradient norms (float64) and the loss; the whole replica's have the same bits on every stage.
+    """The gradient norms (float64) and the loss (`mean` on the last stage); the whole replica's have the same bits on
+    every stage.
 
     Squared norms are added one tensor after the other along the pipe, so the sum does not depend on where the model is
     split; the last stage, which knows the loss, sends both back. Raises PipeBroken.
     """
-    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2 for gradient in gradients]
+    squares, loss = _read(gradients, mean)
     return add_norms(squares, loss, step, previous, next)
 
 
@@ -126,6 +131,20 @@ def add_norms(
     if previous is not None:
         previous.send("total", step, 0, struct.pack("<2d", norm, loss))
     return Norms(received, total, norm), loss
+
+
+def _read(gradients: Sequence[Tensor], mean: Tensor | None) -> tuple[list[float], float | None]:
+    """Each gradient's squared norm, and the loss where it is known: one transfer, one wait for the device."""
+    values = list(torch._foreach_norm(list(gradients), dtype=_wide(gradients[0]))) if gradients else []
+    if mean is not None:
+        values.append(mean)
+    numbers = torch.stack(values).tolist() if values else []
+    return [norm**2 for norm in numbers[: len(gradients)]], None if mean is None else numbers[-1]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The widest that its device adds in."""
+    return torch.float32 if tensor.is_mps else torch.float64
 
 
 def barrier(step: int, previous: Link | None, next: Link | None, behind: bytes = b"", ahead: bytes = b"") -> None:
@@ -182,7 +201,7 @@ def _check(stop: Callable[[], bool]) -> None:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The tensor's own memory, where that is main memory."""
-    return tensor.detach().cpu().contiguous().numpy().data.cast("B")
+    return to_host(tensor.detach()).contiguous().numpy().data.cast("B")
 
 
 def _tensor(data: Bytes, shape: tuple[int, ...]) -> Tensor:

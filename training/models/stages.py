@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from dlx.training.models.loss import cross_entropy
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.surroundings import Surroundings
@@ -82,21 +83,28 @@ class StageModel(nn.Module):
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """Token ids int64 [n, length] on the first stage, else hidden states float32 [n, length, hidden], to hidden
-        states, or on the last stage to logits float32 [n, length, vocabulary]. Attention is causal; the length is at
-        most the run's sequence length."""
+        states; on the last stage to the mean cross-entropy in nats, a scalar, against labels int64 [n, length], or
+        without labels to logits float32 [n, length, vocabulary]. Attention is causal; the length is at most the run's
+        sequence length."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             hidden = self._embed(x) if self.is_first else x
             for index, layer in enumerate(self.layers, self._low):
                 hidden = self._run(index, layer, hidden)
             if self.is_last:
-                hidden = self._logits(hidden)
+                hidden = self._normed(hidden)
+                if labels is None:
+                    hidden = self._head(hidden)
+                else:
+                    hidden = self.loss(hidden, labels)
         return hidden.float()
 
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats, a scalar, of the last stage's logits against labels int64 [n, length]."""
-        return functional.cross_entropy(output.view(-1, output.size(-1)), labels.reshape(-1))
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in nats, a scalar, from what the head takes."""
+        head = _part(self, self._layout.head) or _part(self, self._layout.tokens)
+        parameters = tuple(head.parameters())
+        return cross_entropy(self._head, parameters, len(head.weight), hidden.flatten(0, 1), labels.flatten())
 
     def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
         options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here
@@ -121,11 +129,15 @@ class StageModel(nn.Module):
             hidden = hidden + (embedding(positions) if plain else embedding(None, position_ids=positions))
         return hidden
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _normed(self, hidden: Tensor) -> Tensor:
+        """What the head takes."""
         for path in self._layout.final:
             part = _part(self, path)
             if part is not None:
                 hidden = part(hidden)
+        return hidden
+
+    def _head(self, hidden: Tensor) -> Tensor:
         head = _part(self, self._layout.head)
         if head is None:  # tied: only where one stage is first and last
             return functional.linear(hidden, _part(self, self._layout.tokens).weight)

@@ -83,11 +83,11 @@ def test_the_norm_does_not_depend_on_where_the_model_is_split(
 ) -> None:
     tensors = [torch.tensor([value, value / 3]) for value in values]
     cuts = [0, *sorted((first, second)), 12]
-    whole = norm_and_loss(tensors, 2.5, 0, None, None)
+    whole = norm_and_loss(tensors, torch.tensor(2.5), 0, None, None)
     parts = [tensors[low:high] for low, high in pairwise(cuts)]
 
     def work(stage: int, previous: Link | None, following: Link | None) -> tuple[float, float]:
-        norms, loss = norm_and_loss(parts[stage], 2.5 if stage == 2 else None, 0, previous, following)
+        norms, loss = norm_and_loss(parts[stage], torch.tensor(2.5) if stage == 2 else None, 0, previous, following)
         return norms.replica, loss
 
     assert together(3, work) == [(whole[0].replica, whole[1])] * 3
@@ -175,7 +175,7 @@ def test_a_norm_that_cannot_be_one_breaks_the_pipe(data: bytes, message: str) ->
     here, there = queue_links(0.5)
     here.send("norm", 0, 0, data)
     with pytest.raises(PipeBroken, match=message):
-        norm_and_loss([torch.ones(2)], 1.0, 0, there, None)
+        norm_and_loss([torch.ones(2)], torch.tensor(1.0), 0, there, None)
 
 
 def test_a_norm_below_this_stages_own_breaks_the_pipe() -> None:

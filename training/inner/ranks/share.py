@@ -149,11 +149,11 @@ class _RowsModel(StageModel):
         super().__init__(manifest, stage, placement, partial(_shard, group=group))
         self._rows = rows
 
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         here = self._rows.here
         if not here:
-            return output[:0].sum()
-        return super().loss(output[:here], labels[:here]) * (here / self._rows.samples)
+            return self._head(hidden[:0]).sum()  # the head has a gradient on every rank
+        return super().loss(hidden[:here], labels[:here]) * (here / self._rows.samples)
 
 
 def _shard(model: StageModel, group: Group) -> None:

@@ -1,0 +1,65 @@
+"""The loss of the last stage without all its logits at a time: at a large vocabulary they are the largest tensor there.
+
+The logits of a chunk of tokens are dropped once they have given the chunk's loss and gradients, so the product with the
+head is not computed a second time. Not `torch.nn.functional.linear_cross_entropy`: with inputs in bfloat16 it gives the
+loss in bfloat16 too, which is off by a tenth of a nat.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+_CHUNK = {"cuda": 1 << 27}  # logits; a GPU adds each chunk's gradient to the head's in its memory, which takes its time
+_CPU_CHUNK = 1 << 24
+
+
+def cross_entropy(
+    head: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], vocabulary: int, hidden: Tensor, labels: Tensor
+) -> Tensor:
+    """Mean cross-entropy in nats, a scalar, of `head(hidden)` (logits [tokens, vocabulary]) against labels int64
+    [tokens]. `parameters` are those that `head` uses; its gradients can be taken once."""
+    rows = max(1, _CHUNK.get(hidden.device.type, _CPU_CHUNK) // vocabulary)
+    if torch.is_grad_enabled():
+        return _Chunked.apply(head, rows, hidden, labels, *parameters)
+    pieces = zip(hidden.split(rows), labels.split(rows), strict=True)
+    return sum((_part(head, piece, wanted, len(labels)) for piece, wanted in pieces), hidden.new_zeros(()).float())
+
+
+class _Chunked(torch.autograd.Function):
+    """Takes the gradients in its forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: Callable[[Tensor], Tensor], rows: int, hidden: Tensor, labels: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        total, gradient = hidden.new_zeros((), dtype=torch.float32), torch.empty_like(hidden)
+        sums: list[Tensor] = []
+        for piece, wanted, into in zip(hidden.split(rows), labels.split(rows), gradient.split(rows), strict=True):
+            with torch.enable_grad():
+                source = piece.detach().requires_grad_()
+                loss = _part(head, source, wanted, len(labels))
+                first, *others = torch.autograd.grad(loss, (source, *parameters))
+            into.copy_(first)
+            total += loss.detach()
+            if sums:
+                torch._foreach_add_(sums, others)
+            else:
+                sums = others
+        ctx.gradients = gradient, sums  # not as saved tensors, so that the sums can become the parameters' gradients
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient, sums), ctx.gradients = ctx.gradients, None
+        torch._foreach_mul_([gradient, *sums], scale)
+        return None, None, gradient, None, *sums
+
+
+def _part(head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, tokens: int) -> Tensor:
+    """The chunk's part of the mean over so many tokens."""
+    return functional.cross_entropy(head(hidden).float(), labels, reduction="sum") / tokens
