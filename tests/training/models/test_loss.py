@@ -1,0 +1,67 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dlx.training.models import loss
+from tests.training.devices import DEVICES
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [16, 37])
+def test_in_chunks_it_is_the_loss_of_all_logits(
+    device: str, dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "_CHUNK", {device: 8 * 50})
+    torch.manual_seed(0)
+    head = torch.nn.Linear(24, 50, device=device)
+    hidden = torch.randn(tokens, 24, device=device, requires_grad=True)
+    labels = torch.randint(50, (tokens,), device=device)
+    leaves = (hidden, *head.parameters())
+
+    def chunked() -> torch.Tensor:
+        return loss.cross_entropy(head, tuple(head.parameters()), 50, hidden, labels)
+
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        whole = functional.cross_entropy(head(hidden).float(), labels)
+        found = chunked()
+    expected = torch.autograd.grad(whole / 3, leaves)
+    tolerance = 1e-6 if dtype == torch.float32 else 5e-3
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(whole.item(), rel=1e-6)
+    for one, other in zip(torch.autograd.grad(found / 3, leaves), expected, strict=True):
+        assert one.dtype == torch.float32
+        assert float((one - other).norm() / other.norm()) < tolerance
+    with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        assert chunked().item() == pytest.approx(whole.item(), rel=1e-6)
+
+
+_MEMORY = """
+import resource, sys, torch
+from dlx.training.models import loss
+torch.set_num_threads(1)
+tokens, width, vocabulary = 2048, 16, 131072
+head = torch.nn.Linear(width, vocabulary, bias=False)
+hidden = torch.randn(tokens, width, requires_grad=True)
+labels = torch.randint(vocabulary, (tokens,))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if sys.argv[1] == "chunked":
+    loss.cross_entropy(head, tuple(head.parameters()), vocabulary, hidden, labels).backward()
+else:
+    torch.nn.functional.cross_entropy(head(hidden), labels).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is in other units elsewhere")
+def test_a_large_vocabulary_takes_no_memory_for_all_its_logits() -> None:
+    logits = 2048 * 131072 * 4
+
+    def peak(how: str) -> int:
+        done = subprocess.run([sys.executable, "-c", _MEMORY, how], capture_output=True, timeout=120, check=True)
+        return 1024 * int(done.stdout)
+
+    assert peak("whole") > 2 * logits
+    assert peak("chunked") < logits / 2
