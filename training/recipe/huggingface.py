@@ -113,7 +113,8 @@ def _read(where: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     assert family is not None
     keys = (kind().to_dict().keys() - _common_keys()) | kind.attribute_map.keys() | _ROPE | _OPTIONAL
     try:
-        theirs = kind(**{key: value for key, value in raw.items() if key in keys}).to_dict()
+        given = {key: value for key, value in raw.items() if key in keys and (value is not None or key != "head_dim")}
+        theirs = kind(**given).to_dict()
         known = theirs | family.from_transformers(theirs)
         # 0 stands for null; so does a width that the family derives from others.
         ours = {key: 0 if known[key] is None else known[key] for key in family.__struct_fields__ if key in known}
