@@ -23,6 +23,7 @@ from dlx.training.inner import schedule
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
 from dlx.training.outer.policy import measure, multipliers
+from dlx.training.outer.products import Plain, gram
 from dlx.training.outer.step import outer_step, pseudo_gradient
 from dlx.training.recipe.manifest import Manifest
 from tests.attacks.lies import Lie, Tensors
@@ -49,7 +50,10 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
             arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
             weights = [UNIT] * REPLICAS
             if policy != "mean":
-                weights = list(multipliers(measure(policy, [steps] * REPLICAS, arrays.__getitem__)))
+                products = gram(
+                    [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
+                )
+                weights = list(multipliers(measure(policy, [steps] * REPLICAS, products.tolist())))
             parts = [weight / (REPLICAS * UNIT) for weight in weights]
             copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
             outer_step({name: tensor.numpy() for name, tensor in version.items()}, None, copies, parts, manifest.outer)

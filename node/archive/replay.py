@@ -5,6 +5,7 @@ Both who audits a history and who rebuilds a version that nobody keeps any more 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,12 @@ from dlx.training import codecs
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.outer.policy import Measured
-from dlx.training.outer.step import (
-    OuterError,
-    SealedPayload,
-    Version,
-    apply_round,
-    measure_round,
-    read_payload,
-    start_hash,
-)
+from dlx.training.outer.products import Products
+from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
+
+_THREADS = min(4, os.cpu_count() or 1)  # of the arithmetic, beside those that hash and write
 
 
 class PayloadError(Exception):
@@ -68,6 +64,7 @@ class Replay:
         self.terms = Terms.of(manifest)
         self._codec = codecs.codec(manifest.codec.name)
         self._shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
+        self._products = [Products(self._codec, shapes, _THREADS) for shapes in self._shapes]
 
     def plan(self, stage: int, round: int) -> Plan:
         """The plan that binds a round whose seal, or the one before it, every stage has."""
@@ -85,7 +82,7 @@ class Replay:
 
     def check_version(self, state: State) -> None:
         """Raises WeightsError unless the weights are the canonical file of the stage's tensors."""
-        weights.read_arrays(state.weights, self._shapes[state.stage])
+        weights.weights_hash(weights.Stored(state.weights, self._shapes[state.stage]))
 
     def statement(self, sealed: Sealed, record: Record) -> Contribution:
         """All that a counted contribution states. Raises BlobMissing or StatementError."""
@@ -127,7 +124,7 @@ class Replay:
     def check_payload(self, sealed: Sealed, record: Record, payload: Path) -> None:
         """Raises PayloadError unless the payload decodes."""
         try:
-            read_payload(self.manifest, self._shapes[sealed.stage], payload, self._plan_of(sealed))
+            self._products[sealed.stage].norms([(payload, self._plan_of(sealed))])
         except (codecs.CodecError, BlobError) as error:
             raise PayloadError(record, str(error)) from error
 
@@ -139,7 +136,8 @@ class Replay:
         sealed = self.view.sealed[state.stage, state.version]
         counted = self._counted(sealed)
         try:
-            return apply_round(self.manifest, state.stage, state.weights, state.momentum, counted, self._blobs.work)
+            files = state.weights, state.momentum
+            return apply_round(self.manifest, state.stage, *files, counted, self._blobs.work, threads=_THREADS)
         except codecs.CodecError:
             for record, payload in zip(sealed.records, counted, strict=True):
                 self.check_payload(sealed, record, payload.payload)  # names the one that does not decode
@@ -147,7 +145,8 @@ class Replay:
 
     def measure(self, stage: int, round: int) -> Measured:
         """What the run's aggregation policy needs to know of the payloads that a seal counts. Raises as `step`."""
-        return measure_round(self.manifest, stage, self._counted(self.view.sealed[stage, round]))
+        counted = self._counted(self.view.sealed[stage, round])
+        return measure_round(self.manifest, stage, counted, self._products[stage])
 
     def after(self, state: State, made: Version) -> State:
         """The state after `step`."""

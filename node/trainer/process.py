@@ -21,15 +21,16 @@ from dlx.ground.errors import DlxError
 from dlx.node.trainer import messages as m
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.training import selftest
-from dlx.training.codecs import CodecError, payload_sizes
+from dlx.training.codecs import CodecError, codec, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.models.placement import PlacementError, settle
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
-from dlx.training.outer.spectrum import kept_energy
-from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, read_payload, start_hash
+from dlx.training.outer.products import Products
+from dlx.training.outer.spectrum import Spectrum
+from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
@@ -113,6 +114,8 @@ class Server:
             dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
+        self._threads = max(placement.threads, 2)  # of the outer step: arithmetic beside hashing
+        self._products = Products(codec(manifest.codec.name), self._shapes, self._threads)
         directory = Path(message.directory)
         slot = Slot.open(manifest, message.stage, message.replica, directory, blobs, dataset, placement)
         self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement))
@@ -169,7 +172,7 @@ class Server:
                 return self._start(request)
 
     def _outer(self, request: m.Outer) -> m.Answer:
-        energy: dict[int, float] = {}
+        spectrum = Spectrum(self._shapes, request.ranks)
         version = apply_round(
             self._manifest,
             self._stage,
@@ -177,19 +180,20 @@ class Server:
             self._blobs / request.momentum.hex() if any(request.momentum) else None,
             self._sealed(request.payloads),
             self._blobs,
-            lambda mean: energy.update(kept_energy(mean, request.ranks)),
+            spectrum,
+            self._threads,
         )
-        return m.Answer(request.request, version=version, energy=energy)
+        return m.Answer(request.request, version=version, energy=spectrum.kept())
 
     def _measure(self, request: m.Measure) -> m.Answer:
-        measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads))
+        measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads), self._products)
         return m.Answer(request.request, measured=measured)
 
     def _sealed(self, payloads: tuple[m.SealedPayload, ...]) -> list[SealedPayload]:
         return [SealedPayload(self._blobs / one.payload.hex(), one.steps, one.multiplier, one.plan) for one in payloads]
 
     def _check(self, request: m.Check) -> m.Answer:
-        read_payload(self._manifest, self._shapes, self._blobs / request.payload.hex(), request.plan)
+        self._products.norms([(self._blobs / request.payload.hex(), request.plan)])
         return m.Answer(request.request)
 
     def _start(self, request: m.Start) -> m.Answer:

@@ -201,6 +201,7 @@ class Writer:
 
     def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False) -> None:
         self._shapes, self._left = shapes, sorted(shapes, reverse=True)
+        self._came = 0  # values of the next tensor
         self._folder, self._opened = folder, ExitStack()
         self._digest, self._tree = hashlib.sha256(), TreeHash() if tree else None
         self._takers: list[Callable[[Any], object]] = [self._digest.update]
@@ -225,9 +226,20 @@ class Writer:
         Raises WeightsError for another dtype, shape or name than the next one's; OSError for a full disk."""
         if not is_float32(tensor):
             raise WeightsError(f"{name}: expected float32, got {tensor.dtype}")
-        if not self._left or name != self._left.pop() or tuple(tensor.shape) != tuple(self._shapes[name]):
+        if self._left[-1:] != [name] or self._came or tuple(tensor.shape) != tuple(self._shapes[name]):
             raise WeightsError(f"{name}: not the next tensor, or of another shape")
+        self._left.pop()
         self._feed(array(tensor).reshape(-1).view(np.uint8))
+
+    def extend(self, name: str, values: np.ndarray) -> None:
+        """The next values, flat float32, of the next tensor, of which a large one may come in pieces. As `add`."""
+        self._came += len(values)
+        if self._left[-1:] != [name] or self._came > math.prod(self._shapes[name]):
+            raise WeightsError(f"{name}: not the next tensor, or longer")
+        if self._came == math.prod(self._shapes[name]):
+            self._left.pop()
+            self._came = 0
+        self._feed(values.view(np.uint8))
 
     def finish(self, path: Path | None = None) -> Written:
         """The file is at `path` now, in the folder; without one it is a blob named by its sha256. Raises OSError."""

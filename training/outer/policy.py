@@ -8,26 +8,22 @@ that good ones are held against. So somebody who counts in full always remains, 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits: the proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
 
-Needs numpy only where `measure` is called, so that the network process can judge what its training process measured.
+All of it follows from the payloads' inner products, so they are decoded once (see `products`); and the network process
+can judge, without numpy, what its training process measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlx.ground.constants import UNIT
 
-if TYPE_CHECKING:
-    import numpy as np
-
 THRESHOLD = 0.0  # a contribution whose cosine with the others' mean is below this is dropped
 BAND = 1e-4  # whose cosine lies closer to the threshold than this may be dropped or kept: float64 sums differ by 1e-12
-_CHUNK = 1 << 20  # elements
 
-Gradient = Callable[[int], Mapping[str, "np.ndarray"]]
+Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload with each
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,11 @@ class Measured:
     outliers: tuple[tuple[int, float], ...] = ()
 
 
-def measure(policy: str, steps: Sequence[int], gradient: Gradient) -> Measured:
-    """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order.
-
-    `gradient(index)` decodes a payload: each is asked for three times, and once more for each that is dropped. One of
-    them and, for the cosines, one float64 sum are in memory at a time.
-    """
-    norms = tuple(math.sqrt(_dots(one, one)) for one in map(gradient, range(len(steps))))
-    return Measured(norms, _outliers(steps, norms, gradient) if policy == "clip+cosine" else ())
+def measure(policy: str, steps: Sequence[int], gram: Gram) -> Measured:
+    """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order: their inner
+    steps and the inner products of their decoded payloads. Of these `clip` looks at the diagonal only."""
+    norms = tuple(math.sqrt(gram[index][index]) for index in range(len(steps)))
+    return Measured(norms, _outliers(steps, norms, gram) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
@@ -70,30 +63,32 @@ def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     return None
 
 
-def _outliers(steps: Sequence[int], norms: Sequence[float], gradient: Gradient) -> tuple[tuple[int, float], ...]:
+def _outliers(steps: Sequence[int], norms: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
     parts = [count * factor for count, factor in zip(steps, _factors(norms), strict=True)]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
-    total: dict[str, np.ndarray] = {}
-    for index in left:
-        _add(total, gradient(index), parts[index])
     while len(found) < (len(steps) - 1) // 2:
-        whole = _dots(total, total)
-        cosines = {index: _cosine(_dots(gradient(index), total), whole, norms[index], parts[index]) for index in left}
+        cosines = _cosines(left, parts, norms, gram)
         # Equals are taken in their order, also where a machine sees them differ in the last bits.
         lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
         if cosines[lowest] >= THRESHOLD + BAND:
             break
         found.append((lowest, cosines[lowest]))
         left.remove(lowest)
-        _add(total, gradient(lowest), -parts[lowest])
     return tuple(found)
 
 
-def _cosine(along: float, whole: float, norm: float, part: float) -> float:
-    """Of g (its norm given) with S - part * g, from g . S and S . S; 0 where either is zero."""
-    others = math.sqrt(max(0.0, whole - 2 * part * along + (part * norm) ** 2))
-    return (along - part * norm**2) / (norm * others) if norm > 0 and others > 0 else 0.0
+def _cosines(left: Sequence[int], parts: Sequence[float], norms: Sequence[float], gram: Gram) -> dict[int, float]:
+    """Of each one left with the sum of the others' parts of theirs; 0 where either is zero."""
+    along = {one: math.fsum(parts[other] * gram[one][other] for other in left) for one in left}
+    found = {}
+    for index in left:
+        # With the sum of the others, without taking a large sum from a large sum.
+        rest = {one: along[one] - parts[index] * gram[one][index] for one in left}
+        whole = math.fsum(parts[one] * rest[one] for one in left if one != index)
+        size = norms[index] * math.sqrt(max(0.0, whole))
+        found[index] = rest[index] / size if size > 0 else 0.0
+    return found
 
 
 def _dropped(measured: Measured, threshold: float) -> set[int]:
@@ -113,24 +108,3 @@ def _factors(norms: Sequence[float]) -> list[float]:
 
 def _clipped(norms: Sequence[float]) -> tuple[int, ...]:
     return tuple(round(UNIT * factor) for factor in _factors(norms))
-
-
-def _add(total: dict[str, np.ndarray], one: Mapping[str, np.ndarray], part: float) -> None:
-    for name, values in one.items():
-        scaled = values.astype("float64")
-        scaled *= part
-        if name in total:
-            total[name] += scaled
-        else:
-            total[name] = scaled
-
-
-def _dots(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
-    """In float64, a chunk at a time: a whole embedding's copies would take more than the payloads."""
-    found = 0.0
-    for name in left:
-        one, other = left[name].reshape(-1), right[name].reshape(-1)
-        for start in range(0, len(one), _CHUNK):
-            here = slice(start, start + _CHUNK)
-            found += float(one[here].astype("float64") @ other[here].astype("float64"))
-    return found

@@ -1,28 +1,31 @@
-"""The canonical outer step: the next version of a stage's weights, bit for bit the same on every machine.
+"""The outer step: the next version of a stage's weights, bit for bit the same on every machine (see `arithmetic`).
 
-Only float32 element-wise operations of one IEEE operation each (multiply, then add or subtract), in the order in which
-the contributions are listed; no fused form and no reduction. Scalars are rounded to float32 before they are used.
-
-In numpy, because who audits has no torch; a tensor in main memory is such an array (`tensor.numpy()`).
+It streams: of version, momentum and sum only a piece of a tensor is in memory, payloads are decoded where they lie and
+added block by block, and the new files are hashed and written while the next piece is computed. So it takes the same
+memory whatever the size of the stage.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dlx.ground.blobs import read_blob
 from dlx.ground.constants import NO_HASH, UNIT
 from dlx.training.codecs import codec
+from dlx.training.codecs.base import Decoder, count
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
-from dlx.training.models.weights import Shapes
+from dlx.training.models.weights import Shapes, Stored, Writer
+from dlx.training.outer.arithmetic import add_part, descend, rounded
+from dlx.training.outer.payloads import Payload, opened
 from dlx.training.outer.policy import Measured, measure
+from dlx.training.outer.products import Products
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 
@@ -31,6 +34,18 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 Observer = Callable[[Arrays], None]  # sees g, the mean that the seal counts, before it is used up
+
+_PIECE = 1 << 20  # values of a tensor that are in memory at a time
+
+
+class Watcher(Protocol):
+    """Sees what the seal makes of some tensors' gradients."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def see(self, name: str, mean: np.ndarray) -> None:
+        """Of one of `names` the tensor's part of g, float32."""
 
 
 class OuterError(ValueError):
@@ -65,41 +80,67 @@ def apply_round(
     momentum_path: Path | None,
     contributions: Sequence[SealedPayload],
     out: Path,
-    observe: Observer = lambda mean: None,
+    watcher: Watcher | None = None,
+    threads: int = 1,
 ) -> Version:
     """Make V[t+1] of `stage` from V[t] and the contributions sealed in round t, in their listed order.
 
     All files are blobs named by their sha256; the new ones are written to `out`. `momentum_path` is None as long as
     there is no momentum file. No contributions leave weights and momentum as they are, and write nothing.
 
-    Every input's bytes are hashed while they are read. Raises Damaged for one that is missing or not what its name
-    says; WeightsError, BlobError or CodecError for one that is, and still is not what the manifest says; OuterError for
-    weights that no seal can have; OSError for a full disk.
+    Every input's bytes are hashed, unless this process has done so; what fails leaves no file. Raises Damaged for an
+    input that is missing or not what its name says; WeightsError, BlobError or CodecError for one that is, and still is
+    not what the manifest says; OuterError for weights that no seal can have; OSError for a full disk.
     """
     shapes = stage_shapes(manifest, stage)
-    version = _read_version(weights_path, shapes)
-    momentum = None if momentum_path is None else _read_version(momentum_path, shapes)
+    version = Stored(weights_path, shapes, sha256=_named(weights_path))
+    momentum = None if momentum_path is None else Stored(momentum_path, shapes, sha256=_named(momentum_path))
     if not contributions:
-        momentum_name = NO_HASH if momentum_path is None else _named(momentum_path)
-        return Version(_named(weights_path), momentum_name, weights.tree_root(version), _momentum_root(momentum))
-    gradients = (read_payload(manifest, shapes, one.payload, one.plan) for one in contributions)
-    new_momentum = outer_step(version, momentum, gradients, parts(contributions), manifest.outer, observe)
-    return Version(
-        weights.write_blob(version, out),
-        NO_HASH if new_momentum is None else weights.write_blob(new_momentum, out),
-        weights.tree_root(version),
-        _momentum_root(new_momentum),
+        names = [NO_HASH if path is None else _named(path) for path in (weights_path, momentum_path)]
+        return Version(*names, *(NO_HASH if one is None else weights.tree_root(one) for one in (version, momentum)))
+    payloads, stepper = (
+        _opened(manifest, shapes, contributions, threads),
+        _Stepper(parts(contributions), manifest.outer),
     )
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(threads, "outer"))
+        has_momentum = momentum is not None or manifest.outer.momentum > 0
+        files = [stack.enter_context(Writer(shapes, out, tree=True)) for _ in range(1 + has_momentum)]
+        buffers = [[np.empty(0, np.float32) for _ in files] for _ in range(2)]  # one is written, the other computed
+        for name in sorted(shapes):
+            decoders = [one.decoder(name) for one in payloads]
+            mean = np.empty(shapes[name], np.float32) if watcher is not None and name in watcher.names else None
+            for start, length in _pieces(count(shapes[name]), decoders[0].block, _PIECE):
+                buffers.reverse()
+                buffers[0] = [one if len(one) >= length else np.empty(length, np.float32) for one in buffers[0]]
+                piece = [one[:length] for one in buffers[0]]
+                version.read_into(piece[0], name, start)
+                if momentum is not None:
+                    momentum.read_into(piece[1], name, start)
+                elif has_momentum:
+                    piece[1][...] = 0
+                seen = None if mean is None else mean.reshape(-1)[start : start + length]
+                stepper.step(pool, threads, piece, decoders, start, seen)
+                for file, values in zip(files, piece, strict=True):
+                    file.extend(name, values)
+            if watcher is not None and mean is not None:
+                watcher.see(name, mean)
+        version.verify()
+        made = [file.finish() for file in files]
+    moments = made[1] if has_momentum else weights.Written(NO_HASH, NO_HASH)
+    return Version(made[0].sha256, moments.sha256, made[0].root, moments.root)
 
 
-def measure_round(manifest: Manifest, stage: int, contributions: Sequence[SealedPayload]) -> Measured:
-    """What the run's policy needs to know of these payloads, whatever their multipliers. Raises as `apply_round`."""
-    shapes = stage_shapes(manifest, stage)
-
-    def gradient(index: int) -> Arrays:
-        return read_payload(manifest, shapes, contributions[index].payload, contributions[index].plan)
-
-    return measure(manifest.outer.policy, [one.steps for one in contributions], gradient)
+def measure_round(
+    manifest: Manifest, stage: int, contributions: Sequence[SealedPayload], products: Products | None = None
+) -> Measured:
+    """What the run's policy needs to know of these payloads, whatever their multipliers. `products` remembers what was
+    computed before. Raises Damaged, BlobError, CodecError."""
+    if products is None:
+        products = Products(codec(manifest.codec.name), stage_shapes(manifest, stage))
+    blobs, policy = [(one.payload, one.plan) for one in contributions], manifest.outer.policy
+    gram = products.matrix(blobs) if policy == "clip+cosine" else np.diag(products.norms(blobs)).tolist()
+    return measure(policy, [one.steps for one in contributions], gram)
 
 
 def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, np.ndarray]:
@@ -108,8 +149,7 @@ def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) 
     Raises Damaged for a file that is missing or not what its name says, BlobError for one that is too long, CodecError
     for one that is no payload.
     """
-    chosen = codec(manifest.codec.name)
-    return chosen.decode_arrays(read_blob(payload, chosen.size(shapes, plan)), shapes, plan)
+    return Payload(codec(manifest.codec.name), shapes, payload, plan).decoded()
 
 
 def outer_step(
@@ -127,22 +167,12 @@ def outer_step(
     total = {name: np.zeros_like(values) for name, values in version.items()}
     for gradient, part in zip(gradients, parts, strict=True):
         for name, values in total.items():
-            _scale(gradient[name], part)
-            values += gradient[name]
+            add_part(values, gradient[name], part)
     observe(total)
     if outer.momentum > 0 and momentum is None:
         momentum = {name: np.zeros_like(values) for name, values in version.items()}
     for name, values in version.items():
-        step = total[name]
-        if momentum is not None:
-            moment = momentum[name]
-            _scale(moment, outer.momentum)
-            moment += step
-            if outer.nesterov:
-                step += moment * np.float32(outer.momentum)
-            else:
-                step = moment
-        values -= step * np.float32(outer.lr)
+        descend(values, None if momentum is None else momentum[name], total[name], outer)
     return momentum
 
 
@@ -153,14 +183,14 @@ def parts(contributions: Sequence[SealedPayload]) -> list[float]:
         if one.steps <= 0 or not 0 <= one.multiplier < 2 * UNIT:
             raise OuterError(f"payload {one.payload.name}: {one.steps} steps, multiplier {one.multiplier}")
     # Exact integers, one correctly rounded float64 division, one rounding to float32.
-    return [_float32(one.steps * one.multiplier / (total * UNIT)) for one in contributions]
+    return [rounded(one.steps * one.multiplier / (total * UNIT)) for one in contributions]
 
 
 def start_weights(version: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, alpha: float) -> dict[str, Tensor]:
     """start[t]: the version less alpha times the slot's own decoded payload, where one is not in the version yet."""
     if own is None:
         return {name: tensor.clone() for name, tensor in version.items()}
-    factor = _float32(alpha)
+    factor = rounded(alpha)
     return {name: tensor.sub(own[name].mul(factor)) for name, tensor in version.items()}
 
 
@@ -168,12 +198,27 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
     """The hash of `start_weights` from two blobs: the version's weights, and the slot's own payload of that plan.
 
     Raises Damaged, WeightsError for what is no version, and as `read_payload` does."""
-    shapes = stage_shapes(manifest, stage)
-    start, payload = _read_version(version, shapes), read_payload(manifest, shapes, own, plan)
-    factor = np.float32(_float32(manifest.outer.alpha))
-    for name, values in start.items():
-        values -= payload[name] * factor
-    return weights.weights_hash(start)
+    shapes, factor = stage_shapes(manifest, stage), rounded(manifest.outer.alpha)
+    stored, payload = (
+        Stored(version, shapes, sha256=_named(version)),
+        Payload(codec(manifest.codec.name), shapes, own, plan),
+    )
+    buffers = [np.empty((2, 0), np.float32) for _ in range(2)]  # one is hashed, the other computed
+    with Writer(shapes) as file:
+        for name in sorted(shapes):
+            decoder = payload.decoder(name)
+            for start, length in _pieces(count(shapes[name]), decoder.block, decoder.block):
+                buffers.reverse()
+                if buffers[0].shape[1] < length:
+                    buffers[0] = np.empty((2, length), np.float32)
+                values, decoded = buffers[0][:, :length]
+                stored.read_into(values, name, start)
+                decoder.into(decoded, start)
+                decoded *= factor
+                values -= decoded
+                file.extend(name, values)
+        stored.verify()
+        return file.finish().sha256
 
 
 def pseudo_gradient(
@@ -184,7 +229,7 @@ def pseudo_gradient(
     folded: Sequence[Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
     """u[t] = start - end + decay * residual + each folded payload in the order given; float32 throughout."""
-    factor = _float32(decay)
+    factor = rounded(decay)
     total = {name: start[name].sub(end[name]).add_(residual[name].mul(factor)) for name in start}
     for payload in folded:
         for name, tensor in total.items():
@@ -192,16 +237,61 @@ def pseudo_gradient(
     return total
 
 
-def _scale(values: np.ndarray, factor: float) -> None:
-    values *= np.float32(factor)
+class _Stepper:
+    """Takes the outer step of a piece of a tensor, its blocks dealt among threads."""
+
+    def __init__(self, parts: Sequence[float], outer: Outer) -> None:
+        self._parts, self._outer = parts, outer
+        self._scratch: dict[int, np.ndarray] = {}  # of each thread: a block of the sum, one of a gradient
+
+    def step(
+        self,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        piece: Sequence[np.ndarray],
+        decoders: Sequence[Decoder],
+        start: int,
+        seen: np.ndarray | None,
+    ) -> None:
+        """`piece`: values (and moments), flat float32, from number `start` of the tensor on; changed in place. `seen`,
+        as long, gets g. Raises CodecError."""
+        size, length = decoders[0].block, len(piece[0])
+        lows = range(0, length, size)
+
+        def share(number: int) -> None:
+            if number not in self._scratch or self._scratch[number].shape[1] < min(size, length):
+                self._scratch[number] = np.empty((2, min(size, length)), np.float32)
+            for low in lows[number::threads]:
+                block = [one[low : low + size] for one in piece]
+                mean, gradient = self._scratch[number][:, : len(block[0])]
+                mean[...] = 0
+                for decoder, part in zip(decoders, self._parts, strict=True):
+                    decoder.into(gradient, start + low)
+                    add_part(mean, gradient, part)
+                if seen is not None:
+                    seen[low : low + size] = mean
+                descend(block[0], block[1] if len(block) > 1 else None, mean, self._outer)
+
+        if len(lows) == 1:
+            share(0)
+        else:
+            list(pool.map(share, range(threads)))
 
 
-def _momentum_root(momentum: Arrays | None) -> bytes:
-    return NO_HASH if momentum is None else weights.tree_root(momentum)
+def _opened(manifest: Manifest, shapes: Shapes, contributions: Sequence[SealedPayload], threads: int) -> list[Payload]:
+    """Of one round, so of one plan: their blocks are alike."""
+    if len({one.plan for one in contributions}) > 1:
+        raise OuterError("the payloads of one round have one plan")
+    blobs = [(one.payload, one.plan) for one in contributions]
+    return opened(codec(manifest.codec.name), shapes, blobs, threads)
 
 
-def _read_version(path: Path, shapes: Shapes) -> dict[str, np.ndarray]:
-    return weights.read_arrays(path, shapes, sha256=_named(path))
+def _pieces(length: int, block: int, most: int) -> Iterator[tuple[int, int]]:
+    """Start and length of the pieces of so many values: whole blocks, `most` values where a block is not longer, but
+    for the last."""
+    size = max(1, most // block) * block
+    for start in range(0, length, size):
+        yield start, min(size, length - start)
 
 
 def _named(path: Path) -> bytes:
@@ -212,7 +302,3 @@ def _named(path: Path) -> bytes:
     if len(name) != 32:
         raise OuterError(f"{path.name}: expected a blob, named by the hex of its sha256")
     return name
-
-
-def _float32(value: float) -> float:
-    return struct.unpack("<f", struct.pack("<f", value))[0]

@@ -3,7 +3,9 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from dlx.ground.blobs import Damaged, write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import file_root
 from dlx.training.codecs import CodecError, codec
+from dlx.training.codecs.int4 import Groups
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import Shapes, WeightsError
@@ -59,8 +62,8 @@ def _version(tensors: dict[str, Tensor], folder: Path) -> Version:
 class _Stage:
     """Stage 0 of a small run with the files that its versions are made of."""
 
-    def __init__(self, manifest: Manifest, folder: Path) -> None:
-        self.manifest, self.folder = manifest, folder
+    def __init__(self, manifest: Manifest, folder: Path, threads: int = 1) -> None:
+        self.manifest, self.folder, self.threads = manifest, folder, threads
         self.shapes = stage_shapes(manifest, 0)
         self.version = _version(_tensors("genesis", self.shapes), folder)
 
@@ -74,7 +77,8 @@ class _Stage:
     def apply(self, *contributions: SealedPayload) -> Version:
         momentum = None if self.version.momentum == NO_HASH else self.path(self.version.momentum)
         weights_path = self.path(self.version.weights)
-        self.version = apply_round(self.manifest, 0, weights_path, momentum, contributions, self.folder)
+        paths = weights_path, momentum
+        self.version = apply_round(self.manifest, 0, *paths, contributions, self.folder, threads=self.threads)
         return self.version
 
     def read(self, digest: bytes) -> dict[str, Tensor]:
@@ -84,27 +88,22 @@ class _Stage:
 @pytest.fixture
 def stage(tiny_run: Callable[..., Manifest], tmp_path: Path) -> Callable[[str], _Stage]:
     def make(rule: str) -> _Stage:
-        # an embedding large enough for torch to use several threads
         manifest = tiny_run([(0, 1)], outer=OUTERS[rule], config={"hidden_size": 144, "num_hidden_layers": 1})
         return _Stage(manifest, tmp_path)
 
     return make
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("rule", OUTERS)
 def test_every_machine_makes_the_golden_history(
-    rule: str, count: int, stage: Callable[[str], _Stage], threads: Callable[[int], None]
+    rule: str, count: int, stage: Callable[[str], _Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads(count)
+    if count > 1:
+        monkeypatch.setattr(Groups, "block", 1024)  # so that there are blocks for every thread,
+        monkeypatch.setattr(step, "_PIECE", 4096)  # and pieces of tensors
     run = stage(rule)
+    run.threads = count
     history = []
     for index, contributions in enumerate(ROUNDS):
         payloads = [run.payload(f"{index} {number}", *one) for number, one in enumerate(contributions)]
@@ -136,6 +135,47 @@ def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stag
         version = version - total * np.float32(chosen.lr)
     assert np.array_equal(run.read(run.version.weights)[name].numpy(), version)
     assert (run.version.momentum == NO_HASH) == (chosen.momentum == 0)
+
+
+def test_memory_does_not_grow_with_the_stage(tiny_run: Callable[..., Manifest], tmp_path: Path) -> None:
+    config = {"vocab_size": 40_000, "hidden_size": 144, "num_hidden_layers": 1}
+    run = _Stage(tiny_run([(0, 1)], outer=OUTERS["nesterov"], config=config), tmp_path)
+    payloads = [run.payload(seed) for seed in "abc"]
+    run.apply(payloads[0])  # also makes the momentum
+    size = run.path(run.version.weights).stat().st_size
+    step.read_payload(run.manifest, run.shapes, payloads[0].payload, PLAN)
+    tracemalloc.start()
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(step, "_PIECE", 1 << 18)
+            run.apply(*payloads)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size > 40e6 and peak < 12e6, "two buffers of a piece of weights and momentum each, and two blocks"
+
+
+def test_payloads_of_several_plans_are_of_no_round(stage: Callable[[str], _Stage]) -> None:
+    run = stage("plain")
+    one, other = run.payload("a"), run.payload("b")
+    with pytest.raises(OuterError, match="one plan"):
+        run.apply(one, replace(other, plan=Plan(inner_steps=7)))
+
+
+def test_a_watcher_sees_the_mean_of_what_it_asked_for(stage: Callable[[str], _Stage]) -> None:
+    run, name = stage("nesterov"), "model.layers.0.mlp.up_proj.weight"
+    payloads, seen = [run.payload("a", 640), run.payload("b", 64)], {}
+
+    class Watcher:
+        names = (name,)
+
+        def see(self, name: str, mean: np.ndarray) -> None:
+            seen[name] = mean
+
+    apply_round(run.manifest, 0, run.path(run.version.weights), None, payloads, run.folder, Watcher())
+    decoded = [codec("int4").decode_arrays(one.payload.read_bytes(), run.shapes, PLAN)[name] for one in payloads]
+    assert list(seen) == [name]
+    assert np.array_equal(seen[name], decoded[0] * np.float32(10 / 11) + decoded[1] * np.float32(1 / 11))
 
 
 def test_contributions_count_in_the_order_given(stage: Callable[[str], _Stage]) -> None:

@@ -20,6 +20,7 @@ from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer import policy, step
 from dlx.training.outer.policy import BAND, Measured, disagreement, multipliers
+from dlx.training.outer.products import Plain, gram
 from dlx.training.outer.step import SealedPayload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
@@ -44,7 +45,9 @@ def mixed(seed: str, common: float, scale: float = 1.0) -> dict[str, Tensor]:
 
 
 def measure(name: str, tokens: Sequence[int], gradient: Callable[[int], Mapping[str, Tensor]]) -> Measured:
-    return policy.measure(name, tokens, lambda index: {key: one.numpy() for key, one in gradient(index).items()})
+    gradients = [{key: one.numpy() for key, one in gradient(index).items()} for index in range(len(tokens))]
+    shapes = {key: one.shape for key, one in gradients[0].items()} if gradients else {}
+    return policy.measure(name, tokens, gram([Plain(one) for one in gradients], shapes).tolist())
 
 
 def test_norms_above_the_median_are_scaled_down_to_it() -> None:

@@ -1,0 +1,115 @@
+"""Inner products of payloads, and what an aggregation policy makes of them."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dlx.ground.blobs import Damaged, write_blob
+from dlx.training.codecs import CodecError, codec
+from dlx.training.outer import policy
+from dlx.training.outer.policy import BAND, THRESHOLD, Measured
+from dlx.training.outer.products import Plain, Products, gram
+from dlx.training.recipe.recipe import Plan
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "layers.0.mlp.up_proj.weight": (501, 640),
+    "layers.0.norm.weight": (77,),
+    "embed_tokens.weight": (300, 640),
+}
+PLANS = [("int4", Plan()), ("lowrank", Plan(rank=8)), ("topk", Plan(level=2, rank=33))]
+
+
+def _blobs(folder: Path, name: str, plan: Plan, count: int) -> list[tuple[Path, Plan]]:
+    found = []
+    for seed in range(count):
+        numbers = np.random.default_rng(seed)
+        update = {key: numbers.standard_normal(shape, np.float32) for key, shape in SHAPES.items()}
+        found.append((folder / write_blob(folder, [codec(name).encode(update, plan)]).hex(), plan))
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 10])
+@pytest.mark.parametrize(("name", "plan"), PLANS)
+def test_products_are_those_of_the_decoded_arrays(
+    name: str, plan: Plan, count: int, threads: int, tmp_path: Path
+) -> None:
+    blobs = _blobs(tmp_path, name, plan, count)
+    found = np.array(Products(codec(name), SHAPES, threads).matrix(blobs))
+    decoded = [codec(name).decode_arrays(path.read_bytes(), SHAPES, plan) for path, _ in blobs]
+    flat = np.array([np.concatenate([one[key].ravel() for key in SHAPES]) for one in decoded]).astype(np.float64)
+    norms = np.sqrt((flat * flat).sum(axis=1))
+    assert np.abs(found - flat @ flat.T).max() < 1e-12 * norms.max() ** 2
+    assert Products(codec(name), SHAPES, threads).norms(blobs) == pytest.approx(norms**2, rel=1e-12)
+
+
+def test_what_was_seen_once_is_not_read_again(tmp_path: Path) -> None:
+    blobs = _blobs(tmp_path, "int4", Plan(), 4)
+    products = Products(codec("int4"), SHAPES)
+    norms, whole = products.norms(blobs), products.matrix(blobs)
+    for path, _ in blobs:
+        path.unlink()
+    assert products.norms(blobs) == pytest.approx(norms)
+    assert products.matrix(blobs[1:3]) == [row[1:3] for row in whole[1:3]]
+    with pytest.raises(Damaged):
+        products.norms([(blobs[0][0], Plan(level=8))])  # under another plan these bytes are another payload
+
+
+def test_what_does_not_decode_has_no_norm(tmp_path: Path) -> None:
+    size = codec("int4").size(SHAPES, Plan())
+    path = tmp_path / write_blob(tmp_path, [b"\xff" * size]).hex()
+    short = tmp_path / write_blob(tmp_path, [b"\0" * 10]).hex()
+    products = Products(codec("int4"), SHAPES)
+    with pytest.raises(CodecError, match="scale is negative"):
+        products.norms([(path, Plan())])
+    with pytest.raises(CodecError, match=f"expected {size} bytes, got 10"):
+        products.norms([(short, Plan())])
+
+
+def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured:
+    """The policy as the protocol says it, from the vectors themselves."""
+    norms = [math.sqrt(float(one @ one)) for one in vectors]
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    parts = [count * (median / norm if norm > median else 1.0) for count, norm in zip(steps, norms, strict=True)]
+    left, found = list(range(len(steps))), list[tuple[int, float]]()
+    while len(found) < (len(steps) - 1) // 2:
+        cosines = {}
+        for index in left:
+            others = sum((parts[one] * vectors[one] for one in left if one != index), np.zeros(vectors.shape[1]))
+            size, norm = math.sqrt(float(others @ others)), norms[index]
+            # Others that cancel each other leave rounding alone, and no direction.
+            assume(size == 0 or size > 1e-3 * sum(parts[one] * norms[one] for one in left if one != index))
+            cosines[index] = float(vectors[index] @ others) / (norm * size) if norm > 0 and size > 0 else 0.0
+        lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
+        if cosines[lowest] >= THRESHOLD + BAND:
+            break
+        found.append((lowest, cosines[lowest]))
+        left.remove(lowest)
+    return Measured(tuple(norms), tuple(found))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 7).flatmap(
+        lambda count: st.tuples(
+            st.lists(st.integers(1, 10**6), min_size=count, max_size=count),
+            arrays(np.float32, (count, 5), elements=st.integers(-1000, 1000).map(lambda one: one / 1000)),
+        )
+    )
+)
+def test_the_policy_from_products_is_the_one_from_vectors(drawn: tuple[list[int], np.ndarray]) -> None:
+    steps, vectors = drawn
+    expected = _cosines_from_vectors(steps, vectors.astype(np.float64))
+    products = gram([Plain({"a": one}) for one in vectors], {"a": (5,)}).tolist()
+    found = policy.measure("clip+cosine", steps, products)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-12)
+    assert [index for index, _ in found.outliers] == [index for index, _ in expected.outliers]
+    cosines = [cosine for _, cosine in expected.outliers]
+    assert [cosine for _, cosine in found.outliers] == pytest.approx(cosines, abs=1e-9)
+    assert policy.disagreement(found, policy.multipliers(expected)) is None
