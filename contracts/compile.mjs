@@ -11,7 +11,7 @@ const CONTRACTS = ["NodeRegistry", "TrainingLedger"];
 const SIZE_LIMIT = 24576; // EIP-170
 const SETTINGS = {
   evmVersion: "cancun",
-  optimizer: { enabled: true, runs: 2000 },
+  optimizer: { enabled: true, runs: 500 },
   viaIR: true,
   metadata: { bytecodeHash: "none" },
   outputSelection: { "*": { "*": ["abi", "evm.bytecode.object", "evm.deployedBytecode"] } },

@@ -45,6 +45,7 @@ _GAS = {
     "setAddresses": 500_000,
     "deregister": 120_000,
     "joinRun": 800_000,
+    "enlist": 150_000,
     "moveDown": 800_000,
     "leaveRun": 150_000,
     "accuse": 150_000,
@@ -56,6 +57,7 @@ _GAS = {
 _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
+_GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
 _GAS_DEPLOY = 6_000_000
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
@@ -281,6 +283,15 @@ class LedgerClient:
             if isinstance(event, Joined):
                 return event.replica, event.stage
         raise LedgerError("joinRun was mined without giving a slot")
+
+    def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> Receipt:
+        """Lets the others of the account's site seat it until then; `signature` is the site key's over a SiteMember."""
+        return self._write("enlist", run, stage, until, signature)
+
+    def join_site(self, run: bytes, replica: int, accounts: Sequence[str]) -> Receipt:
+        """Seats machines of the account's site, one for each stage in their order, in a replica that only they hold."""
+        gas = _GAS_SITE + _GAS_PER_MACHINE * len(accounts)
+        return self._write("joinSite", run, replica, list(accounts), gas=gas)
 
     def move_down(self, run: bytes) -> Receipt:
         return self._write("moveDown", run)

@@ -83,6 +83,30 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class SiteEnlisted:
+    """Until then the others of its site may seat the account, which asks for a stage (typed.ANY_STAGE: whichever)."""
+
+    run: Bytes32
+    account: Address
+    site: Address
+    stage: int
+    until: int
+    at: EventPosition
+
+
+@dataclass(frozen=True)
+class SiteSeated:
+    """All seats of the replica are the site's now, each stage's of one of the accounts; a Joined follows for each that
+    did not hold it before."""
+
+    run: Bytes32
+    site: Address
+    replica: int
+    accounts: tuple[str, ...]
+    at: EventPosition
+
+
+@dataclass(frozen=True)
 class Left:
     run: Bytes32
     account: Address
@@ -198,6 +222,8 @@ RunEvent = (
     RunCreated
     | RunOpened
     | Joined
+    | SiteEnlisted
+    | SiteSeated
     | Left
     | Moved
     | Dealt
@@ -274,6 +300,10 @@ def _run_created(
     return RunCreated(run, creator, RunConfig(*config), name.decode(), tuple(genesis), at)
 
 
+def _site_seated(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SiteSeated:
+    return SiteSeated(run, site, replica, tuple(map(_account, accounts)), at)
+
+
 def _sealed(
     run: bytes, stage: int, round: int, digest: bytes, outcome: tuple, records: bytes, signatures: bytes,
     at: EventPosition,
@@ -312,6 +342,8 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(NodeDeregistered, "address", "bytes"),
         _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[]", _run_created),
         _spec(Joined, "bytes32 address", "uint16 uint16"),
+        _spec(SiteEnlisted, "bytes32 address address", "uint16 uint64"),
+        _spec(SiteSeated, "bytes32 address", "uint16 address[]", _site_seated),
         _spec(Left, "bytes32 address", "uint16 uint16"),
         _spec(Moved, "bytes32 address", "uint16 uint16 uint16"),
         _spec(RunOpened, "bytes32", "uint64"),

@@ -10,7 +10,7 @@ import msgspec
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.rows import Outline
-from dlx.ledger.view import Member, Return, RunView, Standing
+from dlx.ledger.view import Enlisted, Member, Return, RunView, Standing
 from dlx.ledger.votes import Stage
 
 
@@ -34,6 +34,7 @@ class _View(msgspec.Struct, array_like=True):
     vacated: list[tuple[int, int, int]]
     broke: dict[int, int]
     dealt: dict[int, int]
+    enlisted: dict[str, Enlisted]
     counted: dict[str, int]
     rounds: list[int]  # sealed by each stage
 
@@ -51,8 +52,8 @@ def dump_view(view: RunView) -> bytes:
             view._created, view.started_at, view._round, view._opened_at, view._draw, view._staffed, view._stages,
             view.checkpoints, view.convictions, view._members, view._standings,
             [(*seat, kept) for seat, kept in view._returns.items()],
-            [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._counted,
-            [view.next_round(stage) for stage in range(len(view._stages))],
+            [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._enlisted,
+            view._counted, [view.next_round(stage) for stage in range(len(view._stages))],
         )
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     empty._draw, empty._staffed = found.draw, found.staffed
     empty._stages, empty.checkpoints, empty.convictions = found.stages, found.checkpoints, found.convictions
     empty._members, empty._counted, empty._standings = found.members, found.counted, found.standings
-    empty._broke, empty._dealt = found.broke, found.dealt
+    empty._broke, empty._dealt, empty._enlisted = found.broke, found.dealt, found.enlisted
     empty._vacated = {(replica, stage): at for replica, stage, at in found.vacated}
     empty._returns = {(replica, stage): kept for replica, stage, kept in found.returns}
     empty._holders = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}

@@ -59,6 +59,7 @@ __all__ = [
     "SignatureError",
     "SignedContribution",
     "SignedVerdict",
+    "SiteMember",
     "TypedError",
     "Verdict",
     "account_of",
@@ -486,6 +487,17 @@ class Report:
             raise TypedError("holding, missing: expected 32 bytes each")
         lists = keccak(b"".join(self.holding)) + keccak(b"".join(self.missing))
         return _digest(domain.separator, keccak(type_hash(Report) + encode_words(self) + lists))
+
+
+@dataclass(frozen=True)
+class SiteMember:
+    """What a site's key signs: that the account is one of its machines. The key's address is the site."""
+
+    run: Bytes32
+    account: Address
+
+    def sign(self, domain: Domain, key: bytes) -> bytes:
+        return sign(_digest(domain.separator, keccak(type_hash(SiteMember) + encode_words(self))), key)
 
 
 @dataclass(frozen=True)

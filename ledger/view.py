@@ -5,7 +5,7 @@ that delivered them is wrong or incomplete. It does not recount the votes for a 
 are in seconds; `now` is the time of the block that a transaction would be in.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import reduce
@@ -31,6 +31,8 @@ from dlx.ledger.events import (
     RunEvent,
     RunOpened,
     Sealed,
+    SiteEnlisted,
+    SiteSeated,
 )
 from dlx.ledger.seal_log import ReadSeal, SealLog
 from dlx.ledger.typed import MAX_REPLICAS, Domain, RunConfig
@@ -73,6 +75,16 @@ class Return:
     """Who alone may take a seat, and until when."""
 
     account: str
+    until: int
+
+
+@dataclass(frozen=True)
+class Enlisted:
+    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may seat
+    it; 0: they did."""
+
+    site: str
+    stage: int
     until: int
 
 
@@ -131,6 +143,7 @@ class RunView:
         self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the seat last became free
         self._broke: dict[int, int] = {}  # replica -> the open round when it was last complete
         self._dealt: dict[int, int] = {}  # replica -> that when it was last dealt, or complete again after a break
+        self._enlisted: dict[str, Enlisted] = {}
         self._counted: dict[str, int] = {}
         self._due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
 
@@ -138,7 +151,7 @@ class RunView:
         """A snapshot that later events leave alone. Costs the members, not the history."""
         other = self.__class__(self.run, self.domain)
         other.__dict__.update(self.__dict__)
-        for name in ("holders", "members", "standings", "returns", "vacated", "broke", "dealt", "counted"):
+        for name in ("holders", "members", "standings", "returns", "vacated", "broke", "dealt", "enlisted", "counted"):
             setattr(other, f"_{name}", dict(getattr(self, f"_{name}")))
         other._stages = list(self._stages)
         other.sealed = self.sealed.copy()
@@ -240,13 +253,16 @@ class RunView:
 
     def free_seat(self, stage: int, account: str, now: int) -> int | None:
         """The lowest replica whose seat of the stage the account could take."""
-        for replica in range(self.config.max_replicas):
-            kept = self._returns.get((replica, stage))
-            reserved = kept is not None and kept.until >= now and kept.account != account
-            vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
-            if (replica, stage) not in self._holders and not reserved and not vacated:
-                return replica
-        return None
+        return next(
+            (replica for replica in range(self.config.max_replicas) if self.is_free(replica, stage, account, now)), None
+        )
+
+    def is_free(self, replica: int, stage: int, account: str, now: int) -> bool:
+        """Whether nobody holds the seat, and it waits for nobody else than the account."""
+        kept = self._returns.get((replica, stage))
+        reserved = kept is not None and kept.until >= now and kept.account != account
+        vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
+        return (replica, stage) not in self._holders and not reserved and not vacated
 
     def may_move(self, account: str, now: int) -> bool:
         """Whether the account could move to a lower replica, from one that is not complete."""
@@ -255,6 +271,51 @@ class RunView:
             return False
         free = self.free_seat(slot[1], account, now)
         return free is not None and free < slot[0]
+
+    # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def enlisted(self, site: str, now: int) -> dict[str, int]:
+        """The accounts that the site's machines may seat, with the stage that each asks for, in the order in which they
+        enlisted first."""
+        listed = self._enlisted.items()
+        return {
+            account: one.stage
+            for account, one in listed
+            if one.site == site and one.until >= now and not self._member(account).holds
+        }
+
+    def enlisted_until(self, account: str) -> int:
+        """Until when the others of its site may seat the account; 0: not."""
+        return self._enlisted[account].until if account in self._enlisted else 0
+
+    def may_seat(self, site: str, replica: int, accounts: Sequence[str], now: int) -> bool:
+        """Whether any machine of the site may seat these accounts, one for each stage, in the replica: each holds its
+        seat there already, or is enlisted and may take it. Whether they are registered is not looked at."""
+        if len(accounts) != self.config.stages or replica >= self.config.max_replicas:
+            return False
+        if len({*accounts}) < len(accounts) or any(self.site_of(account) != site for account in accounts):
+            return False
+        return all(
+            self.holder(replica, stage) == account or self._may_take(account, replica, stage, now)
+            for stage, account in enumerate(accounts)
+        )
+
+    def _may_take(self, account: str, replica: int, stage: int, now: int) -> bool:
+        """Whether a machine could be seated there."""
+        member = self._member(account)
+        able = not member.holds and not self.finished and not self.is_convicted(account)
+        stays = stage == member.stage or not self._changed_now(member)
+        return able and stays and self._enlisted[account].until >= now and self.is_free(replica, stage, account, now)
+
+    def site_of(self, account: str) -> str | None:
+        """The site that last named the account its own."""
+        return self._enlisted[account].site if account in self._enlisted else None
+
+    def site_at(self, replica: int) -> str | None:
+        """The site whose machines hold all seats of the replica; None where there is none."""
+        holders = [self.holder(replica, stage) for stage in range(self.config.stages)]
+        sites = {self.site_of(account) if account else None for account in holders}
+        return sites.pop() if len(sites) == 1 else None
 
     # ---- votes and records -------------------------------------------------------------------------------------------
 
@@ -450,7 +511,11 @@ class RunView:
             case RunOpened():
                 self._open(event, bool(due))
             case Joined():
-                self._join(event)
+                self._join(event, bool(due))
+            case SiteEnlisted():
+                self._enlisted[event.account] = Enlisted(event.site, event.stage, event.until)
+            case SiteSeated():
+                self._seat_site(event)
             case Left():
                 self._release(event.account, event.replica, event.stage, event.at.time)
             case Moved():
@@ -512,11 +577,21 @@ class RunView:
     def _expect_opening(self, event: Joined | Moved) -> None:
         """Round 0 opens with the transaction that completes enough replicas."""
         if not self._opened_at and self._complete.bit_count() >= self.config.min_replicas:
-            self._due = (RunOpened(self.run, max(self.config.start_time, event.at.time), event.at),)
+            self._due += (RunOpened(self.run, max(self.config.start_time, event.at.time), event.at),)
 
     # ---- seats -------------------------------------------------------------------------------------------------------
 
-    def _join(self, event: Joined) -> None:
+    def _seat_site(self, event: SiteSeated) -> None:
+        if not self.may_seat(event.site, event.replica, event.accounts, event.at.time):
+            raise ViewError(f"site {event.site} cannot have taken replica {event.replica}")
+        places = enumerate(event.accounts)
+        newcomers = [(stage, account) for stage, account in places if self.holder(event.replica, stage) != account]
+        for _, account in newcomers:
+            self._enlisted[account] = replace(self._enlisted[account], until=0)
+        self._due = tuple(Joined(self.run, account, event.replica, stage, event.at) for stage, account in newcomers)
+
+    def _join(self, event: Joined, due: bool) -> None:
+        """`due`: its site took this seat for it."""
         account, replica, stage, now = event.account, event.replica, event.stage, event.at.time
         before = self._member(account)
         if before.holds or self.finished or stage >= self.config.stages or self.is_convicted(account):
@@ -526,7 +601,7 @@ class RunView:
         returns = kept is not None and kept.account == account and kept.until >= now and own not in self._holders
         stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
         seat = before.replica if returns and stage == before.stage else self.free_seat(stage, account, now)
-        if replica != seat:
+        if replica != seat and not due:
             raise ViewError(f"{account} cannot have joined seat ({replica}, {stage}): the free one was {seat}")
         if stage != before.stage and self._changed_now(before):
             raise ViewError(f"{account} changed stage before its old one's next seal")

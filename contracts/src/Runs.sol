@@ -2,6 +2,7 @@
 pragma solidity 0.8.37;
 
 import {Counts} from "./Counts.sol";
+import {Enlisted} from "./Sites.sol";
 
 /// @notice The part of a run's manifest that the ledger knows. Times are in seconds.
 struct RunConfig {
@@ -115,6 +116,7 @@ struct Run {
     mapping(uint256 replica => Replica) replicas;
     mapping(address account => Member) members;
     mapping(address account => Standing) standings;
+    mapping(address account => Enlisted) enlisted;
 }
 
 /// @title The state of one run: its seats, its rounds, and whose signatures count
@@ -189,10 +191,15 @@ library Runs {
         uint256 free = ~uint256(s.activity.seated) & ((1 << r.terms.maxReplicas) - 1);
         for (; free != 0; free &= free - 1) {
             replica = free.lowest();
-            Return storage kept = s.returns_[replica];
-            if (kept.until < block.timestamp || kept.account == account) return replica;
+            if (_isOpenTo(s, replica, account)) return replica;
         }
         return MAX_REPLICAS;
+    }
+
+    /// @notice Whether the account may take the seat.
+    function isFree(Run storage r, uint256 replica, uint256 stage, address account) internal view returns (bool) {
+        Stage storage s = r.stages[stage];
+        return (s.activity.seated >> replica) & 1 == 0 && _isOpenTo(s, replica, account);
     }
 
     /// @notice Whether an evicted account's seat of `stage` still waits for it.
@@ -396,6 +403,12 @@ library Runs {
     }
 
     // ----------------------------------------------------------------------------------------------- helpers
+
+    /// @dev Whether a seat that nobody holds waits for nobody else.
+    function _isOpenTo(Stage storage s, uint256 replica, address account) private view returns (bool) {
+        Return storage kept = s.returns_[replica];
+        return kept.until < block.timestamp || kept.account == account;
+    }
 
     /// @dev Remembers whose record of its stage's next round the member makes: that of its seat, if it was the first to
     /// hold that since the stage's newest seal. Nothing can be under way before round 0 opens.

@@ -7,6 +7,7 @@ import {Counts} from "./Counts.sol";
 import {NodeRegistry} from "./NodeRegistry.sol";
 import {Activity, Asked, Member, Progress, Return, Run, RunConfig, Runs, Stage, Standing, Terms} from "./Runs.sol";
 import {Outcome, Seal, Seals} from "./Seals.sol";
+import {Enlisted, Sites} from "./Sites.sol";
 import {Verdicts} from "./Verdicts.sol";
 
 /// @title Who holds which seat of a run, and which contributions each round counted
@@ -36,6 +37,11 @@ contract TrainingLedger is EIP712 {
     /// @notice Enough replicas are complete: round 0 is open from this time on, in Unix seconds.
     event RunOpened(bytes32 indexed run, uint64 openedAt);
     event Joined(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
+    /// @notice Until then the others of its site may seat the account, which asks for `stage` (ANY_STAGE: whichever).
+    event SiteEnlisted(bytes32 indexed run, address indexed account, address indexed site, uint16 stage, uint64 until);
+    /// @notice All seats of the replica are the site's now, each stage's of one of these accounts. A Joined follows for
+    /// each that did not hold its seat before.
+    event SiteSeated(bytes32 indexed run, address indexed site, uint16 replica, address[] accounts);
     /// @notice The holder gave its seat back; its stage's next seal may still count it.
     event Left(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
     /// @notice The holder took a lower free seat of its stage.
@@ -74,6 +80,8 @@ contract TrainingLedger is EIP712 {
     error AlreadyHolding(address account, uint16 replica, uint16 stage);
     /// @notice The account may still be counted in its former stage; it can change stage after that stage's next seal.
     error SealPending(uint16 stage, uint32 round);
+    error NotEnlisted(address account);
+    error WrongSeats(uint16 replica, uint256 accounts);
     error ReplicaComplete(uint16 replica);
     error ReplicaIncomplete(uint16 replica);
     error AccusationPending(address account);
@@ -156,11 +164,7 @@ contract TrainingLedger is EIP712 {
     /// lowest free seat of any stage. An evicted member gets its own one back as long as it waits for it.
     function joinRun(bytes32 run, uint16 stage) external {
         Run storage r = _run(run);
-        if (!registry.isRegistered(msg.sender)) revert NotRegistered(msg.sender);
-        if (r.standings[msg.sender].convicted) revert IsConvicted(msg.sender);
-        Member storage member = r.members[msg.sender];
-        if (member.holds) revert AlreadyHolding(msg.sender, member.replica, member.stage);
-        if (r.progress.openRound == r.terms.rounds) revert Runs.RunFinished();
+        Member storage member = _newcomer(r, msg.sender);
         if (stage != ANY_STAGE && stage >= r.terms.stages) revert UnknownStage(stage);
 
         uint256 replica;
@@ -169,10 +173,44 @@ contract TrainingLedger is EIP712 {
         } else {
             (replica, stage) = _freeSeat(r, stage);
         }
-        uint32 next = r.nextRound(member.stage);
-        if (stage != member.stage && member.changedRound == next + 1) revert SealPending(member.stage, next);
-        r.take(member, msg.sender, replica, stage);
-        emit Joined(run, msg.sender, uint16(replica), stage);
+        _seat(run, r, member, msg.sender, replica, stage);
+        _openFirst(run, r);
+    }
+
+    /// @notice Lets the other machines of the sender's site seat it, until then and once, in any stage; `stage` says which
+    /// one it asks for. It takes no seat from anybody, and keeps none free.
+    /// @param signature the site key's EIP-712 signature over SiteMember(run, sender): its maker is the site
+    function enlist(bytes32 run, uint16 stage, uint40 until, bytes calldata signature) external {
+        Run storage r = _run(run);
+        if (!registry.isRegistered(msg.sender)) revert NotRegistered(msg.sender);
+        if (signature.length != Sites.SIGNATURE_BYTES) revert SignaturesLength(signature.length);
+        address site = signature.signer(0, _hashTypedDataV4(Sites.hash(run, msg.sender)));
+        if (site == address(0)) revert NotEnlisted(msg.sender);
+        r.enlisted[msg.sender] = Enlisted(site, until);
+        emit SiteEnlisted(run, msg.sender, site, stage, until);
+    }
+
+    /// @notice Seats machines of the sender's site so that all seats of the replica are theirs: in one transaction, so
+    /// nobody can come between, and nothing is kept for who never comes.
+    /// @param accounts one for each stage, in their order: enlisted, or already in this seat
+    function joinSite(bytes32 run, uint16 replica, address[] calldata accounts) external {
+        Run storage r = _run(run);
+        address site = r.enlisted[msg.sender].site;
+        if (site == address(0)) revert NotEnlisted(msg.sender);
+        if (replica >= r.terms.maxReplicas || accounts.length != r.terms.stages) {
+            revert WrongSeats(replica, accounts.length);
+        }
+        emit SiteSeated(run, site, replica, accounts);
+        for (uint16 stage = 0; stage < accounts.length; ++stage) {
+            address account = accounts[stage];
+            Enlisted memory enlisted = r.enlisted[account];
+            if (enlisted.site != site) revert NotEnlisted(account);
+            if (r.stages[stage].holders[replica] == account) continue;
+            if (enlisted.until < block.timestamp) revert NotEnlisted(account);
+            r.enlisted[account].until = 0;
+            if (!r.isFree(replica, stage, account)) revert Runs.NoFreeSeat(stage);
+            _seat(run, r, _newcomer(r, account), account, replica, stage);
+        }
         _openFirst(run, r);
     }
 
@@ -568,6 +606,11 @@ contract TrainingLedger is EIP712 {
         return _run(run).standings[account];
     }
 
+    /// @notice Which site named the account its own, and until when the others of it may seat it.
+    function enlistedOf(bytes32 run, address account) external view returns (Enlisted memory) {
+        return _run(run).enlisted[account];
+    }
+
     /// @notice Which replicas' seats of the stage are held, which were counted once and twice in its last eight non-empty
     /// seals (a bit for each), how many non-empty seals there were, and how many empty ones since the last of them.
     function stageOf(bytes32 run, uint16 stage)
@@ -601,6 +644,29 @@ contract TrainingLedger is EIP712 {
     function _run(bytes32 run) private view returns (Run storage r) {
         r = _runs[run];
         if (r.terms.stages == 0) revert UnknownRun(run);
+    }
+
+    /// @dev The account's membership, which can get a seat.
+    function _newcomer(Run storage r, address account) private view returns (Member storage member) {
+        if (!registry.isRegistered(account)) revert NotRegistered(account);
+        if (r.standings[account].convicted) revert IsConvicted(account);
+        member = r.members[account];
+        if (member.holds) revert AlreadyHolding(account, member.replica, member.stage);
+        if (r.progress.openRound == r.terms.rounds) revert Runs.RunFinished();
+    }
+
+    function _seat(
+        bytes32 run,
+        Run storage r,
+        Member storage member,
+        address account,
+        uint256 replica,
+        uint16 stage
+    ) private {
+        uint32 next = r.nextRound(member.stage);
+        if (stage != member.stage && member.changedRound == next + 1) revert SealPending(member.stage, next);
+        r.take(member, account, replica, stage);
+        emit Joined(run, account, uint16(replica), stage);
     }
 
     function _freeSeat(Run storage r, uint16 stage) private view returns (uint256 replica, uint16 found) {

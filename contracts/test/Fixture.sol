@@ -18,6 +18,8 @@ bytes32 constant VERDICT_TYPEHASH = keccak256(
     "Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
 );
 
+bytes32 constant SITE_TYPEHASH = keccak256("SiteMember(bytes32 run,address account)");
+
 /// @dev Whose contribution a verdict is about, and to what.
 struct Charge {
     bytes32 run;
@@ -124,6 +126,19 @@ abstract contract Fixture {
     function join(bytes32 run, address account, uint16 stage) internal {
         vm.prank(account);
         ledger.joinRun(run, stage);
+    }
+
+    /// @dev That the key `site` names the account.
+    function named(bytes32 run, address account, uint256 site) internal view returns (bytes memory) {
+        bytes32 hash = keccak256(abi.encode(SITE_TYPEHASH, run, account));
+        (uint8 v, bytes32 r, bytes32 s) = vm.sign(site, digestIn("dlx-node TrainingLedger", "2", address(ledger), hash));
+        return abi.encodePacked(r, s, v);
+    }
+
+    function enlist(bytes32 run, address account, uint256 site) internal {
+        bytes memory signature = named(run, account, site);
+        vm.prank(account);
+        ledger.enlist(run, ANY, uint40(vm.getBlockTimestamp() + 3600), signature);
     }
 
     function requireSlot(bytes32 run, address account, uint16 replica, uint16 stage) internal view {

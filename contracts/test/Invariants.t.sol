@@ -3,6 +3,7 @@ pragma solidity 0.8.37;
 
 import {Member, RunConfig, Runs} from "../src/Runs.sol";
 import {Seal} from "../src/Seals.sol";
+import {Enlisted} from "../src/Sites.sol";
 import {TrainingLedger} from "../src/TrainingLedger.sol";
 import {Charge, Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
@@ -18,6 +19,7 @@ contract Handler is Fixture {
     mapping(uint256 stage => uint256) internal nonEmpty;
     mapping(address => uint256) internal satSince; // the non-empty seals of the stage when it last took a seat there
     mapping(address => mapping(uint256 stage => bool)) internal sat; // ever
+    uint256 public seatings; // of sites
     uint256 internal convicts; // so many were convicted: they would be all
     string public broken; // the first invariant that a call found broken
 
@@ -39,6 +41,46 @@ contract Handler is Fixture {
         vm.prank(account);
         try ledger.joinRun(run, stage % STAGES) {
             seatTaken(account, stage % STAGES);
+        } catch {}
+    }
+
+    /// @dev Of two sites; any number of accounts of each.
+    function enlistOne(uint256 a, uint256 site, uint40 time) external {
+        address account = who[a % ACCOUNTS];
+        uint40 until = uint40(vm.getBlockTimestamp() + time % (2 * ROUND_TIMEOUT));
+        send(account, abi.encodeCall(ledger.enlist, (run, ANY, until, named(run, account, 0x517e + site % 2))));
+    }
+
+    /// @dev Whoever is seated so was named by the sender's site, agreed to it, and sits where the sender said. Mostly
+    /// those who hold a seat of the replica, and others that hold none.
+    function seatSite(uint256 a, uint16 replica, uint256 first, uint256 second) external {
+        address[] memory accounts = some(who[first % ACCOUNTS], who[second % ACCOUNTS]);
+        for (uint16 stage = 0; stage < STAGES && a % 4 != 0; ++stage) {
+            address holder = ledger.holderOf(run, replica % REPLICAS, stage);
+            if (holder != address(0)) accounts[stage] = holder;
+            for (uint256 i = 0; holder == address(0) && i < ACCOUNTS; ++i) {
+                accounts[stage] = who[(first + stage * (1 + second) + i) % ACCOUNTS];
+                if (!ledger.memberOf(run, accounts[stage]).holds && (stage == 0 || accounts[0] != accounts[1])) break;
+            }
+            if (a % 4 == 3) this.enlistOne(indexOf(accounts[stage]), first, 1);
+        }
+        bool[] memory held = new bool[](STAGES);
+        bool[] memory agreed = new bool[](STAGES);
+        address site = ledger.enlistedOf(run, who[a % ACCOUNTS]).site;
+        for (uint16 stage = 0; stage < STAGES; ++stage) {
+            held[stage] = ledger.holderOf(run, replica % REPLICAS, stage) == accounts[stage];
+            Enlisted memory e = ledger.enlistedOf(run, accounts[stage]);
+            bool may = held[stage] || e.until >= vm.getBlockTimestamp();
+            agreed[stage] = site != address(0) && e.site == site && may;
+        }
+        vm.prank(who[a % ACCOUNTS]);
+        try ledger.joinSite(run, replica % REPLICAS, accounts) {
+            ++seatings;
+            for (uint16 stage = 0; stage < STAGES; ++stage) {
+                if (!agreed[stage]) fail("seated without being asked");
+                requireSlot(run, accounts[stage], replica % REPLICAS, stage);
+                if (!held[stage]) seatTaken(accounts[stage], stage);
+            }
         } catch {}
     }
 
@@ -317,6 +359,10 @@ contract Handler is Fixture {
         return once != 0;
     }
 
+    function indexOf(address account) internal view returns (uint256 i) {
+        while (who[i] != account) ++i;
+    }
+
     function fail(string memory what) internal {
         if (bytes(broken).length == 0) broken = what;
     }
@@ -341,12 +387,14 @@ contract InvariantsTest {
     }
 
     function targetSelectors() public view returns (FuzzSelector[] memory list) {
-        bytes4[] memory deeds = new bytes4[](16);
+        bytes4[] memory deeds = new bytes4[](21);
         (deeds[0], deeds[1], deeds[2]) = (Handler.takeSeat.selector, Handler.leaveSeat.selector, Handler.move.selector);
         (deeds[3], deeds[4], deeds[5]) = (Handler.accuse.selector, Handler.answer.selector, Handler.evict.selector);
         (deeds[6], deeds[7], deeds[8]) = (Handler.deal.selector, Handler.wait.selector, Handler.spoil.selector);
         (deeds[9], deeds[10]) = (Handler.judge.selector, Handler.judge.selector);
         for (uint256 i = 11; i < 16; ++i) deeds[i] = Handler.work.selector;
+        (deeds[16], deeds[17]) = (Handler.enlistOne.selector, Handler.enlistOne.selector);
+        for (uint256 i = 18; i < 21; ++i) deeds[i] = Handler.seatSite.selector;
         list = new FuzzSelector[](1);
         list[0] = FuzzSelector(address(handler), deeds);
     }

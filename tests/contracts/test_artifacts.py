@@ -17,6 +17,8 @@ EVENTS = {
     "TrainingLedger": {
         f"RunCreated(bytes32,address,{CONFIG},string,bytes32[])": 2,
         "Joined(bytes32,address,uint16,uint16)": 2,
+        "SiteEnlisted(bytes32,address,address,uint16,uint64)": 3,
+        "SiteSeated(bytes32,address,uint16,address[])": 2,
         "Left(bytes32,address,uint16,uint16)": 2,
         "Moved(bytes32,address,uint16,uint16,uint16)": 2,
         "RunOpened(bytes32,uint64)": 1,
@@ -42,6 +44,8 @@ FUNCTIONS = {
     "TrainingLedger": {
         f"createRun({CONFIG},string,bytes32[])",
         "joinRun(bytes32,uint16)",
+        "enlist(bytes32,uint16,uint40,bytes)",
+        "joinSite(bytes32,uint16,address[])",
         "moveDown(bytes32)",
         "leaveRun(bytes32)",
         "accuse(bytes32,address)",
@@ -60,6 +64,7 @@ FUNCTIONS = {
         "nextRound(bytes32,uint16)",
         "openRound(bytes32)",
         "isForfeit(bytes32,address)",
+        "enlistedOf(bytes32,address)",
         "quorumOf(bytes32,uint16)",
     },
 }

@@ -182,6 +182,9 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
             member.asked_seal,
         )
         assert read("memberOf", account) == (expected,)
+        listed = view._enlisted.get(account)
+        ((site, until),) = read("enlistedOf", account)
+        assert (int(site, 16), until) == ((0, 0) if listed is None else (int(listed.site, 16), listed.until))
         standing = view._standings.get(account, Standing())
         assert read("standingOf", account) == ((standing.stages, standing.convicted),)
     is_open, round, opened_at = read("openRound")

@@ -15,7 +15,7 @@ from ledger_run import NAME, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.client import seal_argument
 from dlx.ledger.keys import account_of
-from dlx.ledger.typed import ANY_STAGE, conviction_entries, run_id
+from dlx.ledger.typed import ANY_STAGE, SiteMember, conviction_entries, run_id
 from dlx.ledger.view import RunView
 
 SNAPSHOT = Path(__file__).parents[2] / "contracts" / "gas.json"
@@ -112,6 +112,11 @@ def seats(chain: DirectChain) -> dict[str, int]:
     first, second = run.accounts[:2]
     found["joinRun"] = run.write(first, "joinRun", run.run, 0)
     found["leaveRun"] = run.write(first, "leaveRun", run.run)
+    site = _Run(chain, 4, 2)
+    for account in site.accounts[:4]:
+        signature = SiteMember(site.run, account).sign(chain.domain, keccak(b"site"))
+        found["enlist"] = site.write(account, "enlist", site.run, ANY_STAGE, chain.now + 1000, signature)
+    found["joinSite, 4 stages"] = site.write(site.accounts[0], "joinSite", site.run, 0, site.accounts[:4])
     run.fill()
     chain.now += TIMEOUT
     found["accuse"] = run.write(first, "accuse", run.run, second)

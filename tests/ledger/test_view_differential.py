@@ -14,16 +14,18 @@ from dlx.ledger.client import seal_argument
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import account_of
-from dlx.ledger.typed import ANY_STAGE, WITHHELD, conviction_entries, run_id
+from dlx.ledger.typed import ANY_STAGE, WITHHELD, SiteMember, conviction_entries, run_id
 from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view import RunView
 
 KEYS = {account_of(key): key for key in (keccak(b"member %d" % i) for i in range(8))}
 ACCOUNTS = list(KEYS)
+SITES = [keccak(b"site %d" % i) for i in range(2)]
 MIN, TIMEOUT, EVICTION = 10, 100, 60
 
 
 MOODS = {
+    "sites": "enlist enlist enlist seat seat seat leave leave leave move seal",
     "churn": "join join join leave move move seal seal seal",
     "busy": "join leave accuse" + " seal" * 20,
     "silent": "join accuse accuse accuse answer evict evict deal deal seal seal seal seal",
@@ -86,6 +88,10 @@ class Life:
         match choice:
             case "join":
                 self.join(me)
+            case "enlist":
+                self.enlist(me, chance.choice([now - 1, now, now + 10 * TIMEOUT, now + 10 * TIMEOUT]))
+            case "seat":
+                self.seat_site(me)
             case "leave":
                 self.tries(me, "leaveRun", foreseen=view.slot_of(me) is not None)
             case "move":
@@ -132,6 +138,34 @@ class Life:
             known = ("SealPending", "NoFreeSeat", "RunFinished", "IsConvicted")
             assert holds or full or error.name in known, error.name
             assert (error.name == "IsConvicted") == view.is_convicted(me)
+
+    def enlist(self, me: str, until: int) -> None:
+        """By one of two sites' keys, or by one that named another account: that is a third site."""
+        named = me if self.chance.random() < 0.9 else self.chance.choice(ACCOUNTS)
+        signature = SiteMember(self.run, named).sign(self.chain.domain, self.chance.choice(SITES))
+        self.tries(me, "enlist", self.chance.choice([ANY_STAGE, 0]), until, signature, foreseen=True)
+
+    def seat_site(self, me: str) -> None:
+        """Mostly machines that could sit together; any others too."""
+        view, chance, now = self.view, self.chance, self.chain.now
+        stages, mates = range(self.config.stages), [one for one in ACCOUNTS if view.site_of(one) == view.site_of(me)]
+
+        def choose() -> tuple[int, list[str]]:
+            replica, able = chance.randrange(self.config.max_replicas), list(view.enlisted(view.site_of(me) or "", now))
+            chance.shuffle(able)
+            fill = iter([*able, *chance.choices(ACCOUNTS, k=len(stages))])
+            return replica, [view.holder(replica, stage) or next(fill) for stage in stages]
+
+        site = view.site_of(me)
+        tries = [choose() for _ in range(8)]
+        able = [one for one in tries if site is not None and view.may_seat(site, *one, now)]
+        replica, accounts = chance.choice(able or tries)
+        if chance.random() < 0.1:
+            accounts[0] = chance.choice(ACCOUNTS)
+        me = chance.choice(mates) if chance.random() < 0.9 else chance.choice(ACCOUNTS)
+        site = view.site_of(me)
+        foreseen = site is not None and view.may_seat(site, replica, accounts, now)
+        self.tries(me, "joinSite", replica, accounts, foreseen=foreseen)
 
     def convict(self, account: str) -> None:
         """By anybody, of anything, mostly by most who may."""
@@ -194,31 +228,34 @@ class Life:
             assert wrong or sealed.accounts == tuple(makers[replica] for replica in sorted(makers))
 
 
+ALL = ("churn", "busy", "silent", "busy", "judging")
 LIVES = (
-    (1, {}),
-    (2, {"stages": 1, "max_replicas": 4}),
-    (3, {"max_replicas": 4, "quorum_numerator": 1}),
+    (1, {}, ALL),
+    (2, {"stages": 1, "max_replicas": 4}, ALL),
+    (3, {"max_replicas": 4, "quorum_numerator": 1}, ALL),
+    (4, {"max_replicas": 4}, ("sites", "sites", "silent")),
 )
 
 
 def test_the_view_knows_what_the_contract_knows(chain):
     kinds: Counter[str] = Counter()
-    for seed, settings in LIVES:
-        life = live(chain, seed, settings, steps=180)
+    for seed, settings, moods in LIVES:
+        life = live(chain, seed, settings, steps=180, moods=moods)
         kinds.update(type(event).__name__ for event in life.events)
         kinds["reserved"] += sum(getattr(event, "return_until", 0) > 0 for event in life.events)
         kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
     seen = (
-        "RunCreated RunOpened Joined Left Moved Dealt Accused Answered Evicted Convicted Sealed reserved forfeit empty"
+        "RunCreated RunOpened Joined SiteEnlisted SiteSeated Left Moved Dealt Accused Answered Evicted Convicted Sealed"
+        " reserved forfeit empty"
     )
     assert set(seen.split()) <= set(+kinds), kinds
 
 
-def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int) -> Life:
+def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int, moods: tuple[str, ...] = ALL) -> Life:
     life = Life(chain, seed, **settings)
     for step in range(steps):
-        life.step(["churn", "busy", "silent", "busy", "judging"][step // 20 % 5])
+        life.step(moods[step // 20 % len(moods)])
         if step % 2:
             life.check()
     return life
