@@ -51,6 +51,9 @@ class Verbs(typer.Typer):
         return super().command(name, cls=_Command, **given)
 
 
+_METAVARS = {"rpc_url": "URL", "devices": "DEVICES"}
+
+
 def setting(key: str) -> Any:
     """The option of a setting: what it means, its environment variable and its default come from node.home.config."""
     default = getattr(_DEFAULTS, key)
@@ -58,7 +61,7 @@ def setting(key: str) -> Any:
     return typer.Option(
         "--" + key.replace("_", "-"),
         help=f"{config.HELP[key]} (env DLX_{key.upper()})",
-        metavar=("URL" if key == "rpc_url" else "MULTIADDR") if isinstance(default, tuple) else None,
+        metavar=_METAVARS.get(key, "MULTIADDR" if isinstance(default, tuple) else None),
         show_default=shown or "none",
     )
 
@@ -83,6 +86,8 @@ LogFormatOption = Annotated[str | None, setting("log_format")]
 PasswordFileOption = Annotated[str | None, setting("password_file")]
 PrivateDataOption = Annotated[str | None, setting("private_data")]
 DeviceOption = Annotated[str | None, setting("device")]
+RanksOption = Annotated[int | None, setting("ranks")]
+DevicesOption = Annotated[list[str] | None, setting("devices")]
 ThreadsOption = Annotated[str | None, setting("threads")]
 CompileOption = Annotated[bool | None, setting("compile")]
 CheckpointActivationsOption = Annotated[str | None, setting("checkpoint_activations")]

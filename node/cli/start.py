@@ -35,6 +35,8 @@ def command(
     private_data: options.PrivateDataOption = None,
     device: options.DeviceOption = None,
     threads: options.ThreadsOption = None,
+    ranks: options.RanksOption = None,
+    devices: options.DevicesOption = None,
     compile: options.CompileOption = None,
     checkpoint_activations: options.CheckpointActivationsOption = None,
     disk_quota: options.DiskQuotaOption = None,
@@ -62,7 +64,7 @@ def command(
         daily_budget=daily_budget, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
         password_file=password_file, private_data=private_data,
-        device=device, threads=threads, compile=compile,
+        device=device, threads=threads, ranks=ranks, devices=devices, compile=compile,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
         audit_share=audit_share,
     )  # fmt: skip

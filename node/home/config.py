@@ -15,7 +15,7 @@ import msgspec
 
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.training.models.placement import MOST_THREADS, Checkpoint, Placement, wrong_device
+from dlx.training.models.placement import MOST_RANKS, MOST_THREADS, Checkpoint, Placement, wrong_device
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | str = "auto"
     compile: bool = False
     checkpoint_activations: Checkpoint = "none"
+    ranks: int = 1
+    devices: tuple[str, ...] = ()
     disk_quota: int = 0
     disk_floor: int = 1 << 30
     audit_share: float = 0.05
@@ -49,8 +51,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Where and how to train."""
         threads = self.threads if isinstance(self.threads, int) else 0
         return Placement(
-            device=self.device, threads=threads, compile=self.compile, checkpoint=self.checkpoint_activations
-        )
+            device=self.device, threads=threads, compile=self.compile, checkpoint=self.checkpoint_activations,
+            ranks=self.ranks, devices=self.devices,
+        )  # fmt: skip
 
 
 HELP: dict[str, str] = {
@@ -74,6 +77,8 @@ HELP: dict[str, str] = {
     "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
+    "ranks": "Processes that share the stage, each with its part of every parameter: on the CPU, or cuda:0, cuda:1 ...",
+    "devices": "The devices of the ranks, cuda:0,cuda:1, where they are others; as many ranks as devices.",
     "compile": "Train with compiled layers (torch.compile): faster after some minutes; a CPU needs a C++ compiler.",
     "checkpoint_activations": "What to compute again in the backward pass, to save memory: none, layers (all but their "
     "inputs; about a third more time) or selective (all but products of matrices and attention).",
@@ -188,8 +193,8 @@ def _meant(key: str, value: Any) -> Any:
         return int(value)
     if key == "checkpoint_activations" and isinstance(value, bool | str):  # it was a switch once
         return {"true": "layers", "false": "none"}.get(str(value).lower(), value)
-    if key == "rpc_url" and isinstance(value, str | list):
-        return [url for part in ([value] if isinstance(value, str) else value) for url in _split(part)]
+    if key in ("rpc_url", "devices") and isinstance(value, str | list):
+        return [one for part in ([value] if isinstance(value, str) else value) for one in _split(part)]
     return value
 
 
@@ -264,6 +269,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "bootstrap": _wrong_multiaddrs,
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
     "device": wrong_device,
+    "ranks": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
+    "devices": lambda devices: next(filter(None, map(wrong_device, devices)), None),
     "threads": _wrong_threads,
     "disk_quota": _wrong_size,
     "disk_floor": _wrong_size,

@@ -4,6 +4,7 @@ The fork server makes it, with everything imported. It ends when the network pro
 """
 
 import contextlib
+import io
 import os
 import queue
 import signal
@@ -19,13 +20,16 @@ from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
 from dlx.node.trainer import messages as m
+from dlx.node.trainer.ranks import launch
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.training import selftest
 from dlx.training.codecs import CodecError, codec, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
-from dlx.training.inner.loop import TrainingError
+from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
-from dlx.training.models.placement import PlacementError, settle
+from dlx.training.inner.ranks.group import Group, RankLost
+from dlx.training.inner.ranks.loop import RankedLoop
+from dlx.training.models.placement import Placement, PlacementError, settle
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.products import Products
@@ -36,6 +40,7 @@ from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
 from dlx.training.slot.slot import Slot
 
+IDLE_SECONDS = 60.0  # ranks that hear nothing from rank 0 for much longer end
 RECV_SECONDS = 60.0  # a neighbour silent for that long, or a round timeout, within a round has left it
 
 
@@ -43,32 +48,71 @@ def main(descriptor: int) -> None:
     """Serves one network process until it hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
     with socket.socket(fileno=descriptor) as channel:
-        Server(channel).run()
+        with contextlib.suppress(ConnectionError):
+            channel.sendall(m.pack(m.Loaded()))
+            came, opening = _opening(channel)
+            if opening is not None and opening.placement.is_shared:
+                _share(channel, came, opening.placement)
+            Server(channel).run(came)
     os._exit(0)  # a training thread may still wait for a neighbour
 
 
-class Server:
-    """Dispatches messages; owns the slot and its two threads."""
+def _opening(channel: socket.socket) -> tuple[bytes, m.Open | None]:
+    """What comes until the slot is named, to its last byte and no further; None where the network process hangs up."""
+    came = bytearray()
+    while True:
+        header = _exactly(channel, m.LENGTH.size)
+        body = _exactly(channel, m.LENGTH.unpack(header)[0]) if header else b""
+        came += header + body
+        if not body or isinstance(message := m.to_trainer.decode(body), m.Open):
+            return bytes(came), message if body else None
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    """Empty where it hangs up."""
+    data = channel.recv(size, socket.MSG_WAITALL)
+    return data if len(data) == size else b""
+
+
+def _share(channel: socket.socket, came: bytes, placement: Placement) -> None:
+    """Have the ranks of this placement do it."""
+    try:
+        settled = settle(placement)
+    except PlacementError as error:
+        channel.sendall(m.pack(m.Failed(trouble_of(error))))
+    else:
+        launch(channel, came, settled)
+
+
+class Server:
+    """Dispatches messages; owns the slot and its two threads. `meet`: the other ranks of the slot's stage."""
+
+    def __init__(self, channel: socket.socket, meet: Callable[[], Group] | None = None) -> None:
+        self._channel, self._meet = channel, meet
         self._sending = threading.Lock()
         self._links = {name: SocketLink(name, self.send) for name in ("previous", "next")}
         self._stop = threading.Event()
         self._work: queue.SimpleQueue[m.Outer | m.Measure | m.Check | m.Start] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[m.Train] = queue.SimpleQueue()
 
-    def run(self) -> None:
-        """Reads until the other side closes."""
-        reader = self._channel.makefile("rb", buffering=1 << 18)
+    def run(self, came: bytes = b"") -> None:
+        """Reads until the other side closes; `came` is what came before."""
         with contextlib.suppress(ConnectionError):  # a reset, where it went away with messages of ours unread
-            self.send(m.Loaded())
-            while len(header := reader.read(m.LENGTH.size)) == m.LENGTH.size:
-                (size,) = m.LENGTH.unpack(header)
-                body = reader.read(size)
-                if len(body) < size:
-                    return
-                self._dispatch(m.to_trainer.decode(body))
+            self._read(io.BytesIO(came))
+            self._read(self._channel.makefile("rb", buffering=1 << 18))
+
+    def _read(self, reader: io.IOBase) -> None:
+        while len(header := reader.read(m.LENGTH.size)) == m.LENGTH.size:
+            (size,) = m.LENGTH.unpack(header)
+            body = reader.read(size)
+            if len(body) < size:
+                return
+            self._dispatch(m.to_trainer.decode(body))
+
+    def fail(self, reason: str) -> None:
+        """Say why this process cannot go on."""
+        with contextlib.suppress(OSError):
+            self.send(m.Failed(m.Trouble(m.Kind.LOCAL, reason)))
 
     def send(self, message: m.FromTrainer) -> None:
         with self._sending:
@@ -116,16 +160,23 @@ class Server:
         self._shapes = stage_shapes(manifest, message.stage)
         self._threads = max(placement.threads, 2)  # of the outer step: arithmetic beside hashing
         self._products = Products(codec(manifest.codec.name), self._shapes, self._threads)
-        directory = Path(message.directory)
-        slot = Slot.open(manifest, message.stage, message.replica, directory, blobs, dataset, placement)
+        slot_of = manifest, message.stage, message.replica, dataset, placement
+        loop = InnerLoop(*slot_of) if self._meet is None else RankedLoop(self._meet(), *slot_of)
+        slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs)
         self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
-        self._guard(self._train_rounds, slot)
+        self._guard(self._train_rounds, slot, loop.idle)
 
-    def _train_rounds(self, slot: Slot) -> None:
+    def _next_round(self, idle: Callable[[], None]) -> m.Train:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._rounds.get(timeout=IDLE_SECONDS)
+            idle()
+
+    def _train_rounds(self, slot: Slot, idle: Callable[[], None]) -> None:
         last = len(self._manifest.stages) - 1
         while True:
-            order = self._rounds.get()
+            order = self._next_round(idle)
             for name, link in self._links.items():
                 link.begin(order.inputs.round, order.pipes.get(name, 0), self._manifest.timing.round_timeout)
             if self._stop.is_set():
@@ -141,7 +192,7 @@ class Server:
                 )
             except PipeBroken as error:
                 self.send(m.Abandoned(order.inputs.round, str(error)))
-            except SlotError:
+            except (SlotError, RankLost):
                 raise
             except Exception as error:
                 trouble = trouble_of(error)
@@ -210,6 +261,8 @@ def trouble_of(error: Exception) -> m.Trouble:
             return m.Trouble(m.Kind.WRONG, str(error))
         case PlacementError() | selftest.SelfTestError() | SlotError() | TrainingError():
             return m.Trouble(m.Kind.WRONG, str(error))
+        case RankLost():
+            return m.Trouble(m.Kind.LOCAL, str(error))
         case _:  # a full disk, no memory, a bug
             return m.Trouble(m.Kind.LOCAL, f"{type(error).__name__}: {error}")
 

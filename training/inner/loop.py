@@ -91,6 +91,9 @@ class InnerLoop:
         """Give back their memory until the next step."""
         self._model.zero_grad(set_to_none=True)
 
+    def idle(self) -> None:
+        """To be called every minute or so that nothing else is."""
+
     def positions(self, index: int) -> Sequence[int] | None:
         """Where this replica's batch of inner step `index` lies in the run's order; None on a stage without data."""
         if not self._needs_data:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 Checkpoint = Literal["none", "layers", "selective"]
 
 MOST_THREADS = 1024
+MOST_RANKS = 64
 
 
 class PlacementError(ValueError):
@@ -25,10 +26,17 @@ class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: int = 0  # of the CPU; 0: as many as this process may use
     compile: bool = False  # the layers, as they are trained
     checkpoint: Checkpoint = "none"  # which activations are computed again in the backward pass
+    ranks: int = 1  # processes that share the stage
+    devices: tuple[str, ...] = ()  # one for each rank; none: as many like `device`, or that one
+
+    @property
+    def is_shared(self) -> bool:
+        return self.ranks > 1 or len(self.devices) > 1
 
     def __str__(self) -> str:
         extra = ["compiled"] * self.compile + [f"checkpoints {self.checkpoint}"] * (self.checkpoint != "none")
-        return ", ".join((self.device, f"{self.threads} thread{'' if self.threads == 1 else 's'}", *extra))
+        where = f"{self.ranks} ranks on {' '.join(dict.fromkeys(self.devices))}" if self.is_shared else self.device
+        return ", ".join((where, f"{self.threads} thread{'' if self.threads == 1 else 's'}", *extra))
 
 
 ONE_THREAD = Placement(device="cpu", threads=1)
@@ -46,11 +54,43 @@ def cores() -> int:
 
 
 def settle(placement: Placement) -> Placement:
-    """With a device that is here and a number of threads. Asks the drivers: not in a process that forks later.
-
-    Raises PlacementError.
+    """With devices that are here and a number of threads for each rank. Asks the drivers: not in a process that forks
+    later. Raises PlacementError.
     """
-    return replace(placement, device=_device(placement.device), threads=placement.threads or cores())
+    if not placement.is_shared:
+        device = _device(*placement.devices or (placement.device,))
+        return replace(placement, device=device, threads=placement.threads or cores(), devices=())
+    devices = _devices(placement)
+    threads = placement.threads or max(1, cores() // len(devices))
+    return replace(placement, device=devices[0], threads=threads, ranks=len(devices), devices=devices)
+
+
+def _devices(placement: Placement) -> tuple[str, ...]:
+    """One for each of several ranks."""
+    if placement.ranks > 1 and len(placement.devices) not in (0, placement.ranks):
+        raise PlacementError(
+            f"{len(placement.devices)} devices for {placement.ranks} ranks: name one for each, or none"
+        )
+    named = placement.devices
+    if not named:
+        first = _device(placement.device)
+        named = tuple(f"cuda:{index}" if first.startswith("cuda") else first for index in range(placement.ranks))
+    devices = tuple(_device(one) for one in named)
+    kinds = {one.partition(":")[0] for one in devices}
+    if len(kinds) > 1 or "mps" in kinds:
+        raise PlacementError(f"devices {','.join(devices)}: the ranks of a stage are on the CPU or on CUDA devices")
+    if kinds == {"cuda"} and len(set(devices)) < len(devices):
+        raise PlacementError(f"devices {','.join(devices)}: each rank needs a device of its own")
+    _need_backends(kinds == {"cuda"})
+    return devices
+
+
+def _need_backends(cuda: bool) -> None:
+    import torch.distributed as dist
+
+    for name in ("gloo", *(["nccl"] if cuda else [])):
+        if not dist.is_available() or not dist.is_backend_available(name):
+            raise PlacementError(f"several ranks need a torch with {name}: this one has none; use one rank")
 
 
 def _device(name: str) -> str:

@@ -88,6 +88,8 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ("threads = 0", "threads: expected auto, or a number from 1 to 1024 (got 0)"),
         ('threads = "all"', "threads"),
         ("threads = true", "threads"),
+        ("ranks = 0", "ranks: expected a number from 1 to 64 (got 0)"),
+        ('devices = ["cuda:0", "gpu"]', "devices: expected auto, cpu, cuda, cuda:N or mps"),
         ('compile = "yes"', "compile"),
         ('checkpoint_activations = "some"', "checkpoint_activations"),
         ("checkpoint_activations = []", "checkpoint_activations"),
@@ -128,6 +130,8 @@ def test_where_to_train_is_named_in_every_way(folder: DataDir) -> None:
     assert config.load(folder, {}, environ).placement == Placement(device="cpu", threads=5, checkpoint="layers")
     flags = {"device": "mps", "threads": "auto", "checkpoint_activations": "none"}
     assert config.load(folder, flags, environ).placement == Placement(device="mps")
+    shared = config.load(folder, flags | {"devices": ["cuda:0,cuda:2", "cuda:3"], "ranks": 3}, environ).placement
+    assert shared == Placement(device="mps", ranks=3, devices=("cuda:0", "cuda:2", "cuda:3"))
 
 
 def test_limits_of_fees_are_exact_and_the_embedded_chain_has_no_budget(folder: DataDir) -> None:

@@ -29,3 +29,43 @@ def test_a_device_that_is_not_here_is_refused_in_one_line(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:1 ", "cpu:0", "meta"])
 def test_other_words_are_no_devices(name: str) -> None:
     assert wrong_device(name) == "expected auto, cpu, cuda, cuda:N or mps"
+
+
+def test_ranks_are_as_many_devices_alike() -> None:
+    settled = settle(Placement(device="cpu", ranks=2))
+    assert (settled.ranks, settled.devices, settled.threads) == (2, ("cpu", "cpu"), max(1, cores() // 2))
+    assert settle(settled) == settled == settle(Placement(devices=("cpu", "cpu")))
+    assert str(settled).startswith("2 ranks on cpu, ")
+    assert settle(Placement(devices=("cpu",))).ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (Placement(devices=("cpu", "cpu"), ranks=3), "2 devices for 3 ranks: name one for each, or none"),
+        (Placement(devices=("cpu", "cuda:999")), "device cuda:999: this machine"),
+        (Placement(device="cuda", ranks=999), "device cuda"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_in_one_line(wanted: Placement, reason: str) -> None:
+    with pytest.raises(PlacementError, match=reason) as caught:
+        settle(wanted)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("here", "devices", "reason"),
+    [
+        (2, ("cuda:0", "cuda:0"), "each rank needs a device of its own"),
+        (2, ("cuda:0", "cpu"), "the ranks of a stage are on the CPU or on CUDA devices"),
+        (2, ("cuda:0", "cuda:1"), "several ranks need a torch with nccl: this one has none; use one rank"),
+    ],
+)
+def test_devices_that_do_not_go_together(
+    here: int, devices: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
+    with pytest.raises(PlacementError, match=reason):
+        settle(Placement(devices=devices))

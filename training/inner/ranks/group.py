@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlx.ground.errors import DlxError
 from dlx.training.inner.pipeline import PipeBroken
 
 _TENSOR_SECONDS = 600.0  # no rank lets the others wait for longer, or all of them end
@@ -17,7 +18,7 @@ _WORD_SECONDS = 3600.0  # the same of rank 0, which may wait for a neighbour's m
 T = TypeVar("T")
 
 
-class RankLost(RuntimeError):
+class RankLost(DlxError):
     """Another rank ended, is too late, or all are out of step: nothing goes on until all are started anew."""
 
 

@@ -1,6 +1,7 @@
 """The inner loop of a stage on several ranks: rank 0's has the face of `InnerLoop`, the others serve it."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -20,8 +21,8 @@ from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
 class RankedLoop(InnerLoop):
     """An `InnerLoop` on rank 0, whose tensors lie on all ranks. The others run `serve` meanwhile.
 
-    `weights` and `optimiser_state` gather each tensor when it is asked for. Every method may raise RankLost, after
-    which all ranks must be started anew; `idle` is to be called every minute or so that nothing else is.
+    `weights` and `optimiser_state` gather each tensor when it is asked for, in whatever thread. Every method may raise
+    RankLost, after which all ranks must be started anew.
     """
 
     def __init__(
@@ -33,21 +34,21 @@ class RankedLoop(InnerLoop):
         dataset: Dataset | None,
         placement: Placement = ONE_THREAD,
     ) -> None:
-        self._group = group
+        self._group, self._one_at_a_time = group, threading.Lock()
         super().__init__(manifest, stage, replica, dataset, placement)
 
     def _hold(self, stage: int, placement: Placement) -> None:
-        with _together():
+        with self._in_step():
             self._group.tell(orders.Begin(canonical_bytes(self._manifest), stage, placement))
             self._share = Share(self._group, self._manifest, stage, placement)
 
     def idle(self) -> None:
-        with _together():
+        with self._in_step():
             self._group.tell(orders.Idle())
 
     def close(self) -> None:
         """The other ranks are done with it."""
-        with _together():
+        with self._in_step():
             self._group.tell(orders.End())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -63,7 +64,7 @@ class RankedLoop(InnerLoop):
         if tensors:
             self._load(tensors, self.optimiser_shapes, "optimiser state")
         else:
-            with _together():
+            with self._in_step():
                 self._group.tell(orders.Clear())
                 self._share.clear()
 
@@ -83,23 +84,28 @@ class RankedLoop(InnerLoop):
             self.norms, found = add_norms(squares, loss, index, previous, next)
             return Conclusion(self.norms.replica, found)
 
-        with _together():
+        with self._in_step():
             self._group.tell(order)
             return self._share.step(order, batch, Pipes(previous, next), stop, conclude)
 
     def free_gradients(self) -> None:
-        with _together():
+        with self._in_step():
             self._group.tell(orders.Free())
             self._share.free_gradients()
 
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        with self._one_at_a_time, _together():
+            yield
+
     def _load(self, tensors: Mapping[str, Tensor], shapes: Shapes, what: str) -> None:
         for name, tensor in expect(tensors, shapes, what):  # one that cannot be read leaves the ranks in step
-            with _together():
+            with self._in_step():
                 self._group.tell(orders.Load(name))
                 self._share.load(name, tensor)
 
     def _give(self, name: str) -> Tensor:
-        with _together():
+        with self._in_step():
             self._group.tell(orders.Give(name))
             found = self._share.give(name)
         assert found is not None

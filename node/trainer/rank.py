@@ -1,0 +1,57 @@
+"""One rank of a training process of several: rank 0 is what talks to the network process, the others serve it.
+
+Run by the agent (see ranks) as `python -m dlx.node.trainer.rank FOLDER DEVICES THREADS`.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlx.node.trainer.process import Server
+from dlx.node.trainer.ranks import STORE, take_hand
+from dlx.training.inner.ranks.group import Group, RankLost
+from dlx.training.inner.ranks.loop import serve
+
+_GRACE_SECONDS = 5.0  # an agent that ends takes its ranks with it, and nobody complains
+
+
+def main(folder: Path, devices: list[str], threads: int) -> None:
+    """Until rank 0 has nobody to talk to any more, or any rank or the agent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
+    hand = take_hand(folder)
+    life = threading.Thread(target=_end_with, args=(hand.agent, folder), daemon=True)
+    life.start()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def meet() -> Group:
+        return Group(dist.FileStore(str(folder / STORE), ranks), rank, ranks, devices[rank])
+
+    if hand.channel is not None:
+        server = Server(hand.channel, meet)
+        signal.signal(signal.SIGTERM, lambda *_: server.fail("another rank of this stage ended"))
+        server.run(hand.came)
+        life.join(_GRACE_SECONDS)
+        os._exit(0)
+    torch.set_num_threads(threads)
+    try:
+        serve(meet())
+    except RankLost as error:
+        life.join(_GRACE_SECONDS)
+        sys.exit(f"rank {rank} of {ranks}: {error}")
+
+
+def _end_with(agent: socket.socket, folder: Path) -> None:
+    agent.recv(1)
+    shutil.rmtree(folder, ignore_errors=True)  # one that was killed left it
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3]))
