@@ -29,7 +29,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import RankedLoop
-from dlx.training.models.placement import Placement, PlacementError, settle
+from dlx.training.models.placement import Placement, PlacementError, lacking, settle
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.products import Products
@@ -163,7 +163,10 @@ class Server:
         slot_of = manifest, message.stage, message.replica, dataset, placement
         loop = InnerLoop(*slot_of) if self._meet is None else RankedLoop(self._meet(), *slot_of)
         slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs)
-        self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement))
+        notes = []
+        if message.placement.compile and not placement.compile:
+            notes.append(f"the layers are not compiled: this machine has no {lacking(placement.device)}")
+        self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement, tuple(notes)))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot, loop.idle)
 

@@ -54,15 +54,31 @@ def cores() -> int:
 
 
 def settle(placement: Placement) -> Placement:
-    """With devices that are here and a number of threads for each rank. Asks the drivers: not in a process that forks
-    later. Raises PlacementError.
+    """With devices that are here, a number of threads for each rank, and compiled only where there is a compiler. Asks
+    the drivers: not in a process that forks later. Raises PlacementError.
     """
     if not placement.is_shared:
         device = _device(*placement.devices or (placement.device,))
-        return replace(placement, device=device, threads=placement.threads or cores(), devices=())
-    devices = _devices(placement)
-    threads = placement.threads or max(1, cores() // len(devices))
-    return replace(placement, device=devices[0], threads=threads, ranks=len(devices), devices=devices)
+        settled = replace(placement, device=device, threads=placement.threads or cores(), devices=())
+    else:
+        devices = _devices(placement)
+        threads = placement.threads or max(1, cores() // len(devices))
+        settled = replace(placement, device=devices[0], threads=threads, ranks=len(devices), devices=devices)
+    return replace(settled, compile=placement.compile and lacking(settled.device) is None)
+
+
+def lacking(device: str) -> str | None:
+    """What torch needs to compile for the device, and does not find."""
+    from torch._inductor import cpp_builder, exc
+    from torch.utils._triton import has_triton
+
+    if device.startswith("cuda") and not has_triton():
+        return "Triton"
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "C++ compiler"
+    return None
 
 
 def _devices(placement: Placement) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from dlx.training.models.loss import cross_entropy
-from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.placement import ONE_THREAD, Checkpoint, Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.surroundings import Surroundings
 from dlx.training.recipe.family import Config, Layout
@@ -36,7 +36,8 @@ class StageModel(nn.Module):
     and so does what goes in and out; inside, with precision bfloat16, matrix products are taken in bfloat16.
     `placement` (settled) has the device, and what a layer keeps for the backward pass: all; with checkpoint `layers`
     its input alone, which takes about a third more time; with `selective` the results of products of matrices and of
-    attention too. The rest is computed once more, in float32 to the same bits. On "meta" nothing takes memory.
+    attention too. The rest is computed once more, in float32 to the same bits. With `compile` the layers are compiled
+    once for all at their first use; where that fails they run as they are. On "meta" nothing takes memory.
     `shard` may divide the parameters among ranks, before any of them takes memory.
     """
 
@@ -74,6 +75,7 @@ class StageModel(nn.Module):
             if self.device == "meta" and hasattr(part, "gate_up_proj"):
                 part.forward = partial(_as_one_expert, part)
         self._surroundings = Surroundings(config, rotary, range(low, high), data.sequence_length, self.device)
+        self._through = _compiled() if placement.compile else _through
 
     @property
     def is_first(self) -> bool:
@@ -108,10 +110,7 @@ class StageModel(nn.Module):
 
     def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
         options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here
-        if self.checkpoint == "none" or not torch.is_grad_enabled():
-            return layer(hidden, **options)
-        contexts = _SELECTIVE if self.checkpoint == "selective" else noop_context_fn
-        return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **options)
+        return self._through(layer, self.checkpoint if torch.is_grad_enabled() else "none", hidden, options)
 
     def _embed(self, ids: Tensor) -> Tensor:
         layout = self._layout
@@ -142,6 +141,20 @@ class StageModel(nn.Module):
         if head is None:  # tied: only where one stage is first and last
             return functional.linear(hidden, _part(self, self._layout.tokens).weight)
         return head(hidden)
+
+
+def _compiled() -> Callable[[nn.Module, Checkpoint, Tensor, dict[str, Any]], Tensor]:
+    import torch._dynamo  # which takes its time
+
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled is run as it is, with a warning
+    return torch.compile(_through, dynamic=False)
+
+
+def _through(layer: nn.Module, recomputed: Checkpoint, hidden: Tensor, options: dict[str, Any]) -> Tensor:
+    if recomputed == "none":
+        return layer(hidden, **options)
+    kept: dict[str, Any] = {"context_fn": _SELECTIVE} if recomputed == "selective" else {}
+    return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **kept, **options)
 
 
 def preload() -> None:

@@ -2,8 +2,9 @@ import os
 
 import pytest
 import torch
+from torch._inductor.exc import InvalidCxxCompiler
 
-from dlx.training.models.placement import Placement, PlacementError, cores, settle, wrong_device
+from dlx.training.models.placement import Placement, PlacementError, cores, lacking, settle, wrong_device
 from tests.training.devices import DEVICES
 
 
@@ -17,6 +18,18 @@ def test_auto_is_what_this_machine_has() -> None:
 @pytest.mark.parametrize("name", [*DEVICES, "cpu"])
 def test_a_device_that_is_here_can_be_named(name: str) -> None:
     assert torch.ones(2, device=settle(Placement(device=name)).device).sum() == 2
+
+
+def test_without_a_compiler_layers_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Placement(device="cpu", threads=1, compile=True)
+    assert settle(wanted) == wanted
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _no_compiler)
+    assert settle(wanted) == Placement(device="cpu", threads=1)
+    assert lacking("cpu") == "C++ compiler"
+
+
+def _no_compiler() -> str:
+    raise InvalidCxxCompiler
 
 
 @pytest.mark.parametrize("name", ["cuda:999", *({"mps", "cuda"} - {*DEVICES})])

@@ -3,10 +3,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel, initialise, stage_shapes
 from dlx.training.recipe.manifest import Manifest
+from tests.training.devices import DEVICES
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 CONFIGS: list[dict[str, Any]] = [
@@ -82,6 +86,27 @@ def test_the_genesis_does_not_depend_on_the_split_but_on_the_seed(tiny_run: Call
     assert not torch.equal(whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"])
     data = tiny_run([(0, 3)]).data
     assert data.seed == 7
+
+
+@pytest.mark.parametrize("recomputed", ["none", "layers", "selective"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_layers_give_the_same_gradients_but_for_rounding(
+    device: str, recomputed: Any, tiny_run: Callable[..., Manifest]
+) -> None:
+    """All layers are one compiled graph."""
+    manifest = tiny_run([(0, 3)])
+    ids = torch.arange(32, device=device).view(2, 16)
+    found = []
+    for compile in (False, True):
+        model = StageModel(manifest, 0, Placement(device=device, threads=1, compile=compile, checkpoint=recomputed))
+        model.load_state_dict(initialise(manifest, 0))
+        torch._dynamo.reset()
+        counters.clear()
+        model(ids, ids).backward()
+        found.append({name: one.grad for name, one in model.named_parameters()})
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    for name, gradient in found[0].items():
+        assert torch.allclose(gradient, found[1][name], rtol=1e-4, atol=1e-6), name
 
 
 def test_the_loss_is_the_mean_in_nats(tiny_run: Callable[..., Manifest], build_stages: Callable[..., Any]) -> None:
