@@ -22,10 +22,12 @@ from dlx.node.trainer import client, spawn
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, TrainerSilent
 from dlx.training.data.shards import Dataset
+from dlx.training.models.placement import Placement, settle
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
+from tests.training.devices import DEVICES
 
 PATIENCE = 90.0  # s, for what takes a few on an idle machine
 NO_HASH = bytes(32)
@@ -76,8 +78,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def trainer(run: Run) -> AsyncIterator[Trainer]:
-    with trio.fail_after(PATIENCE):
+async def trainer(run: Run, seconds: float = PATIENCE) -> AsyncIterator[Trainer]:
+    with trio.fail_after(seconds):
         async with trio.open_nursery() as nursery:
             made = Trainer()
             await nursery.start(made.run)
@@ -356,3 +358,31 @@ def _put(path: Path, data: bytes | None) -> None:
 
 def _bits(trained: Trained) -> Any:
     return msgspec.structs.replace(trained, training_ms=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_slot_is_trained_where_and_how_its_operator_chose(device: str, run: Run, dataset: Dataset) -> None:
+    """With layers that are compiled in the fork, and the result of those that are not."""
+    wanted = Placement(device=device, threads=2, compile=True, checkpoint="selective")
+
+    async def test() -> None:
+        async with trainer(run, 300.0) as one:  # which a compiler may take
+            opened = await one.open(msgspec.structs.replace(run.opening, placement=wanted), run.hear)
+            assert opened.placement == settle(wanted) and not opened.notes
+            one.post(m.Train(run.inputs))
+            trained = (await run.next(m.Finished)).trained
+            assert trained.loss == pytest.approx(run.trained_here(dataset).loss, rel=1e-4)
+
+    in_trio(test)
+
+
+def test_a_device_that_is_not_here_ends_the_node_in_one_line(run: Run) -> None:
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(msgspec.structs.replace(run.opening, placement=Placement(device="cuda:99")), run.hear)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        in_trio(test)
+    (failure,) = caught.value.exceptions
+    assert isinstance(failure, Failure)
+    assert "the training process failed: device cuda:99: this machine has" in str(failure)
