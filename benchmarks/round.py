@@ -47,7 +47,7 @@ SIZES = {  # parameters, about -> layers, width, width of the feed-forward layer
 }
 ROUNDS, INNER_STEPS = 3, 2
 _WARMING = (1, 64, 64, 256)
-_PHASES = ("load", "encode", "states", "commit")  # of a round: states are written while the change is encoded
+_PHASES = ("load", "end", "encode", "commit")  # of a round; files are hashed and written while the end is encoded
 
 _SAMPLING = 0.004  # s
 _DRAFT = """
@@ -344,7 +344,7 @@ class _Rounds:
         methods = (
             (slot, "_load", "load"),
             (slot, "_encode", "encode"),
-            (slot, "_write_state", "states"),
+            (slot, "_end", "end"),
             (slot._files, "commit", "commit"),
             (slot._loop, "step", "inner steps"),
         )

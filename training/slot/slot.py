@@ -124,10 +124,8 @@ class Slot:
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
         self._loop.free_gradients()
-        with ThreadPoolExecutor(1, "states") as threads:
-            last = threads.submit(self._write_state, folder)
-            payload, residual_after = self._encode(inputs.plan, start, residual, folded, folder)
-            after.append(last.result())
+        payload, last, residual_after = self._end(inputs.plan, start, residual, folded, folder)
+        after.append(last)
         ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
         trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
@@ -193,24 +191,47 @@ class Slot:
             self._loop.load_weights(weights.tensors(weights.Lazy(shapes, hashed)))
             return writer.finish().sha256
 
+    def _end(
+        self, plan: Plan, start: Start, before: Source, folded: Sequence[Own], folder: Path
+    ) -> tuple[np.ndarray, SegmentState, bytes]:
+        """The payload, the state after the last step and the residual, written: what decoding does not give back."""
+        shapes = self._loop.shapes
+        with (
+            ThreadPoolExecutor(3, "files") as threads,
+            weights.Writer(shapes, folder) as ends,
+            weights.Writer(shapes, folder) as left,
+        ):
+            moments = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder)
+            payload = self._encode(plan, start, before, folded, ends, left)
+            after, residual_after = (
+                one.result().sha256 for one in [threads.submit(one.finish) for one in (ends, left)]
+            )
+            return payload, SegmentState(after, moments.result()), residual_after
+
     def _encode(
-        self, plan: Plan, start: Start, residual: Source, folded: Sequence[Own], folder: Path
-    ) -> tuple[np.ndarray, bytes]:
-        """The payload, and the residual's file: what the payload's decoding does not give back."""
-        chosen, shapes, ends = self._codec, self._loop.shapes, self._loop.weights()
+        self,
+        plan: Plan,
+        start: Start,
+        residual: Source,
+        folded: Sequence[Own],
+        ends: weights.Writer,
+        left: weights.Writer,
+    ) -> np.ndarray:
+        """The payload; each tensor of the weights is taken from the loop once, for it and for `ends`."""
+        chosen, shapes, after = self._codec, self._loop.shapes, self._loop.weights()
         payloads = [self._payload(own) for own in folded]
         old = chosen.previous_parts(shapes, self._newest_own())
         payload = Payload(chosen, shapes, plan, np.empty(chosen.size(shapes, plan), np.uint8))
         scratch = Scratch(shapes)
-        with weights.Writer(shapes, folder) as left:
-            for name in sorted(shapes):
-                update, end = scratch.of(name), weights.array(ends[name])
-                change_into(update, name, start, end, residual, chosen.info.decay, payloads)
-                tensor = update.reshape(shapes[name])
-                chosen.encode_part(name, tensor, plan, payload.data[payload.parts[name]], old.get(name))
-                payload.apply(np.subtract, update, name)
-                left.add(name, tensor)
-            return payload.data, left.finish().sha256
+        for name in sorted(shapes):
+            update, end = scratch.of(name), weights.array(after[name])
+            ends.add(name, end)
+            change_into(update, name, start, end, residual, chosen.info.decay, payloads)
+            tensor = update.reshape(shapes[name])
+            chosen.encode_part(name, tensor, plan, payload.data[payload.parts[name]], old.get(name))
+            payload.apply(np.subtract, update, name)
+            left.add(name, tensor)
+        return payload.data
 
     def _newest_own(self) -> tuple[bytes, Plan] | None:
         """The slot's last payload and its plan, from which the codec may start: a lost one costs no round."""
