@@ -24,7 +24,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
 from dlx.training.outer.policy import measure, multipliers
 from dlx.training.outer.products import Plain, gram
-from dlx.training.outer.step import outer_step, pseudo_gradient
+from dlx.training.outer.step import outer_step
 from dlx.training.recipe.manifest import Manifest
 from tests.attacks.lies import Lie, Tensors
 
@@ -86,7 +86,8 @@ class Member:
                     index = round * self._plan.inner_steps + done
                     self._loop.step(index, total_steps, self._loop.positions(index), None, None)
         end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
-        update: Mapping[str, Tensor] = pseudo_gradient(start, end, self._residual, self._codec.info.decay, [])
+        decay, kept = self._codec.info.decay, self._residual
+        update: Mapping[str, Tensor] = {name: start[name] - end[name] + kept[name] * decay for name in start}
         if lie.update is not None:
             update = {name: tensor.clone() for name, tensor in lie.update(update, others, self._before).items()}
         decoded = self._codec.decode(self._codec.encode(dict(update), self._plan, None), self._loop.shapes, self._plan)

@@ -46,6 +46,7 @@ SIZES = {  # parameters, about -> layers, width, width of the feed-forward layer
     "100M": (12, 768, 2048, 8192),
 }
 ROUNDS, INNER_STEPS = 3, 2
+THREADS = 2  # of the outer step, as in a node
 _WARMING = (1, 64, 64, 256)
 _PHASES = ("load", "end", "encode", "commit")  # of a round; files are hashed and written while the end is encoded
 
@@ -301,16 +302,18 @@ class _Rounds:
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""
-        from dlx.training.outer.step import measure_round, read_payload
+        from dlx.training.outer.products import Products
+        from dlx.training.outer.step import measure_round
 
         for _ in range(2):
+            products = Products(codec(self._manifest.codec.name), self._shapes, THREADS)
             begin("check")
             with self._timing("check"):
                 for one in self._received:
-                    read_payload(self._manifest, self._shapes, one.payload, one.plan)
+                    products.norms([(one.payload, one.plan)])
             begin("measure")
             with self._timing("measure"):
-                measure_round(self._manifest, 0, self._received)
+                measure_round(self._manifest, 0, self._received, products)
             begin("outer step")
             for label, payloads in (("two", self._received[:2]), ("all", self._received)):
                 with self._timing(f"outer step of {label}"):
@@ -321,7 +324,7 @@ class _Rounds:
 
         version, momentum = self._versions[-1]
         paths = self._blobs / version.hex(), None if momentum is None else self._blobs / momentum.hex()
-        made = apply_round(self._manifest, 0, *paths, payloads, self._blobs)
+        made = apply_round(self._manifest, 0, *paths, payloads, self._blobs, threads=THREADS)
         self._versions.append((made.weights, made.momentum if any(made.momentum) else None))
 
     def _sealed(self, count: int) -> list[Any]:

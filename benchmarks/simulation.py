@@ -1,28 +1,35 @@
-"""R replicas of a run in one process: the nodes' own engine (inner steps, codec, outer step) without a network.
+"""R replicas of a run in one process: the nodes' own slots and outer step, with their files, without a network.
 
 Every replica is one pipeline of one stage, and every contribution is counted in its round.
 """
 
+import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
-from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
-import torch
+import numpy as np
 from msgspec.structs import replace
 from torch import Tensor
 
-from dlx.training.codecs import Codec, codec
+from dlx.ground.constants import UNIT
+from dlx.training import codecs
+from dlx.training.codecs import codec
+from dlx.training.codecs.base import Codec, Decoder, count
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
-from dlx.training.models import evaluate
+from dlx.training.models import evaluate, weights
 from dlx.training.outer.adaptive import ends_window, mean_energy, next_rank, watched_ranks
-from dlx.training.outer.spectrum import kept_energy
-from dlx.training.outer.step import Arrays, outer_step, pseudo_gradient, start_weights
+from dlx.training.outer.spectrum import Spectrum
+from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
-
-Tensors = dict[str, Tensor]
+from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.slot import Slot
+from dlx.training.slot.undecided import Undecided
 
 
 class Point(NamedTuple):
@@ -38,26 +45,19 @@ def diloco(
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
     time the inner steps could follow."""
-    outer, rounds, inner_steps = manifest.outer, manifest.rounds, manifest.plan.inner_steps
-    members = [_Member(manifest, replica, dataset, compressed) for replica in range(replicas)]
-    version = {name: tensor.clone() for name, tensor in genesis.items()}
-    bases = [{name: tensor.clone() for name, tensor in genesis.items()}]  # V[max(0, t - delay)] .. V[t]
-    plans = [manifest.plan] * (outer.delay + 1)  # those of rounds t .. t + delay
-    ranks = _Ranks(manifest)
-    momentum: Arrays | None = None
-    sent = 0
-    for round in range(rounds):
-        size, payloads = 0, []
-        for member in members:
-            payload, size = member.round(bases[0], round, rounds * inner_steps, plans[0])
-            payloads.append(payload)
-        watched = partial(ranks.watch, plans[-1])
-        gradients = map(_arrays, payloads)
-        momentum = outer_step(_arrays(version), momentum, gradients, [1 / replicas] * replicas, outer, watched)
-        plans = [*plans[1:], ranks.next(round, plans[-1])]
-        bases = [*bases, {name: tensor.clone() for name, tensor in version.items()}][-1 - outer.delay :]
-        sent += size
-        yield Point((round + 1) * inner_steps, sent, version)
+    with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
+        if not compressed:
+            chosen = {manifest.codec.name: _Uncompressed(manifest.codec.name)}
+            patches.enter_context(patch.dict(codecs._CODECS, chosen))
+        run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
+        slots = [_Member(run, replica, dataset) for replica in range(replicas)]
+        ranks, sent = _Ranks(manifest), 0
+        for round in range(manifest.rounds):
+            trained = [slot.round(round, plans[0]) for slot in slots]
+            energy = run.seal(trained, plans[0], ranks.watched(plans[-1]))
+            plans = [*plans[1:], ranks.next(round, plans[-1], energy)]
+            sent += trained[0].payload_size
+            yield Point((round + 1) * manifest.plan.inner_steps, sent, run.newest())
 
 
 def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int) -> Iterator[Point]:
@@ -80,36 +80,59 @@ def loss(manifest: Manifest, version: Mapping[str, Tensor], dataset: Dataset, sa
     return evaluate.heldout_loss_of_weights(manifest, [version], dataset, samples)
 
 
+class _Run:
+    """What all replicas share: the versions, and the payloads as long as a round needs them."""
+
+    def __init__(self, manifest: Manifest, folder: Path, genesis: Mapping[str, Tensor]) -> None:
+        self.manifest, self.folder, self.blobs = manifest, folder, folder / "blobs"
+        self.blobs.mkdir()
+        self._shapes = weights.shapes_of(genesis)
+        self.versions = [weights.write_blob(genesis, self.blobs)]  # V[0] .. V[t]
+        self._momentum: Path | None = None
+        self._rounds: list[list[Path]] = []  # blobs of each: who needs more than the newest few?
+
+    def seal(self, trained: list[Trained], plan: Plan, ranks: list[int]) -> Mapping[int, float]:
+        """Make the next version of all that was trained; the energy that each of the ranks keeps."""
+        paths = [self.blobs / one.payload.hex() for one in trained]
+        sealed = [SealedPayload(path, plan.inner_steps, UNIT, plan) for path in paths]
+        newest, spectrum = self.blobs / self.versions[-1].hex(), Spectrum(self._shapes, ranks)
+        made = apply_round(self.manifest, 0, newest, self._momentum, sealed, self.blobs, spectrum)
+        self.versions.append(made.weights)
+        traces = [self.blobs / one.trace.hex() for one in trained]
+        old = [newest, *([] if self._momentum is None else [self._momentum])]
+        self._rounds.append([*paths, *traces, *old])
+        self._momentum = self.blobs / made.momentum.hex() if any(made.momentum) else None
+        needed = {path for blobs in self._rounds[-2:] for path in blobs}
+        for path in {path for blobs in self._rounds[:-2] for path in blobs} - needed:
+            path.unlink()
+        del self._rounds[:-2]
+        return spectrum.kept()
+
+    def newest(self) -> Mapping[str, Tensor]:
+        return weights.tensors(weights.Stored(self.blobs / self.versions[-1].hex(), self._shapes))
+
+
 class _Member:
-    """One replica: what a slot keeps between rounds."""
+    """One replica."""
 
-    def __init__(self, manifest: Manifest, replica: int, dataset: Dataset, compressed: bool) -> None:
-        self._loop = InnerLoop(manifest, 0, replica, dataset)
-        self._codec: Codec | None = codec(manifest.codec.name) if compressed else None
-        self._outer = manifest.outer
-        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
-        self._own: Tensors | None = None  # decoded, where the next start takes it up
-        self._previous: tuple[bytes, Plan] | None = None
+    def __init__(self, run: _Run, replica: int, dataset: Dataset) -> None:
+        self._run, folder = run, run.folder / f"slot-{replica}"
+        self._slot = Slot.open(run.manifest, 0, replica, folder, run.blobs, dataset)
+        self._undecided = Undecided(folder)
 
-    def round(self, base: Mapping[str, Tensor], round: int, total_steps: int, plan: Plan) -> tuple[Tensors, int]:
-        """The decoded payload of a round, and its bytes."""
-        start = start_weights(base, self._own, self._outer.alpha)
-        self._loop.load_weights(start)
-        first = round * plan.inner_steps
-        for step in range(first, first + plan.inner_steps):
-            self._loop.step(step, total_steps, self._loop.positions(step), None, None)
-        decay = 1.0 if self._codec is None else self._codec.info.decay
-        update = pseudo_gradient(start, self._loop.weights(), self._residual, decay, [])
-        if self._codec is None:
-            decoded, size = update, 4 * sum(tensor.numel() for tensor in update.values())
-        else:
-            payload = self._codec.encode(update, plan, self._previous)
-            decoded, size = self._codec.decode(payload, self._loop.shapes, plan), len(payload)
-            self._residual = {name: tensor.sub_(decoded[name]) for name, tensor in update.items()}
-            self._previous = payload, plan
-        if self._outer.delay and self._outer.alpha:
-            self._own = {name: tensor.clone() for name, tensor in decoded.items()}  # the outer step uses up its input
-        return decoded, size
+    def round(self, t: int, plan: Plan) -> Trained:
+        manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)
+        inputs = RoundInputs(
+            round=t,
+            plan=plan,
+            steps_before=t * manifest.plan.inner_steps,
+            total_steps=manifest.rounds * manifest.plan.inner_steps,
+            base_version=base,
+            base_weights=self._run.versions[base],
+        )
+        trained = self._slot.train(inputs, None, None)
+        self._undecided.decide(t, None, self._run.blobs)  # nobody audits
+        return trained
 
 
 class _Ranks:
@@ -120,17 +143,41 @@ class _Ranks:
         self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
         self._energy: list[Mapping[int, float]] = []
 
-    def watch(self, plan: Plan, update: Arrays) -> None:
-        self._energy.append(kept_energy(update, watched_ranks(self._rungs, plan.rank)))
+    def watched(self, plan: Plan) -> list[int]:
+        return list(watched_ranks(self._rungs, plan.rank))
 
-    def next(self, round: int, plan: Plan) -> Plan:
+    def next(self, round: int, plan: Plan, energy: Mapping[int, float]) -> Plan:
+        self._energy.append(energy)
         if self._adaptive is None or not ends_window(self._adaptive, round):
             return plan
-        energy = mean_energy(self._energy)
+        mean = mean_energy(self._energy)
         self._energy = []
-        return replace(plan, rank=next_rank(self._rungs, plan.rank, energy, self._adaptive.energy))
+        return replace(plan, rank=next_rank(self._rungs, plan.rank, mean, self._adaptive.energy))
 
 
-def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """The same memory."""
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+class _Uncompressed(Codec):
+    """Float32 as it is, in the place of the manifest's codec and under its plan."""
+
+    def __init__(self, place: str) -> None:
+        self.info = codec(place).info._replace(decay=1.0)
+
+    def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
+        return 4 * count(shape)
+
+    def _encode(
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+    ) -> None:
+        out[...] = tensor.reshape(-1).view(np.uint8)
+
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
+        return _Float32(data)
+
+
+class _Float32(Decoder):
+    block = 1 << 16
+
+    def __init__(self, data: np.ndarray) -> None:
+        self._values = np.frombuffer(data.tobytes(), np.float32)
+
+    def into(self, out: np.ndarray, start: int) -> None:
+        out[...] = self._values[start : start + len(out)]

@@ -95,7 +95,7 @@ class Codec(ABC):
         """
         shapes = shapes_of(tensors)
         payload = np.empty(self.size(shapes, plan), np.uint8)
-        old = self.previous_parts(shapes, previous)
+        old = self._previous(shapes, previous)
         for name, part in self.parts(shapes, plan).items():
             self.encode_part(name, tensors[name], plan, payload[part], old.get(name))
         return payload.tobytes()
@@ -126,7 +126,7 @@ class Codec(ABC):
         """The bytes that every payload of tensors of `shapes` has. Raises CodecError for a plan of another codec."""
         return max((part.stop for part in self.parts(shapes, plan).values()), default=0)
 
-    def previous_parts(self, shapes: Shapes, previous: tuple[bytes, Plan] | None) -> dict[str, tuple[np.ndarray, Plan]]:
+    def _previous(self, shapes: Shapes, previous: tuple[bytes, Plan] | None) -> dict[str, tuple[np.ndarray, Plan]]:
         """The previous payload's part of each tensor; none where it does not fit."""
         if previous is None:
             return {}

@@ -28,7 +28,7 @@ class Payload:
     """
 
     def __init__(self, codec: Codec, shapes: Shapes, path: Path, plan: Plan) -> None:
-        self._codec, self._shapes, self._plan = codec, shapes, plan
+        self.plan, self._codec, self._shapes = plan, codec, shapes
         self._parts, size = codec.parts(shapes, plan), codec.size(shapes, plan)
         try:
             with open(path, "rb") as file:
@@ -44,13 +44,22 @@ class Payload:
                 raise
             raise Damaged(bytes.fromhex(path.name), os.strerror(error.errno or 0)) from error
 
+    def part(self, name: str) -> np.ndarray:
+        """A tensor's bytes (uint8)."""
+        return self._data[self._parts[name]]
+
     def decoder(self, name: str) -> Decoder:
         """Of a tensor. Raises CodecError."""
-        return self._codec.decoder(name, self._data[self._parts[name]], self._shapes[name], self._plan)
+        return self._codec.decoder(name, self.part(name), self._shapes[name], self.plan)
+
+    def check(self) -> None:
+        """Decode every tensor. Raises CodecError."""
+        for name, shape in self._shapes.items():
+            self._codec.decode_part(name, self.part(name), shape, self.plan)
 
     def decoded(self) -> dict[str, np.ndarray]:
         """All float32 arrays. Raises CodecError."""
-        return self._codec.decode_arrays(self._data, self._shapes, self._plan)
+        return self._codec.decode_arrays(self._data, self._shapes, self.plan)
 
 
 def opened(codec: Codec, shapes: Shapes, blobs: Sequence[tuple[Path, Plan]], threads: int) -> list[Payload]:

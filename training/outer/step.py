@@ -30,7 +30,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 Arrays = Mapping[str, np.ndarray]
 Observer = Callable[[Arrays], None]  # sees g, the mean that the seal counts, before it is used up
@@ -186,16 +186,9 @@ def parts(contributions: Sequence[SealedPayload]) -> list[float]:
     return [rounded(one.steps * one.multiplier / (total * UNIT)) for one in contributions]
 
 
-def start_weights(version: Mapping[str, Tensor], own: Mapping[str, Tensor] | None, alpha: float) -> dict[str, Tensor]:
-    """start[t]: the version less alpha times the slot's own decoded payload, where one is not in the version yet."""
-    if own is None:
-        return {name: tensor.clone() for name, tensor in version.items()}
-    factor = rounded(alpha)
-    return {name: tensor.sub(own[name].mul(factor)) for name, tensor in version.items()}
-
-
 def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: Plan) -> bytes:
-    """The hash of `start_weights` from two blobs: the version's weights, and the slot's own payload of that plan.
+    """The hash of start[t], the version less alpha times the slot's own decoded payload, from two blobs: the version's
+    weights, and the payload of that plan.
 
     Raises Damaged, WeightsError for what is no version, and as `read_payload` does."""
     shapes, factor = stage_shapes(manifest, stage), rounded(manifest.outer.alpha)
@@ -219,22 +212,6 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
                 file.extend(name, values)
         stored.verify()
         return file.finish().sha256
-
-
-def pseudo_gradient(
-    start: Mapping[str, Tensor],
-    end: Mapping[str, Tensor],
-    residual: Mapping[str, Tensor],
-    decay: float,
-    folded: Sequence[Mapping[str, Tensor]],
-) -> dict[str, Tensor]:
-    """u[t] = start - end + decay * residual + each folded payload in the order given; float32 throughout."""
-    factor = rounded(decay)
-    total = {name: start[name].sub(end[name]).add_(residual[name].mul(factor)) for name in start}
-    for payload in folded:
-        for name, tensor in total.items():
-            tensor.add_(payload[name])
-    return total
 
 
 class _Stepper:

@@ -5,15 +5,13 @@ ends without a second copy of the stage. Tensors are flat here, and filled or ch
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from dlx.ground.blobs import read_blob
-from dlx.training.codecs import Codec, CodecError
+from dlx.training.codecs.base import Decoder
 from dlx.training.models.weights import Lazy, Shapes
-from dlx.training.recipe.recipe import Plan
+from dlx.training.outer.payloads import Payload
 
 _PIECE = 1 << 16  # values
 
@@ -22,40 +20,6 @@ class Source(Protocol):
     """Tensors to be had piece by piece: a `weights.Stored`, say."""
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None: ...
-
-
-class Payload:
-    """A payload's bytes, whatever their origin, and its tensors, each decoded whenever it is used: then CodecError is
-    raised where they are not canonical. `data` may still be filled after this."""
-
-    def __init__(self, codec: Codec, shapes: Shapes, plan: Plan, data: np.ndarray) -> None:
-        self.parts = codec.parts(shapes, plan)
-        size = codec.size(shapes, plan)
-        if len(data) != size:
-            raise CodecError(f"payload: expected {size} bytes, got {len(data)}")
-        self.data, self.plan, self._codec, self._shapes = data, plan, codec, shapes
-
-    @classmethod
-    def read(cls, codec: Codec, shapes: Shapes, plan: Plan, blob: Path) -> "Payload":
-        """Raises Damaged, BlobError, CodecError."""
-        return cls(codec, shapes, plan, np.frombuffer(read_blob(blob, codec.size(shapes, plan)), np.uint8))
-
-    def check(self) -> None:
-        """Decode all of it."""
-        for name, part in self.parts.items():
-            self._codec.decode_part(name, self.data[part], self._shapes[name], self.plan)
-
-    def apply(self, operation: np.ufunc, values: np.ndarray, name: str, factor: float = 1.0) -> None:
-        """`values` = operation(values, factor x the decoded tensor)."""
-        decoder = self._codec.decoder(name, self.data[self.parts[name]], self._shapes[name], self.plan)
-        block = np.empty(min(decoder.block, len(values)), np.float32)
-        for start in range(0, len(values), decoder.block):
-            piece = values[start : start + decoder.block]
-            decoded = block[: len(piece)]
-            decoder.into(decoded, start)
-            if factor != 1:
-                decoded *= np.float32(factor)
-            operation(piece, decoded, out=piece)
 
 
 class Start:
@@ -67,7 +31,7 @@ class Start:
     def read_into(self, out: np.ndarray, name: str) -> None:
         self._version.read_into(out, name)
         if self._own is not None:
-            self._own.apply(np.subtract, out, name, self._alpha)
+            combine(np.subtract, out, self._own.decoder(name), self._alpha)
 
 
 def change_into(
@@ -90,7 +54,19 @@ def change_into(
         kept *= np.float32(decay)
         piece += kept
     for payload in folded:
-        payload.apply(np.add, out, name)
+        combine(np.add, out, payload.decoder(name))
+
+
+def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: float = 1.0) -> None:
+    """`values` = operation(values, factor x the decoded tensor). Raises CodecError."""
+    block = np.empty(min(decoder.block, len(values)), np.float32)
+    for start in range(0, len(values), decoder.block):
+        piece = values[start : start + decoder.block]
+        decoded = block[: len(piece)]
+        decoder.into(decoded, start)
+        if factor != 1:
+            decoded *= np.float32(factor)
+        operation(piece, decoded, out=piece)
 
 
 class Scratch:

@@ -35,9 +35,10 @@ from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
+from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, Precision, activation_bytes
-from dlx.training.slot.change import Payload, Scratch, Start, change_into
+from dlx.training.slot.change import Scratch, Start, change_into, combine
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
@@ -186,7 +187,7 @@ class _Files:
         """A payload that decodes. Raises Missing, _Fault."""
         for path in self._paths(name):
             with contextlib.suppress(Damaged), _blaming(what):
-                found = Payload.read(codec(self._manifest.codec.name), self.shapes, plan, path)
+                found = Payload(codec(self._manifest.codec.name), self.shapes, path, plan)
                 found.check()
                 return found
         raise Missing([name])
@@ -238,8 +239,8 @@ def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Star
         for name in sorted(shapes):
             update = scratch.of(name)
             change_into(update, name, start, end[name], residual, chosen.info.decay, folded)
-            examiner.see(name, tensor := update.reshape(shapes[name]), payload.data[payload.parts[name]])
-            payload.apply(np.subtract, update, name)
+            examiner.see(name, tensor := update.reshape(shapes[name]), payload.part(name))
+            combine(np.subtract, update, payload.decoder(name))
             left.add(name, tensor)
         residual_after = left.finish().sha256
     faults = [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dlx.ground.blobs import BlobError, read_blob, write_blob
+from dlx.ground.blobs import BlobError, write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import tree_root
-from dlx.training.codecs import codec
+from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, barrier
@@ -29,9 +29,10 @@ from dlx.training.inner.private import agree
 from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Payload, Scratch, Source, Start, change_into
+from dlx.training.slot.change import Scratch, Source, Start, change_into, combine
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -219,28 +220,26 @@ class Slot:
     ) -> np.ndarray:
         """The payload; each tensor of the weights is taken from the loop once, for it and for `ends`."""
         chosen, shapes, after = self._codec, self._loop.shapes, self._loop.weights()
-        payloads = [self._payload(own) for own in folded]
-        old = chosen.previous_parts(shapes, self._newest_own())
-        payload = Payload(chosen, shapes, plan, np.empty(chosen.size(shapes, plan), np.uint8))
-        scratch = Scratch(shapes)
-        for name in sorted(shapes):
+        payloads, newest = [self._payload(own) for own in folded], self._newest_own()
+        payload, scratch = np.empty(chosen.size(shapes, plan), np.uint8), Scratch(shapes)
+        for name, where in chosen.parts(shapes, plan).items():
             update, end = scratch.of(name), weights.array(after[name])
             ends.add(name, end)
             change_into(update, name, start, end, residual, chosen.info.decay, payloads)
             tensor = update.reshape(shapes[name])
-            chosen.encode_part(name, tensor, plan, payload.data[payload.parts[name]], old.get(name))
-            payload.apply(np.subtract, update, name)
+            old = None if newest is None else (newest.part(name), newest.plan)
+            chosen.encode_part(name, tensor, plan, payload[where], old)
+            combine(np.subtract, update, chosen.decoder(name, payload[where], shapes[name], plan))
             left.add(name, tensor)
-        return payload.data
+        return payload
 
-    def _newest_own(self) -> tuple[bytes, Plan] | None:
-        """The slot's last payload and its plan, from which the codec may start: a lost one costs no round."""
+    def _newest_own(self) -> Payload | None:
+        """The slot's last payload, from which the codec may start: a lost one costs no round."""
         if not self._state:
             return None
-        own = self._state.own[-1]
         try:
-            return read_blob(self._path(own), self._codec.size(self._loop.shapes, own.plan)), own.plan
-        except BlobError:
+            return self._payload(self._state.own[-1])
+        except (BlobError, CodecError):
             return None
 
     def _check(self, inputs: RoundInputs) -> None:
@@ -287,10 +286,7 @@ class Slot:
         return tuple(one for one in (self._state.own if self._state else ()) if not self._is_decided(one, inputs))
 
     def _payload(self, own: Own) -> Payload:
-        return Payload.read(self._codec, self._loop.shapes, own.plan, self._path(own))
-
-    def _path(self, own: Own) -> Path:
-        return self._blobs / own.payload.hex()
+        return Payload(self._codec, self._loop.shapes, self._blobs / own.payload.hex(), own.plan)
 
     def _write_state(self, folder: Path) -> SegmentState:
         return SegmentState(*weights.write_blobs(folder, self._loop.weights(), self._loop.optimiser_state()))

@@ -26,7 +26,7 @@ from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
-from dlx.training.outer.step import SealedPayload, apply_round, pseudo_gradient
+from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Codec, Inner, Outer, Plan
 from dlx.training.slot.records import RoundInputs, Trained
@@ -325,7 +325,8 @@ def _update(run: _Replica, stage: int, round: int) -> dict[str, Tensor]:
         weights.read(folder / one.weights_after.hex(), shapes),
         weights.read(folder / one.residual_before.hex(), shapes),
     )
-    return pseudo_gradient(start, end, residual, codec(run.manifest.codec.name).info.decay, [])
+    decay = codec(run.manifest.codec.name).info.decay
+    return {name: start[name] - end[name] + residual[name] * decay for name in start}
 
 
 def _noise(tensor: Tensor) -> Tensor:
