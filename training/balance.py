@@ -15,7 +15,7 @@ from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import active
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.weights import Shapes
-from dlx.training.recipe.recipe import Outer, Recipe, activation_bytes, parse_model
+from dlx.training.recipe.recipe import Outer, Recipe, parse_model, step_bytes
 
 FLOAT = 4  # bytes
 
@@ -61,7 +61,7 @@ class Flops(Struct, frozen=True):
 def costs(recipe: Recipe) -> list[StageCost]:
     """Of every stage. Takes neither the weights' memory nor their time."""
     one_token, stages, found = flops(recipe), len(recipe.stages), []
-    pipe = recipe.data.micro_batches * activation_bytes(recipe)  # in one direction
+    pipe = step_bytes(recipe)  # in one direction
     for stage, (low, high) in enumerate(recipe.stages):
         shapes = stage_shapes(recipe, stage)
         size = FLOAT * _count(shapes)
@@ -147,7 +147,8 @@ def _activations(recipe: Recipe, stage: int, checkpointed: bool) -> int:
     samples, length, width = model.activation_shape
     with FakeTensorMode():
         tensors = {name: torch.empty(one.shape, requires_grad=True) for name, one in model.named_parameters()}
-        tensors |= {name: torch.empty(one.shape, dtype=one.dtype) for name, one in model.named_buffers()}
+        for name, buffer in model.named_buffers():
+            tensors[name] = torch.empty(buffer.shape, dtype=buffer.dtype, requires_grad=buffer.requires_grad)
         own = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors.values()}
         saved: dict[StorageWeakRef, int] = {}
 

@@ -20,7 +20,7 @@ from dlx.node.trainer.checks import Work
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
-from dlx.training.recipe.recipe import activation_bytes
+from dlx.training.recipe.recipe import step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults, size
 
@@ -96,7 +96,7 @@ class Inner:
     def most(self, stage: int) -> int:
         """Bytes of the largest file that a check of the stage takes."""
         weights = self.manifest.genesis[stage].size
-        tensors = segment_steps(self.manifest) * self.manifest.data.micro_batches * activation_bytes(self.manifest)
+        tensors = segment_steps(self.manifest) * step_bytes(self.manifest)
         return max(3 * weights + (1 << 20), tensors)
 
     def _statement(self, drawn: Drawn, stage: int, get: Get) -> Contribution:

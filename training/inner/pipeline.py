@@ -48,6 +48,8 @@ def run_step(
 ) -> Tensor | None:
     """Add the mean gradient over the step's micro-batches to the model's `.grad`s, in 1F1B order.
 
+    Where the first stage's embedding is the last one's head, it goes there first, and its gradient comes back last.
+
     `micro_batches`: int64 [n, length + 1] each, on the first and the last stage (inputs `[:, :-1]`, labels `[:, 1:]`).
     Between stages go float32 activations and gradients of `model.activation_shape`. Returns the mean loss in nats per
     token on the last stage, a scalar on its device, None elsewhere. Raises PipeBroken, or Stopped once `stop()` is
@@ -81,6 +83,7 @@ def run_step(
         if previous is not None:
             previous.send("gradient", step, micro, _bytes(source.grad))  # type: ignore[arg-type]
 
+    _hand_on_embedding(model, step, previous, next)
     ahead = min(model.stages - model.stage - 1, count)
     for micro in range(ahead):
         forward(micro)
@@ -88,7 +91,41 @@ def run_step(
         if micro + ahead < count:
             forward(micro + ahead)
         backward(micro)
+    _hand_back_gradient(model, step, previous, next)
     return torch.stack(losses).sum(dtype=_wide(losses[0])) if next is None else None
+
+
+def _hand_on_embedding(model: StageModel, step: int, previous: Link | None, next: Link | None) -> None:
+    if model.tied_shape is None:
+        return
+    if previous is None:
+        next.send("embedding", step, 0, _bytes(model.embedding.detach()))  # type: ignore[union-attr]
+        return
+    data = previous.recv("embedding", step, 0)
+    tensor = _tensor(data, model.tied_shape)
+    if next is not None:
+        next.send("embedding", step, 0, data)
+    else:
+        assert model.tied_head is not None
+        model.tied_head.grad = None
+        model.tied_head.data.copy_(tensor)
+
+
+def _hand_back_gradient(model: StageModel, step: int, previous: Link | None, next: Link | None) -> None:
+    if model.tied_shape is None:
+        return
+    if next is None:
+        assert model.tied_head is not None and model.tied_head.grad is not None
+        previous.send("tied gradient", step, 0, _bytes(model.tied_head.grad))  # type: ignore[union-attr]
+        model.tied_head.grad = None
+        return
+    data = next.recv("tied gradient", step, 0)
+    tensor = _tensor(data, model.tied_shape)
+    if previous is not None:
+        previous.send("tied gradient", step, 0, data)
+    else:
+        assert model.embedding.grad is not None
+        model.embedding.grad += to_device(tensor, model.device)
 
 
 class Norms(NamedTuple):

@@ -7,7 +7,7 @@ messages in: nothing but what it asked for, and no more activations than one for
 from typing import NamedTuple
 
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import activation_bytes
+from dlx.training.recipe.recipe import activation_bytes, embedding_bytes
 
 
 class Incoming(NamedTuple):
@@ -20,7 +20,7 @@ class Incoming(NamedTuple):
 
 def incoming(manifest: Manifest, stage: int, link: str) -> dict[str, Incoming]:
     """By kind, what the neighbour of `stage` at `link` ("previous" or "next") may send."""
-    tensor = (activation_bytes(manifest),)
+    tensor, embedding = (activation_bytes(manifest),), (embedding_bytes(manifest),)
     if link == "next":
         found = {
             "gradient": Incoming(tensor, "activation", 0),
@@ -34,6 +34,9 @@ def incoming(manifest: Manifest, stage: int, link: str) -> dict[str, Incoming]:
             "norm": Incoming((8,), "total", 1),
             "barrier": Incoming((32,), "release", 1),
         }
+    if embedding_bytes(manifest):
+        tied = {"next": Incoming(embedding, "embedding", 0), "previous": Incoming(embedding, "tied gradient", 1)}
+        found["tied gradient" if link == "next" else "embedding"] = tied[link]
     if manifest.data.private:
         found["data"] = Incoming((0, 32), "data", 0 if link == "next" else 2)  # 2: a hash, and last words
     return found

@@ -46,6 +46,8 @@ def heldout_loss_of_weights(
         model = StageModel(manifest, stage)
         model.load_state_dict(tensors)
         models.append(model)
+    if models[-1].tied_head is not None:
+        models[-1].tied_head.data.copy_(models[0].embedding)
 
     def logits(hidden: Tensor) -> Tensor:
         for model in models:

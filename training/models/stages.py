@@ -17,7 +17,7 @@ from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.surroundings import Surroundings
 from dlx.training.recipe.family import Config, Layout
 from dlx.training.recipe.huggingface import transformers_config
-from dlx.training.recipe.recipe import Recipe, parse_model
+from dlx.training.recipe.recipe import Recipe, embedding_shape, parse_model
 
 _DEAR = [  # what costs most to compute again: products of matrices, and attention
     *(getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")),
@@ -40,6 +40,8 @@ class StageModel(nn.Module):
     once for all at their first use; where that fails they run as they are. On "meta" nothing takes memory.
     `shard` may divide the parameters among ranks, before any of them takes memory.
     """
+
+    tied_head: Tensor | None  # on the last stage, where it is the first one's embedding: lent for a step
 
     def __init__(
         self,
@@ -74,12 +76,22 @@ class StageModel(nn.Module):
                 scale.fill_(config.width**0.5)
             if self.device == "meta" and hasattr(part, "gate_up_proj"):
                 part.forward = partial(_as_one_expert, part)
+        self.tied_shape = embedding_shape(recipe)
+        lent = None
+        if self.tied_shape and self.is_last:
+            lent = torch.empty(self.tied_shape, device=self.device, requires_grad=True)
+        self.register_buffer("tied_head", lent, persistent=False)
         self._surroundings = Surroundings(config, rotary, range(low, high), data.sequence_length, self.device)
         self._through = _compiled() if placement.compile else _through
 
     @property
     def is_first(self) -> bool:
         return self.stage == 0
+
+    @property
+    def embedding(self) -> Tensor:
+        """Of tokens, on the first stage."""
+        return _part(self, self._layout.tokens).weight
 
     @property
     def is_last(self) -> bool:
@@ -104,9 +116,12 @@ class StageModel(nn.Module):
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy in nats, a scalar, from what the head takes."""
-        head = _part(self, self._layout.head) or _part(self, self._layout.tokens)
-        parameters = tuple(head.parameters())
-        return cross_entropy(self._head, parameters, len(head.weight), hidden.flatten(0, 1), labels.flatten())
+        if self.tied_head is not None:
+            parameters = (self.tied_head,)
+        else:
+            head = _part(self, self._layout.head) or _part(self, self._layout.tokens)
+            parameters = tuple(head.parameters())
+        return cross_entropy(self._head, parameters, len(parameters[0]), hidden.flatten(0, 1), labels.flatten())
 
     def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
         options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here
@@ -137,10 +152,10 @@ class StageModel(nn.Module):
         return hidden
 
     def _head(self, hidden: Tensor) -> Tensor:
+        if self.tied_head is not None:
+            return functional.linear(hidden, self.tied_head)
         head = _part(self, self._layout.head)
-        if head is None:  # tied: only where one stage is first and last
-            return functional.linear(hidden, _part(self, self._layout.tokens).weight)
-        return head(hidden)
+        return functional.linear(hidden, self.embedding) if head is None else head(hidden)
 
 
 def _compiled() -> Callable[[nn.Module, Checkpoint, Tensor, dict[str, Any]], Tensor]:

@@ -277,6 +277,10 @@ class OptConfig(Config, frozen=True, kw_only=True):
     init_std: _Deviation = 0.02
 
     @property
+    def embedding_width(self) -> int:
+        return self.word_embed_proj_dim or self.width
+
+    @property
     def deviation(self) -> float:
         return self.init_std
 

@@ -64,6 +64,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.hidden_size  # type: ignore[attr-defined]
 
     @property
+    def embedding_width(self) -> int:
+        """Of a token's embedding."""
+        return self.width
+
+    @property
     def layers(self) -> int:
         return self.num_hidden_layers  # type: ignore[attr-defined]
 

@@ -172,6 +172,25 @@ def activation_bytes(recipe: Recipe) -> int:
     return micro_batch * recipe.data.sequence_length * parse_model(recipe.model).width * 4
 
 
+def embedding_shape(recipe: Recipe) -> tuple[int, int] | None:
+    """[vocabulary, width] of the first stage's embedding where it is the head of another, the last one; else None."""
+    config = parse_model(recipe.model)
+    return (
+        (config.vocab_size, config.embedding_width) if config.tie_word_embeddings and len(recipe.stages) > 1 else None
+    )
+
+
+def embedding_bytes(recipe: Recipe) -> int:
+    """Of that tensor, which every inner step takes from stage to stage, and of its gradient on the way back."""
+    shape = embedding_shape(recipe)
+    return 4 * shape[0] * shape[1] if shape else 0
+
+
+def step_bytes(recipe: Recipe) -> int:
+    """Bytes of the tensors that one inner step brings from one stage to the next, and as many back."""
+    return recipe.data.micro_batches * activation_bytes(recipe) + embedding_bytes(recipe)
+
+
 def parse_model(model: Model) -> Config:
     """The model's config as its family's. Raises ManifestError; what depends on several keys is not checked again."""
     kind = config_class(model.config)

@@ -14,13 +14,15 @@ from dlx.ground.constants import NO_HASH
 from dlx.training.inner.pipeline import Bytes, Link, Norms
 from dlx.training.slot.trace import Boundary, Step, agreement
 
+FORWARD, BACKWARD = ("activation", "embedding"), ("gradient", "tied gradient")  # kinds of messages
+
 
 class Recorder:
     """Use `previous` and `next` in place of the links of a round; the files go to `folder`."""
 
     def __init__(self, folder: Path, previous: Link | None, next: Link | None) -> None:
-        self.previous = None if previous is None else _Tap(previous, folder, "activation", "gradient")
-        self.next = None if next is None else _Tap(next, folder, "gradient", "activation")
+        self.previous = None if previous is None else _Tap(previous, folder, FORWARD, BACKWARD)
+        self.next = None if next is None else _Tap(next, folder, BACKWARD, FORWARD)
         self.boundaries: list[Boundary] = []
         self._numbers: list[tuple[Norms, float]] = []
 
@@ -57,21 +59,21 @@ class Recorder:
 
 
 class _Tap:
-    """A `Link` that records tensors of the kind `came`, and hashes those of the kind `went`."""
+    """A `Link` that records tensors of the kinds `came`, and hashes those of the kinds `went`."""
 
-    def __init__(self, link: Link, folder: Path, came: str, went: str) -> None:
+    def __init__(self, link: Link, folder: Path, came: Sequence[str], went: Sequence[str]) -> None:
         self._link, self._folder, self._came, self._went = link, folder, came, went
-        self._draft = folder / f".{came}.tmp"
+        self._draft = folder / f".{came[0]}.tmp"
         self._begin()
 
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
-        if kind == self._went:
+        if kind in self._went:
             self._sent.update(data)
         self._link.send(kind, step, micro, data)
 
     def recv(self, kind: str, step: int, micro: int) -> Bytes:
         data = self._link.recv(kind, step, micro)
-        if kind == self._came:
+        if kind in self._came:
             self._received.update(data)
             self._file.write(data)
         return data

@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Plan, Precision, activation_bytes
+from dlx.training.recipe.recipe import Plan, Precision, activation_bytes, embedding_bytes, step_bytes
 from dlx.training.slot.change import Scratch, Start, change_into, combine
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
@@ -348,8 +349,10 @@ class _Opener:
     """Makes the links of a replay."""
 
     def __init__(self, manifest: Manifest, files: _Files, first: int, steps: int, opened: contextlib.ExitStack) -> None:
-        self._piece, self._files, self._first, self._opened = activation_bytes(manifest), files, first, opened
-        self._size = steps * manifest.data.micro_batches * self._piece
+        self._files, self._first, self._opened = files, first, opened
+        self._pieces = dict.fromkeys(("activation", "gradient"), activation_bytes(manifest))
+        self._pieces |= dict.fromkeys(("embedding", "tied gradient"), embedding_bytes(manifest))
+        self._size = steps * step_bytes(manifest)
         self._slack = THRESHOLDS[manifest.precision].numbers
 
     def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "_Recorded | None":
@@ -359,7 +362,7 @@ class _Opener:
         received, sent_there = self._file(came), self._file(went)
         if received is None:
             raise Missing([came])
-        return _Recorded(received, sent_there, self._piece, numbers, self._first, self._slack)
+        return _Recorded(received, sent_there, self._pieces, numbers, self._first, self._slack)
 
     def _file(self, name: bytes) -> BinaryIO | None:
         path = self._files.recorded(name)
@@ -378,14 +381,14 @@ class _Recorded:
         self,
         came: BinaryIO,
         went: BinaryIO | None,
-        piece: int,
+        pieces: Mapping[str, int],
         numbers: Mapping[str, Sequence[tuple[float, ...]]],
         first: int,
         slack: float,
     ) -> None:
-        self._came, self._went, self._piece, self._numbers, self._first = came, went, piece, numbers, first
+        self._came, self._went, self._pieces, self._numbers, self._first = came, went, pieces, numbers, first
         self._slack, self._norm = slack, 0.0
-        self._apart = self._whole = 0.0
+        self._apart, self._whole = defaultdict[str, float](float), defaultdict[str, float](float)  # squares, by kind
 
     @property
     def is_compared(self) -> bool:
@@ -393,15 +396,16 @@ class _Recorded:
 
     @property
     def distance(self) -> float:
-        return _ratio(self._apart, self._whole)
+        """The largest of the kinds of tensors."""
+        return max((_ratio(self._apart[kind], whole) for kind, whole in self._whole.items()), default=0.0)
 
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         if kind == "norm":
             self._norm = struct.unpack("<d", data)[0] ** 0.5
-        if kind in ("activation", "gradient") and self._went is not None:
-            there = np.frombuffer(self._went.read(self._piece), "<f4").astype(np.float64)
-            self._apart += float(np.square(np.frombuffer(data, "<f4") - there).sum())
-            self._whole += float(np.square(there).sum())
+        if kind in self._pieces and self._went is not None:
+            there = np.frombuffer(self._went.read(self._pieces[kind]), "<f4").astype(np.float64)
+            self._apart[kind] += float(np.square(np.frombuffer(data, "<f4") - there).sum())
+            self._whole[kind] += float(np.square(there).sum())
 
     def recv(self, kind: str, step: int, micro: int) -> bytes:
         if kind in self._numbers:
@@ -409,7 +413,7 @@ class _Recorded:
             if kind == "total" and numbers[0] < self._norm <= numbers[0] * (1 + self._slack):
                 numbers = (self._norm, *numbers[1:])  # rounding may have the replay's part above the whole that was
             return struct.pack(f"<{len(numbers)}d", *numbers)
-        return self._came.read(self._piece)
+        return self._came.read(self._pieces[kind])
 
 
 def _optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:

@@ -81,6 +81,7 @@ def _rules(manifest: Any, stage: int, link: str) -> dict[str, Incoming]:
     """Without a model: every tensor has 8 bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dlx.training.inner.traffic.activation_bytes", lambda manifest: 8)
+        patch.setattr("dlx.training.inner.traffic.embedding_bytes", lambda manifest: 0)
         return incoming(manifest, stage, link)
 
 
@@ -160,6 +161,7 @@ class _Checked:
         return self._link.recv(kind, step, micro)
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3)])
 def test_honest_stages_are_never_refused(
@@ -169,9 +171,10 @@ def test_honest_stages_are_never_refused(
     dataset: Any,
     cuts: tuple[int, ...],
     micro_batches: int,
+    tied: bool,
 ) -> None:
     data = DraftData(source=["x"], sequence_length=16, batch_size=4, micro_batches=micro_batches, seed=7)
-    manifest = tiny_run(list(pairwise(cuts)), data=data)
+    manifest = tiny_run(list(pairwise(cuts)), data=data, config={"tie_word_embeddings": tied})
     models, lock, ends = build_stages(manifest), threading.Lock(), dict[tuple[int, str], _Checked]()
     batch = dataset.batch("train", [0, 1, 2, 3], 16).split(4 // micro_batches)
     met = threading.Barrier(len(manifest.stages))

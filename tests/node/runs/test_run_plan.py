@@ -88,11 +88,21 @@ def _with(draft: Path, text: str) -> Path:
     return path
 
 
+def test_tied_embeddings_are_counted_in_the_pipes(tmp_path: Path) -> None:
+    sizes = "n_embd = 32\nn_layer = 6\nn_head = 2\nn_positions = 32"
+    found = []
+    for tied in ("false", "true"):
+        draft = _write(tmp_path, "[[0, 3], [3, 6]]", family="gpt2", sizes=f"{sizes}\ntie_word_embeddings = {tied}")
+        found.append(json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)["stages"])
+    head = found[0][1]["parameters"] - found[1][1]["parameters"]
+    assert head > 0 and [tied["pipes"] - untied["pipes"] for untied, tied in zip(*found, strict=True)] == [4 * head] * 2
+
+
 def test_a_draft_that_cannot_be_planned_is_one_line(tmp_path: Path) -> None:
-    sizes = "n_embd = 32\nn_layer = 6\nn_head = 2\nn_positions = 32\ntie_word_embeddings = true"
+    sizes = "n_embd = 33\nn_layer = 6\nn_head = 2\nn_positions = 32"
     draft = _write(tmp_path, "[[0, 3], [3, 6]]", family="gpt2", sizes=sizes)
     line = dlx("run", "plan", "--manifest", draft, code=2).stderr
-    assert "model.config.tie_word_embeddings: expected false where the model has more than one stage" in line
+    assert "model.config.n_embd: expected a multiple of n_head (2), got 33" in line
 
 
 def test_checkpointed_activations_are_a_setting_like_others(tmp_path: Path) -> None:

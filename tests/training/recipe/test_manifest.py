@@ -175,7 +175,6 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
             "bloom",
             "model.config.model_type: expected one of gemma3_text, gpt2, gpt_neox, llama, ",
         ),
-        ("model.config.tie_word_embeddings", True, "model.config.tie_word_embeddings: expected false where the "),
         ("model.config.auto_map", "evil.py", "model.config.auto_map: unknown key"),
         ("model.config.attention_dropout", 0.1, "model.config.attention_dropout: unknown key"),
         ("model.config.hidden_size", 126, "model.config.hidden_size: expected a multiple of 2 x num_attention_heads"),

@@ -145,12 +145,14 @@ def replica(
 # ---- honest work
 
 
+TIED = {"tie_word_embeddings": True}
 HONEST: dict[str, dict[str, Any]] = {
     "float32, AdamW, int4, delay 0": {"plan": Plan(inner_steps=45)},
     "float32, Muon, lowrank, delay 1": {"inner": MUON, "codec": Codec("lowrank"), "outer": LATE,
                                         "plan": Plan(rank=4, inner_steps=21)},
     "bfloat16, AdamW, topk, delay 1": {"precision": "bfloat16", "codec": Codec("topk"), "outer": LATE,
                                        "plan": Plan(level=2, rank=64, inner_steps=5)},
+    "float32, Muon, tied embeddings": {"inner": MUON, "plan": Plan(inner_steps=21), "config": TIED},
     "bfloat16, Muon, two bits, delay 0": {"precision": "bfloat16", "inner": MUON, "plan": Plan(level=2, inner_steps=3)},
 }  # fmt: skip
 
@@ -232,6 +234,8 @@ CHEATS = {
     ("last round's data", 0): "weights' change",
     ("junk activation", 0): "activations sent", ("junk activation", 1): "activations sent",
     ("junk gradient", 1): "gradients sent", ("junk gradient", 2): "gradients sent",
+    ("junk embedding", 0): "activations sent", ("junk embedding", 1): "activations sent",
+    ("junk tied gradient", 1): "gradients sent", ("junk tied gradient", 2): "gradients sent",
 }  # fmt: skip
 
 
@@ -239,7 +243,7 @@ CHEATS = {
 def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
     how: str, who: int, replica: Callable[..., _Replica], tmp_path: Path
 ) -> None:
-    run = replica(plan=Plan(inner_steps=10))
+    run = replica(plan=Plan(inner_steps=10), config=TIED if "embedding" in how or "tied" in how else {})
     run.round()
     run.round({who: lambda *arguments: _Cheat(how, *arguments)})
     public = run.hand_over(1, 0, tmp_path / "public")
