@@ -42,7 +42,7 @@ def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
     for step in range(WARM_UP_STEPS + steps):
         if step == WARM_UP_STEPS:
             started = time.perf_counter()
-        places = dataset.positions(step, 0, manifest.max_replicas, data.batch_size)
+        places = range(step * data.batch_size, (step + 1) * data.batch_size)
         ids = dataset.ids(data.seed, places, data.sequence_length)
         for micro in dataset.batch("train", ids, data.sequence_length).chunk(data.micro_batches):
             logits = model(micro[:, :-1]).logits

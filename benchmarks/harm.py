@@ -70,8 +70,7 @@ class Member:
         if lie.bfloat16:
             manifest = replace(manifest, precision="bfloat16")
         self._manifest, self._replica, self._lie = manifest, replica, lie
-        self._data = _Assigned(dataset, lie, manifest.plan.inner_steps)
-        self._loop = InnerLoop(manifest, 0, replica, self._data)  # type: ignore[arg-type]
+        self._loop = InnerLoop(manifest, 0, replica, dataset)
         self._codec, self._plan = codec(manifest.codec.name), manifest.plan
         self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
         self._before: Tensors | None = None
@@ -80,11 +79,13 @@ class Member:
         """The decoded payload of a round."""
         lie, start = self._lie, {name: tensor.clone() for name, tensor in base.items()}
         self._loop.load_weights(start)
+        lot = round * REPLICAS + self._replica + lie.lots(round, REPLICAS)
         for done in range(self._plan.inner_steps):
             if not lie.skips(done):
                 with _rate(lie.rate):
                     index = round * self._plan.inner_steps + done
-                    self._loop.step(index, total_steps, self._loop.positions(index), None, None)
+                    samples = self._loop.positions(lot * self._plan.inner_steps + done)
+                    self._loop.step(index, total_steps, samples, None, None)
         end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
         decay, kept = self._codec.info.decay, self._residual
         update: Mapping[str, Tensor] = {name: start[name] - end[name] + kept[name] * decay for name in start}
@@ -95,20 +96,6 @@ class Member:
         copied = others[0] if lie.copies == "mate" else self._before if lie.copies == "own" else None
         self._before = decoded
         return {name: tensor.clone() for name, tensor in (copied or decoded).items()}
-
-
-class _Assigned:
-    """The data set, of which the liar takes other samples than its own."""
-
-    def __init__(self, dataset: Dataset, lie: Lie, steps: int) -> None:
-        self._dataset, self._lie, self._steps = dataset, lie, steps
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._dataset, name)
-
-    def positions(self, step: int, replica: int, *rest: int) -> object:
-        step, replica = self._lie.data(step, replica, self._steps)
-        return self._dataset.positions(step, replica % REPLICAS, *rest)
 
 
 class _rate:

@@ -228,19 +228,6 @@ def _bases(folder: Path) -> list[bytes]:
     return [data[at : at + 32] for at in range(0, len(data), 32)]
 
 
-class Late:
-    """A dataset that gives what was due so many steps ago."""
-
-    def __init__(self, dataset: Dataset, steps: int) -> None:
-        self._dataset, self._steps = dataset, steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
-
-    def positions(self, index: int, *rest: Any) -> Any:
-        return self._dataset.positions(index - self._steps, *rest)
-
-
 class _Loop(InnerLoop):
     """An inner loop that may cheat."""
 
@@ -257,6 +244,13 @@ class _Loop(InnerLoop):
         return loss
 
 
+def _lot(manifest: Manifest, round: int, replica: int) -> tuple[int, int]:
+    """The positions of a replica in a round, where two are counted in every one."""
+    need = manifest.plan.inner_steps * manifest.data.batch_size
+    first = (2 * round + replica) * need
+    return first, first + need
+
+
 def _train(
     manifest: Manifest, altered: Manifest, folder: Path, slots: Path, round: int, bases: Sequence[bytes], case: Case
 ) -> list[Trained]:
@@ -266,13 +260,13 @@ def _train(
     steps = manifest.plan.inner_steps
 
     def slot(stage: int) -> Slot:
-        data: Any = Late(dataset, case.late * steps)
-        loop = _Loop(altered, stage, case.replica, data)
+        loop = _Loop(altered, stage, case.replica, dataset)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
         return Slot(manifest, loop, stage, slots / str(stage), folder)
 
     def work(one: Slot, stage: int, previous: Link | None, next: Link | None) -> Trained:
-        inputs = RoundInputs(round, manifest.plan, round * steps, ROUNDS * steps, round, bases[stage])
+        samples = (_lot(manifest, round - case.late, case.replica),)
+        inputs = RoundInputs(round, manifest.plan, round * steps, ROUNDS * steps, round, bases[stage], samples)
         return one.train(inputs, previous, next)
 
     links = [queue_links(3600.0) for _ in range(STAGES - 1)]
@@ -315,6 +309,7 @@ def _check(
             plan=manifest.plan,
             steps_before=manifest.plan.inner_steps,
             total_steps=ROUNDS * manifest.plan.inner_steps,
+            samples=(_lot(manifest, 1, 0),),
             next_trace=after.trace if after else None,
         )
         checked = replay.check_contribution(manifest, drawn, dataset, folders)

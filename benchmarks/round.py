@@ -282,7 +282,7 @@ class _Rounds:
         outer = threading.Thread(target=self._outer_step, args=(self._received,))
         if delay and t:  # the last round's outer step, beside the training
             outer.start()
-        base = max(0, t - delay)
+        base, need = max(0, t - delay), INNER_STEPS * self._manifest.data.batch_size
         inputs = RoundInputs(
             round=t,
             plan=plan,
@@ -290,6 +290,7 @@ class _Rounds:
             total_steps=(ROUNDS + 1) * INNER_STEPS,
             base_version=base,
             base_weights=self._versions[base][0],
+            samples=((t * need, (t + 1) * need),),
         )
         with self._timing("train"):
             slot.train(inputs, None, None)

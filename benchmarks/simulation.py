@@ -50,7 +50,7 @@ def diloco(
             chosen = {manifest.codec.name: _Uncompressed(manifest.codec.name)}
             patches.enter_context(patch.dict(codecs._CODECS, chosen))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
-        slots = [_Member(run, replica, dataset) for replica in range(replicas)]
+        slots = [_Member(run, replica, replicas, dataset) for replica in range(replicas)]
         ranks, sent = _Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
@@ -115,13 +115,15 @@ class _Run:
 class _Member:
     """One replica."""
 
-    def __init__(self, run: _Run, replica: int, dataset: Dataset) -> None:
-        self._run, folder = run, run.folder / f"slot-{replica}"
+    def __init__(self, run: _Run, replica: int, replicas: int, dataset: Dataset) -> None:
+        self._run, self._place, folder = run, (replica, replicas), run.folder / f"slot-{replica}"
         self._slot = Slot.open(run.manifest, 0, replica, folder, run.blobs, dataset)
         self._undecided = Undecided(folder)
 
     def round(self, t: int, plan: Plan) -> Trained:
         manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)
+        (replica, replicas), need = self._place, plan.inner_steps * manifest.data.batch_size
+        first = (t * replicas + replica) * need  # one lot behind the other, as all are counted
         inputs = RoundInputs(
             round=t,
             plan=plan,
@@ -129,6 +131,7 @@ class _Member:
             total_steps=manifest.rounds * manifest.plan.inner_steps,
             base_version=base,
             base_weights=self._run.versions[base],
+            samples=((first, first + need),),
         )
         trained = self._slot.train(inputs, None, None)
         self._undecided.decide(t, None, self._run.blobs)  # nobody audits

@@ -60,15 +60,17 @@ class NoRoom(OSError):
 
 
 class Kind(StrEnum):
-    """Why a blob is kept. Payloads and versions that nobody pinned may be evicted; private ones are never served."""
+    """Why a blob is kept. Shards, payloads and versions that nobody pinned may be evicted; private ones are never
+    served."""
 
-    PUBLIC = "public"  # manifest, data, genesis
+    PUBLIC = "public"  # manifest, genesis, data that this node keeps for others
+    SHARD = "shard"  # of the data, fetched for a round
     PAYLOAD = "payload"
     VERSION = "version"  # weights and outer momentum
     PRIVATE = "private"
 
 
-EVICTABLE = (Kind.PAYLOAD, Kind.VERSION)
+EVICTABLE = (Kind.SHARD, Kind.PAYLOAD, Kind.VERSION)
 LOST = (errno.ENOENT, errno.EIO)  # of reading a file: it is the file's fault, not that of a full or busy machine
 
 
@@ -204,12 +206,12 @@ class BlobStore:
         return self._index.owners(prefix)
 
     def release(self, owner: str) -> None:
-        """`owner` needs nothing any more: its payloads and versions that nobody else has pinned are removed."""
+        """`owner` needs nothing any more: what of it may be evicted and nobody else has pinned is removed."""
         for hash_ in self._index.unpin(owner):
             self.discard(hash_)
 
     def discard(self, hash_: bytes) -> None:
-        """Remove a payload or version, unless somebody has pinned it."""
+        """Remove a blob that may be evicted, unless somebody has pinned it."""
         self._evict(hash_, EVICTABLE)
 
     def evict(self, kind: Kind, older_than: float = 0.0) -> int:
@@ -217,8 +219,21 @@ class BlobStore:
         old = self._index.unpinned((kind,), time.time() - older_than)
         return sum(self._evict(hash_, (kind,)) > 0 for hash_ in old)
 
+    def shrink(self, kind: Kind, most: int) -> int:
+        """Remove blobs of a class that nobody has pinned, oldest first, until all of the class take at most so many
+        bytes, or none is left to remove; how many."""
+        kinds = self._index.kinds()
+        over = sum(self._size(hash_) for hash_, found in kinds.items() if found == kind) - most
+        removed = 0
+        for hash_ in self._index.unpinned((kind,), time.time()) if over > 0 else ():
+            if over <= 0:
+                break
+            if freed := self._evict(hash_, (kind,)):
+                over, removed = over - freed, removed + 1
+        return removed
+
     def make_room(self, size: int) -> None:
-        """Have room for `size` more bytes: remove downloads that were given up and unpinned payloads and versions,
+        """Have room for `size` more bytes: remove downloads that were given up and unpinned blobs that may be evicted,
         oldest first. Raises NoRoom.
         """
         if not self._room.take(size):

@@ -8,12 +8,13 @@ from typing import NamedTuple
 from dlx.ledger.abi import account_bytes, checksum
 from dlx.ledger.events import Sealed
 from dlx.ledger.index import EventIndex, Place
+from dlx.ledger.seal_log import bitmap
 from dlx.ledger.typed import split_entries
 from dlx.ledger.view import RunView
 
 _BATCH = 1000
 _DELAYS = (0, 1)  # that a manifest can have
-_MARKS = ", ".join("?" * 20)
+_MARKS = ", ".join("?" * 21)
 
 
 class SealRow(NamedTuple):
@@ -44,6 +45,7 @@ class Outline(NamedTuple):
     weights: bytes
     momentum: bytes
     next_inner_steps: int
+    replicas: bytes  # the bitmap of those that it counts
 
 
 def write(db: sqlite3.Connection, view: RunView, seals: Iterable[Sealed]) -> None:
@@ -78,14 +80,14 @@ def outlines(index: EventIndex, run: bytes, until: Place) -> Iterator[Outline]:
     place = -1, -1
     while True:
         found = index.rows(
-            "SELECT stage, weights, momentum, next_inner_steps, round FROM seals WHERE run = ? "
+            "SELECT stage, weights, momentum, next_inner_steps, replicas, round FROM seals WHERE run = ? "
             f"AND (round, stage) > (?, ?) AND (block, log_index) <= (?, ?) ORDER BY round, stage LIMIT {_BATCH}",
             run, *place, *until,
         )  # fmt: skip
-        yield from (Outline(*row[:4]) for row in found)
+        yield from (Outline(*row[:5]) for row in found)
         if len(found) < _BATCH:
             return
-        place = found[-1][4], found[-1][0]
+        place = found[-1][5], found[-1][0]
 
 
 def sealed(index: EventIndex, run: bytes, stage: int, round: int) -> Sealed:
@@ -108,6 +110,7 @@ def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object,
         sealed.count, sum(not entry.of_record for entry in split_entries(sealed.signatures)),
         sealed.steps * view.config.tokens_per_step, sealed.mean_loss,
         sealed.outcome.inner_steps, *_plan_in_force(db, sealed), planned.level, planned.rank, planned.inner_steps,
+        bitmap(sealed),
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ _NOBODY, _UNKNOWN = Member(), Standing()
 class RunView:
     """The state of one run after the events applied so far. Give it every event of the run, in order.
 
-    `keep`: how many of each stage's newest seals `sealed` has in full, with their records; None: all. Of the others 72
+    `keep`: how many of each stage's newest seals `sealed` has in full, with their records; None: all. Of the others 80
     bytes each stay: the hashes that they gave, and sums; `older(stage, round)`, where given, has all of them.
     """
 

@@ -11,17 +11,20 @@ from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
+from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
 from dlx.ledger.view import RunView
+from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn
 from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
 from dlx.node.round.rules import base_version
 from dlx.node.trainer.checks import Work
+from dlx.training.data.dealing import Intervals, cut
+from dlx.training.data.shards import DataManifest, Shard, sample_order
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.recipe.recipe import step_bytes
-from dlx.training.slot.segments import segment_steps, segments_in
+from dlx.training.slot.segments import segment, segment_steps, segments_in
 from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults, size
 
 Get = Callable[[bytes, int], Path]  # a blob's name and the bytes that it may have -> its file
@@ -48,8 +51,8 @@ class Unknown(Exception):
 class Inner:
     """The inner rounds of one run. `view` has the seals of the rounds asked for, and of those before that plan them."""
 
-    def __init__(self, manifest: Manifest, view: RunView) -> None:
-        self.manifest, self.view, self.terms = manifest, view, Terms.of(manifest)
+    def __init__(self, manifest: Manifest, view: RunView, deals: Deals) -> None:
+        self.manifest, self.view, self.terms, self._deals = manifest, view, Terms.of(manifest), deals
 
     def work(self, drawn: Drawn, get: Get, blobs: Path, placement: Placement) -> Work:
         """Everything but the files that the check itself asks for. `get` raises Absent; so does this, and Unknown and
@@ -72,10 +75,21 @@ class Inner:
             plan=plan,
             steps_before=before,
             total_steps=terms.total_steps,
+            samples=self._samples(drawn, said),
             own_plans=self._own_plans(said, get),
             next_trace=self._neighbour(drawn, drawn.stage + 1, get),
             placement=placement,
         )
+
+    def shards(self, work: Work, data: DataManifest) -> list[Shard]:
+        """The shards that the drawn segment's samples lie in: none where the stage read no data of the run's."""
+        if not work.samples:
+            return []
+        terms, steps = self.manifest.data, Contribution.decode(work.statement).inner_steps
+        first, length = segment(work.segment, 0, steps, segment_steps(self.manifest))
+        order = sample_order(data, terms.seed, terms.sequence_length)
+        places = cut(work.samples, first * terms.batch_size, length * terms.batch_size)
+        return [data.train[index] for index in order.shards(places)]
 
     def disputed(self, drawn: Drawn, get: Get) -> bool:
         """Whether the traces of the replica's stages, as far as they are to be had, contradict each other."""
@@ -116,6 +130,14 @@ class Inner:
         if (found.inner_steps, found.segments) != (steps, segments_in(steps, segment_steps(self.manifest))):
             raise Lie(f"it states {found.inner_steps} steps in {found.segments} segments, the round had {steps} steps")
         return found
+
+    def _samples(self, drawn: Drawn, said: Contribution) -> Intervals:
+        if drawn.stage not in (0, len(self.manifest.stages) - 1) or said.flags & PRIVATE_DATA:
+            return ()
+        try:
+            return self._deals.lot(self.view, drawn.round, drawn.replica)
+        except KeyError:
+            raise Unknown("the seals that deal its samples are not at hand") from None
 
     def _trace(self, said: Contribution, get: Get) -> bytes:
         return get(said.trace, size(said.segments, said.inner_steps)).read_bytes()

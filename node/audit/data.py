@@ -10,8 +10,8 @@ from dlx.training.data.shards import (
     MAX_MANIFEST_BYTES,
     DataError,
     DataManifest,
-    fault_of,
     parse_data_manifest,
+    problem_of,
 )
 from dlx.training.recipe.manifest import Manifest
 
@@ -29,12 +29,13 @@ def audit_data(report: Report, manifest: Manifest, blobs: Blobs, progress: Calla
         digest = bytes.fromhex(blob.sha256)
         what = "tokenizer" if blob == data.tokenizer else "shard"
         try:
-            wrong = fault_of(data, blob, blobs.get(digest, blob.size))
+            problem = problem_of(data, blob, blobs.get(digest, blob.size))
         except BlobMissing as error:
             report.add(LEVEL, "data", "WARN", f"a {what} is gone: {error.reason}", hash=digest)
             report.cannot_establish("that all data is what its manifest says: parts of it are gone")
         else:
-            report.add(LEVEL, "data", "FAIL" if wrong else "PASS", f"a {what} {wrong}" if wrong else "", hash=digest)
+            detail = f"a {what} {problem.reason}" if problem else ""
+            report.add(LEVEL, "data", "FAIL" if problem else "PASS", detail, hash=digest)
         blobs.drop(digest)
 
 

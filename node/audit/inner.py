@@ -13,6 +13,7 @@ from dlx.node.archive.inner import Absent, Inner, Lie, Unknown, segments_of
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round import turns
+from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.turns import Case
 from dlx.node.round.verdicts import Finding, ReportedVerdict
@@ -51,20 +52,19 @@ class Found:
 class Replays:
     """Replays drawn contributions of a run with blobs from anywhere; working copies lie in `blobs.work`.
 
-    Raises BlobMissing where the run's data is gone.
+    Raises BlobMissing where the list of the run's data is gone, DataError where it is none.
     """
 
     def __init__(self, manifest: Manifest, blobs: Blobs, placement: Placement) -> None:
         self._manifest, self._blobs, self._placement = manifest, blobs, placement
         named = manifest.data.manifest
         path = blobs.get(bytes.fromhex(named.sha256), min(named.size, shards.MAX_MANIFEST_BYTES))
-        for part in shards.parse_data_manifest(path.read_bytes()).blobs():
-            blobs.get(bytes.fromhex(part.sha256), part.size)
+        self._data, self._deals = shards.parse_data_manifest(path.read_bytes()), Deals.of(manifest)
         self._kept = {entry.name for entry in blobs.work.iterdir()}
 
     def check(self, view: RunView, drawn: Drawn) -> Found:
         """`view` has the seals of the round, and of those that plan it."""
-        inner = Inner(self._manifest, view)
+        inner = Inner(self._manifest, view, self._deals)
         self._blobs.get(view.config.manifest, MAX_BYTES)
         try:
             return self._check(inner, drawn)
@@ -89,6 +89,11 @@ class Replays:
                 self._get(name, most)
             except Absent:  # its neighbour's to serve: then that is not compared
                 continue
+        for shard in inner.shards(work, self._data):
+            try:
+                self._blobs.get(bytes.fromhex(shard.sha256), shard.size)
+            except BlobMissing as error:
+                raise Unknown(f"a shard of its data is gone: {error.reason}") from None
         for _ in range(_PASSES):
             outcome = carry_out(work)
             if outcome.refusal:
@@ -135,7 +140,7 @@ def audit_inner(
         manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
         replays = Replays(manifest, blobs, choice.placement)
     except (BlobMissing, ManifestError, shards.DataError) as error:
-        report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without the manifest and the data: {error}")
+        report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without manifest and list of the data: {error}")
         return
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
     found = _drawn(report, view, manifest, block_hash, rounds)

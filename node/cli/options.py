@@ -93,6 +93,8 @@ CompileOption = Annotated[bool | None, setting("compile")]
 CheckpointActivationsOption = Annotated[str | None, setting("checkpoint_activations")]
 DiskQuotaOption = Annotated[str | None, setting("disk_quota")]
 DiskFloorOption = Annotated[str | None, setting("disk_floor")]
+DataCacheOption = Annotated[str | None, setting("data_cache")]
+MirrorDataOption = Annotated[bool | None, setting("mirror_data")]
 AuditShareOption = Annotated[float | None, setting("audit_share")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -41,6 +41,8 @@ def command(
     checkpoint_activations: options.CheckpointActivationsOption = None,
     disk_quota: options.DiskQuotaOption = None,
     disk_floor: options.DiskFloorOption = None,
+    data_cache: options.DataCacheOption = None,
+    mirror_data: options.MirrorDataOption = None,
     audit_share: options.AuditShareOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
@@ -66,7 +68,7 @@ def command(
         password_file=password_file, private_data=private_data,
         device=device, threads=threads, ranks=ranks, devices=devices, compile=compile,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
-        audit_share=audit_share,
+        data_cache=data_cache, mirror_data=mirror_data, audit_share=audit_share,
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")

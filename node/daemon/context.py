@@ -9,10 +9,12 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.home.signed import SignedBook
+from dlx.node.round.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService
 from dlx.p2p.records import Records
+from dlx.training.data.shards import DataManifest
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.records import Trained
@@ -23,6 +25,8 @@ class RunContext:
     run: bytes
     manifest: Manifest
     manifest_hash: bytes
+    data: DataManifest
+    deals: Deals
     account: str
     account_key: bytes
     signed: SignedBook
@@ -34,6 +38,7 @@ class RunContext:
     metrics: Metrics
     directory: Path  # of this run's state
     private_data: Path | None  # a prepared folder to train on instead of the run's data
+    data_cache: int  # bytes of shards that stay when no coming round needs them
     placement: Placement  # where and how to train, as the operator chose
     records: Records
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered

@@ -1,5 +1,7 @@
 """What one check of a drawn contribution takes: its files from whoever serves them, and the checking process."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +12,13 @@ from dlx.ground.blobs import Kind
 from dlx.ledger.view import RunView
 from dlx.node.archive.inner import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch
 from dlx.node.home import logs
 from dlx.node.round.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
+from dlx.training.data.shards import DataError, Shard
 
 FIRST_SECONDS, THEN_SECONDS = 5.0, 20.0  # for a blob: of its maker, of everybody
 CHECK_SECONDS = 600.0  # for one replay, however long its segment took to train
@@ -54,7 +58,7 @@ class Evidence:
         nothing can be said, CheckFailed and OSError for what may go better later, Lie.
         """
         context = self.context
-        inner = Inner(context.manifest, view)
+        inner = Inner(context.manifest, view, context.deals)
         most = inner.most(drawn.stage)
         get = self._getter(drawn)
         work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder, context.placement)
@@ -64,13 +68,29 @@ class Evidence:
             except Absent:
                 if whole:
                     raise
-        found = await self._checked(work, drawn, most)
-        if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
-            again = await self._checked(work, drawn, most)
-            if not again.reasons:
-                raise CheckFailed("two replays here differ: this machine is not to be trusted")
+        async with self._data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
+            found = await self._checked(work, drawn, most)
+            if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
+                again = await self._checked(work, drawn, most)
+                if not again.reasons:
+                    raise CheckFailed("two replays here differ: this machine is not to be trusted")
         disputed = found.disputed or await trio.to_thread.run_sync(inner.disputed, drawn, get)
         return found, disputed
+
+    @asynccontextmanager
+    async def _data(self, wanted: Sequence[Shard]) -> AsyncIterator[None]:
+        """These shards are here, and stay. Raises CheckFailed."""
+        context, owner = self.context, f"check/{self.context.run.hex()[:16]}"
+        names = [bytes.fromhex(shard.sha256) for shard in wanted]
+        await trio.to_thread.run_sync(context.store.pin, owner, names)
+        try:
+            await PublicData(context.store, context.exchange).shards(context.data, wanted, Kind.SHARD, "a check")
+            yield
+        except (BlobError, DataError) as error:
+            raise CheckFailed(f"its training data is not to be had: {error}") from None
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(context.store.pin, owner, ())
 
     async def _checked(self, work: Work, drawn: Drawn, most: int) -> Outcome:
         maker = self.context.peer_of(drawn.account)

@@ -18,6 +18,7 @@ from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.retention import Retention
+from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.node.daemon.troubles import told
 from dlx.node.daemon.versions import Versions
@@ -51,6 +52,7 @@ class SlotHands:
         trainer: Trainer,
         pipes: Pipes,
         versions: Versions,
+        shards: Shards,
         directory: Path,
         progress: Progress,
         own: dict[int, SignedContribution],
@@ -60,7 +62,7 @@ class SlotHands:
         self._context, self._rules, self._trainer = context, rules, trainer
         self._replica, self._stage = slot
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
-        self._versions, self._own, self._shelve = versions, own, shelve
+        self._versions, self._shards, self._own, self._shelve = versions, shards, own, shelve
         self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
         self._past = Past(context, rules, self._stage, trainer, versions)
@@ -69,6 +71,7 @@ class SlotHands:
     # ---- at once ----
 
     def start_round(self, order: a.StartRound) -> None:
+        view = self._view()
         log.info("training", round=order.round, base=order.base, steps=order.plan.inner_steps)
         self._progress.begin(order.round, order.plan.inner_steps)
         self._context.metrics.of_stage(self._stage).round.set(order.round)
@@ -78,11 +81,13 @@ class SlotHands:
             steps_before=order.steps_before,
             total_steps=self._rules.total_steps,
             base_version=order.base,
-            base_weights=self._view().weights(self._stage, order.base),
+            base_weights=view.weights(self._stage, order.base),
+            samples=self._context.deals.lot(view, order.round, self._replica) if self._shards.are_read else (),
             left_out=order.left_out,
             previous=self._own[max(self._own)].contribution.payload if self._own else None,
         )
         self._trainer.post(m.Train(inputs, {link: self._pipes.number(link) for link in ("previous", "next")}))
+        self._shards.look_ahead(view, order.round)
 
     def stop_round(self, reason: str) -> None:
         self._pipes.close()
@@ -114,6 +119,9 @@ class SlotHands:
     async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured:
         return await self._payloads.measure(self._view(), round, listed)
 
+    async def have_samples(self, round: int) -> None:
+        await self._shards.have(self._view(), round)
+
     async def adopt(self, version: int) -> None:
         view = self._view()
         await self._versions.adopt(view, version)
@@ -144,7 +152,8 @@ class SlotHands:
     async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what our disk has lost of a round's inputs."""
         with told():
-            await self._versions.mend(self._view(), round, blobs)
+            data = await self._shards.mend(blobs)
+            await self._versions.mend(self._view(), round, [name for name in blobs if name not in data])
 
     # ---- statements ----
 

@@ -27,6 +27,7 @@ from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
 from dlx.node.daemon.seat import Seat
@@ -40,6 +41,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.home.signed import SignedBook
+from dlx.node.round.deals import Deals
 from dlx.node.round.draw import MOST_WINDOW
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, seals_needed
 from dlx.p2p import wire
@@ -184,7 +186,7 @@ class Node:
                 await trio.sleep(0.1)
         try:
             manifest = await public.manifest(view)
-            listed = await public.everything(manifest)
+            listed = await public.begin(manifest)
             private = await trio.to_thread.run_sync(
                 private_folder, startup.settings.private_data, self._store.folder, manifest, listed
             )
@@ -196,11 +198,12 @@ class Node:
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
         context = RunContext(
-            run=startup.run, manifest=manifest, manifest_hash=view.config.manifest,
+            run=startup.run, manifest=manifest, manifest_hash=view.config.manifest, data=listed,
+            deals=Deals.of(manifest),
             account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
             client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
             pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
-            private_data=private,
+            private_data=private, data_cache=startup.settings.data_cache,
             placement=startup.settings.placement, records=self._door.records,
             peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
             traffic=self._host.traffic, now=self._clock.now,
@@ -220,6 +223,8 @@ class Node:
         nursery.start_soon(keep, "drawing", draws.run)
         nursery.start_soon(keep, "keeping drawn work", custody.run)
         nursery.start_soon(keep, "checking others' work", judge.run)
+        if self._startup.settings.mirror_data:
+            nursery.start_soon(keep, "mirroring the data", Mirror(context).run)
 
     def _view(self) -> RunView | None:
         seen = self._follower.seen.value

@@ -1,19 +1,20 @@
 """A run's public data, by hash, from whoever has it: manifest, data shards, first weights."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
+from dlx.ground.errors import DlxError
 from dlx.ledger.view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.runs.fit import differences
 from dlx.p2p.exchange import BlobExchange
 from dlx.training.data import shards
-from dlx.training.data.shards import DataManifest
+from dlx.training.data.shards import DataError, DataManifest, Shard
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.recipe import BlobRef
 
@@ -36,31 +37,59 @@ class PublicData:
             raise Failure(f"the run's manifest and its registration disagree, do not train it: {'; '.join(wrong)}")
         return manifest
 
-    async def everything(self, manifest: Manifest) -> DataManifest:
-        """Have the data and the first weights, sound; what the data manifest says. Raises DataError."""
+    async def begin(self, manifest: Manifest) -> DataManifest:
+        """Have what every member needs from the start, sound: the list of the data, its tokenizer, and the first
+        weights. What the list says. Raises DataError."""
         named = manifest.data.manifest
         path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
         listed = shards.parse_data_manifest(path.read_bytes())
-        await self._fetch_all([*listed.blobs(), *manifest.genesis])
-        while damaged := await trio.to_thread.run_sync(shards.verify_shards, path, self.store.folder):
-            for name in damaged:
-                self.store.remove(bytes.fromhex(name))
-            await self._fetch_all(listed.blobs())
+        tokenizer = [] if listed.tokenizer == "bytes" else [listed.tokenizer]
+        await self._have([*tokenizer, *manifest.genesis], self._fetch_one)
         return listed
 
-    async def _fetch_all(self, blobs: Sequence[BlobRef]) -> None:
-        missing = [blob for blob in blobs if not self.store.has(_hash(blob))]
-        if missing:
-            log.info("fetching public blobs", count=len(missing), bytes=sum(blob.size for blob in missing))
-        limit = trio.CapacityLimiter(_AT_ONCE)
+    async def shards(self, listed: DataManifest, wanted: Sequence[Shard], kind: Kind, why: str) -> None:
+        """Have these shards of the data, sound; those that are fetched are stored as `kind`. Raises DataError for one
+        that no copy would mend."""
+
+        async def one(blob: BlobRef) -> None:
+            for _ in range(2):  # a damaged copy goes, and is had again
+                path = await self.exchange.fetch(_hash(blob), blob.size, None, TRY_SECONDS, kind)
+                problem = await trio.to_thread.run_sync(shards.problem_of, listed, blob, path)
+                if problem is None:
+                    return
+                if not problem.again:
+                    raise DataError(f"data blob {problem.blob}: {problem.reason}")
+                self.store.remove(_hash(blob))
+            raise OSError(f"this disk damages what is written to it: {path}")
+
+        await self._have([BlobRef(shard.sha256, shard.size) for shard in wanted], one, why)
+
+    async def _have(
+        self, blobs: Sequence[BlobRef], fetch: Callable[[BlobRef], Awaitable[None]], why: str = "the first weights"
+    ) -> None:
+        """Fetch those that are not here, a few at a time. What cannot be had is raised when all were tried."""
+        missing = [blob for blob in dict.fromkeys(blobs) if not self.store.has(_hash(blob))]
+        if not missing:
+            return
+        log.info("fetching public blobs", why=why, count=len(missing), bytes=sum(blob.size for blob in missing))
+        limit, errors = trio.CapacityLimiter(_AT_ONCE), list[Exception]()
 
         async def one(blob: BlobRef) -> None:
             async with limit:
-                await self._fetch(_hash(blob), blob.size)
+                try:
+                    await fetch(blob)
+                except (DlxError, OSError) as error:
+                    errors.append(error)
 
         async with trio.open_nursery() as nursery:
             for blob in missing:
                 nursery.start_soon(one, blob)
+        if errors:
+            raise errors[0]
+        log.info("fetched public blobs", why=why, count=len(missing))
+
+    async def _fetch_one(self, blob: BlobRef) -> None:
+        await self._fetch(_hash(blob), blob.size)
 
     async def _fetch(self, name: bytes, size: int) -> Path:
         for _ in range(2):  # a damaged copy goes, and is had again

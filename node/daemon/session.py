@@ -22,6 +22,7 @@ from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.pipes import Pipes
 from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.shelf import Shelf
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs, shown
@@ -103,6 +104,7 @@ class Session:
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)
+            self._nursery.start_soon(self._shards.run)
             self._nursery.start_soon(
                 Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear).run
             )
@@ -124,13 +126,14 @@ class Session:
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
         )
         newest, oldest = self.versions.newest(view)
+        self._shards = Shards(context, (self.replica, self.stage))
         machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
-            last_trained=opened.trained.round if opened.trained else -1, own=own,
+            last_trained=opened.trained.round if opened.trained else -1, own=own, takes_samples=self._shards.are_read,
         )  # fmt: skip
         self._hands = SlotHands(
             context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
-            self._directory, self.progress, own, lambda: machine.view, self._shelve,
+            self._shards, self._directory, self.progress, own, lambda: machine.view, self._shelve,
         )  # fmt: skip
         self.machine = machine
         self._take_up(opened)
@@ -296,7 +299,7 @@ class Session:
         while True:
             try:
                 await public.manifest(self._view)
-                await public.everything(context.manifest)
+                await public.begin(context.manifest)
                 return
             except (DlxError, OSError) as error:
                 failures += 1

@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     disk_quota: int = 0
     disk_floor: int = 1 << 30
+    data_cache: int = 64 * 10**9
+    mirror_data: bool = False
     audit_share: float = 0.05
 
     @property
@@ -74,6 +76,8 @@ HELP: dict[str, str] = {
     "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
     "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
     "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",
+    "data_cache": "Bytes (or 20GB, 1.5TiB) of training data that stay here after their round; older shards give way.",
+    "mirror_data": "Fetch all of the run's training data and keep it, so that others can have it.",
     "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
@@ -187,7 +191,7 @@ def _checked(source: str, key: str, value: Any) -> Any:
 
 def _meant(key: str, value: Any) -> Any:
     """What text stands for where another kind is wanted."""
-    if key in ("disk_quota", "disk_floor") and isinstance(value, str):
+    if key in ("disk_quota", "disk_floor", "data_cache") and isinstance(value, str):
         return _bytes(value)
     if key == "threads" and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII):
         return int(value)
@@ -274,6 +278,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "threads": _wrong_threads,
     "disk_quota": _wrong_size,
     "disk_floor": _wrong_size,
+    "data_cache": _wrong_size,
     "audit_share": lambda share: None if 0 <= share <= 1 else "expected a number from 0 to 1",
     "http_port": lambda port: None if 0 <= port < 65536 else "expected a port from 0 to 65535",
 }

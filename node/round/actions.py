@@ -45,6 +45,9 @@ class Hands(Protocol):
 
     async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured: ...
 
+    async def have_samples(self, round: int) -> None:
+        """Have the shards on disk that our samples of a round lie in."""
+
     async def adopt(self, version: int) -> None:
         """Have V[s,version] on disk as it was sealed. Raises Differs too."""
 
@@ -231,6 +234,21 @@ class MeasurePolicy(Task):
 
     async def run(self, hands: Hands) -> e.Event:
         return e.PolicyMeasured(self.round, names(self.listed), await hands.measure(self.round, self.listed))
+
+
+@dataclass(frozen=True, slots=True)
+class HaveSamples(Task):
+    """The training data of a round: most often it is here already, see daemon.shards."""
+
+    round: int
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
+
+    async def run(self, hands: Hands) -> e.Event:
+        await hands.have_samples(self.round)
+        return e.SamplesHere(self.round)
+
+
+HAVE_SAMPLES = HaveSamples.__name__
 
 
 @dataclass(frozen=True, slots=True)

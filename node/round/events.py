@@ -128,6 +128,13 @@ class SealSigned:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesHere:
+    """The shards that our replica's samples of a round lie in are on disk."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionAdopted:
     """V[s,version] is on disk and matches its seal."""
 
@@ -231,6 +238,7 @@ Event = (
     | OuterComputed
     | PolicyMeasured
     | SealSigned
+    | SamplesHere
     | VersionAdopted
     | VersionDiffers
     | NeighbourWants

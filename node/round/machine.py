@@ -39,6 +39,7 @@ class RoundMachine:
     oldest: int | None = None
     last_trained: int = -1
     own: dict[int, SignedContribution] = field(default_factory=dict)
+    takes_samples: bool = False  # of the run's data
     diverged: str | None = None  # why this node has stopped contributing
     block: int = 0
 
@@ -48,6 +49,7 @@ class RoundMachine:
         self._known = Knowledge(self.rules, self.account, self.stage, self.view, self._pending, self._liveness)
         self._sealing = Sealing(self.rules, self.account, self.stage, self.own, self._known, self._pending)
         self._neighbours: dict[str, e.NeighbourWants] = {}
+        self._samples: int | None = None  # the round whose are here
         self._floor = 0  # the replica's round: never train below it
         self._told: a.WantRound | None = None
         self._started: a.StartRound | None = None  # the round under way
@@ -128,6 +130,11 @@ class RoundMachine:
             )
         if plan_of(self.rules, self.view, self.stage, round) is None:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"
+        if self.takes_samples and not self._is_dealt(round):
+            return f"stage 0's seal of round {round - self.rules.delay - 1}, which deals the samples of round {round}"
+        if self.takes_samples and self._samples != round:
+            lacking = next((one.reason for one in self.failing(now) if one.action == a.HAVE_SAMPLES), "")
+            return f"the training data of round {round}" + (f": {lacking}" if lacking else "")
         start = next((one for one in self.failing(now) if one.action == a.START and one.next_try), None)
         if start is not None:
             return f"{start.next_try:.0f} s: {start.failures} rounds failed in a row, the last because {start.reason}"
@@ -178,6 +185,8 @@ class RoundMachine:
                 self._sealing.see_policy(event)
             case e.SealSigned():
                 self._sealing.see_own_signature(event)
+            case e.SamplesHere(round=round):
+                self._samples = round
             case e.VersionAdopted():
                 if self.version is None or event.version != self.version + 1:
                     self.oldest = event.version
@@ -326,8 +335,10 @@ class RoundMachine:
         if not complete or not has_round(self.rules, self.view, round):
             return
         base, plan = base_version(self.rules, round), plan_of(self.rules, self.view, self.stage, round)
+        samples = self._have_samples(round, now, out)
         startable = (
-            self.version is not None
+            samples
+            and self.version is not None
             and self.oldest is not None
             and self.oldest <= base <= self.version
             and round <= self.unsealed + self.rules.delay
@@ -352,6 +363,19 @@ class RoundMachine:
             if self._pending.start(order, now):
                 self._started = order
                 out.append(order)
+
+    def _have_samples(self, round: int, now: float, out: list[a.Action]) -> bool:
+        """Whether those of the round are here; asked for as soon as the seals are there that deal them."""
+        if not self.takes_samples:
+            return True
+        if not self._is_dealt(round):
+            return False
+        if self._samples != round:
+            self._ask(a.HaveSamples(round), now, out)
+        return self._samples == round
+
+    def _is_dealt(self, round: int) -> bool:
+        return self.view.next_round(0) >= round - self.rules.delay
 
     def _hear_neighbours(self, now: float) -> None:
         """Whoever keeps a pipe open is there."""

@@ -66,6 +66,7 @@ def _checked(work: Work, placement: Placement) -> Outcome:
         plan=work.plan,
         steps_before=work.steps_before,
         total_steps=work.total_steps,
+        samples=work.samples,
         own_plans=work.own_plans,
         next_trace=_next_trace(work, said),
     )

@@ -35,6 +35,7 @@ class Work(Struct, frozen=True, kw_only=True):
     plan: Plan
     steps_before: int
     total_steps: int
+    samples: tuple[tuple[int, int], ...] = ()  # positions of the round, where the stage takes any
     own_plans: dict[bytes, Plan] = {}  # of the own payloads that the statement names
     next_trace: bytes | None = None
     placement: Placement = ONE_THREAD

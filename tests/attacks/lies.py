@@ -28,7 +28,7 @@ class Lie:
     work: float = 1.0
     liars: int = 1  # replicas of four
     skips: Callable[[int], bool] = lambda done: False  # whether it leaves out a step, numbered in its round
-    data: Callable[[int, int, int], tuple[int, int]] = lambda step, replica, steps: (step, replica)
+    lots: Callable[[int, int], int] = lambda round, replicas: 0  # how many lots behind its own it takes its samples
     rate: float = 1.0  # of the inner learning rate
     bfloat16: bool = False
     end: Ends | None = None
@@ -72,11 +72,11 @@ LIES = {
         Lie(name="noise-10x", about="the same, ten times as far", work=0.0, end=_noise(10.0)),
         Lie(name="sign-flip", about="trains, then steps the other way", end=_flipped),
         Lie(name="zeros", about="no step at all", work=0.0, skips=lambda done: True),
-        Lie(name="other-data", about="trains on another replica's data", data=lambda step, r, h: (step, r + 1)),
+        Lie(name="other-data", about="trains on another replica's data", lots=lambda round, replicas: 1),
         Lie(
             name="old-data",
             about="trains on the data of the round before",
-            data=lambda step, r, h: (step - h if step >= h else step, r),
+            lots=lambda round, replicas: -replicas if round else 0,
         ),
         Lie(name="half-steps", about="5 of 10 steps", work=0.5, skips=lambda done: done >= 5),
         Lie(name="nine-steps", about="9 of 10 steps", work=0.9, skips=lambda done: done >= 9),

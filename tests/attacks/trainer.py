@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.node.trainer import server
 from dlx.training.codecs import Codec
-from dlx.training.data.shards import Dataset
 from dlx.training.inner import adamw, loop, muon
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from tests.attacks.lies import LIES, Lie
 
@@ -72,13 +73,15 @@ def _lie_in_steps(lie: Lie) -> None:
 
 
 def _lie_about_data(lie: Lie) -> None:
-    honest = Dataset.positions
+    honest = Slot.train
 
-    def positions(self: Any, step: int, replica: int, replicas: int, *rest: Any) -> Any:
-        step, replica = lie.data(step, replica, 10)
-        return honest(self, step, replica % replicas, replicas, *rest)
+    def train(self: Any, inputs: RoundInputs, *rest: Any) -> Trained:
+        lots = lie.lots(inputs.round, self._manifest.min_replicas)
+        by = lots * inputs.plan.inner_steps * self._manifest.data.batch_size
+        moved = tuple((max(0, low + by), max(0, low + by) + high - low) for low, high in inputs.samples)
+        return honest(self, replace(inputs, samples=moved), *rest)
 
-    Dataset.positions = positions  # type: ignore[method-assign]
+    Slot.train = train  # type: ignore[method-assign]
 
 
 def _lie_about_the_loss(lie: Lie) -> None:

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -22,6 +21,7 @@ from msgspec import Meta, Struct
 
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
+from dlx.training.data.order import SampleOrder
 from dlx.training.recipe.recipe import BlobRef
 
 if TYPE_CHECKING:
@@ -135,35 +135,22 @@ def read_data_manifest(path: Path) -> DataManifest:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def verify_shards(data_manifest: Path, blobs: Path) -> list[str]:
-    """The names of blobs of the data that are missing in `blobs` or do not match their name: fetch those again.
-
-    Raises DataError for a data manifest whose shards hold other tokens than it says: nothing helps then.
-    """
-    names = []
-    for problem in check(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs):
-        if not problem.again:
-            raise DataError(f"data blob {problem.blob}: {problem.reason}")
-        names.append(problem.blob)
-    return names
-
-
 def check(
     manifest: DataManifest, blobs: Path, progress: Callable[[int], None] = lambda size: None
 ) -> Iterator[Problem]:
     """What is wrong with the blobs of the data in a folder: all bytes are read. `progress` hears of every blob's
     size once it was read."""
     for blob in dict.fromkeys(manifest.blobs()):  # a shard may be listed many times
-        found = _problem(manifest, blob, blobs / blob.sha256)
+        found = problem_of(manifest, blob, blobs / blob.sha256)
         if found:
             yield found
         progress(blob.size)
 
 
-def fault_of(manifest: DataManifest, blob: BlobRef, path: Path) -> str:
-    """What is wrong with the file as that blob of the data, as the rest of a sentence; empty where it is right."""
-    found = _problem(manifest, blob, path)
-    return "" if found is None else found.reason
+def problem_of(manifest: DataManifest, blob: BlobRef, path: Path) -> Problem | None:
+    """What is wrong with the file as that blob of the data: all its bytes are read."""
+    in_shards = manifest.tokenizer != "bytes" and blob != manifest.tokenizer  # a byte is below BYTE_VALUES anyway
+    return _wrong(path, blob, manifest.dtype, manifest.vocab_size if in_shards else 0)
 
 
 def check_private(folder: Path, public: DataManifest) -> None:
@@ -175,34 +162,40 @@ def check_private(folder: Path, public: DataManifest) -> None:
         raise DataError(f"{folder}: {problem.blob}: {problem.reason}")
 
 
+def sample_order(manifest: DataManifest, seed: int, sequence_length: int) -> SampleOrder:
+    """The order in which a run goes through the training data. Raises DataError for data without a sample."""
+    counts = _sample_counts(manifest.train, sequence_length)
+    if not any(counts):
+        raise DataError(f"the training data has no sample of {sequence_length} tokens and one more")
+    return SampleOrder(seed, counts)
+
+
 class Dataset:
     """Memory-mapped shards. A sample is `sequence_length` tokens and their successor, all from one shard.
 
-    `private` data belongs to one replica alone, which walks through all of it (see `Dataset.assigned`).
+    Shards are looked at when a sample of theirs is first asked for: any other may be missing. `private` data belongs to
+    one replica alone, which walks through all of it.
     """
 
     def __init__(self, manifest: DataManifest, blobs: Path, private: bool = False) -> None:
         self.manifest, self.private = manifest, private
         self.vocab_size: int = manifest.vocab_size
-        for shard in manifest.train + manifest.heldout:
-            _check_size(blobs, shard)
-        self._mapped = lru_cache(OPEN_SHARDS)(partial(_map, blobs, dtype=manifest.dtype))
+        self._blobs = blobs
+        self._verified: set[str] = set()  # shards whose bytes were read
+        self._mapped = lru_cache(OPEN_SHARDS)(self._map)
         self._ends: dict[tuple[str, int], list[int]] = {}  # sample count up to and including each shard
+        self._order = lru_cache(1)(partial(sample_order, manifest))
 
     @classmethod
     def open(cls, data_manifest: Path, blobs: Path) -> "Dataset":
-        """The data that the blob at `data_manifest` lists. Checks sizes only, see `verify_shards`.
-
-        Raises DataError, DataDamaged for what another copy would mend."""
+        """The data that the blob at `data_manifest` lists. Raises DataError, DataDamaged where another copy of it would
+        do."""
         return cls(parse_data_manifest(_load(data_manifest, MAX_MANIFEST_BYTES)), blobs)
 
     @classmethod
     def open_private(cls, folder: Path) -> "Dataset":
-        """A prepared folder as the replica's own data. Checks sizes only, see `check`. Raises DataError."""
-        try:
-            return cls(read_prepared(folder), folder, private=True)
-        except DataDamaged as error:  # nobody else has it
-            raise DataError(f"{folder}: {error}") from None
+        """A prepared folder as the replica's own data; see `check_private`. Raises DataError."""
+        return cls(read_prepared(folder), folder, private=True)
 
     @property
     def identity(self) -> bytes:
@@ -218,7 +211,11 @@ class Dataset:
         return ends[-1] if ends else 0
 
     def batch(self, split: Split, ids: Sequence[int], sequence_length: int) -> "torch.Tensor":
-        """int64 [len(ids), sequence_length + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+        """int64 [len(ids), sequence_length + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`.
+
+        Raises DataDamaged for a shard that is missing or not what its name says, DataError for one of other tokens than
+        the data manifest says, or a sample that there is not.
+        """
         import torch
 
         ends, shards = self._sample_ends(split, sequence_length), self.manifest.shards(split)
@@ -231,63 +228,36 @@ class Dataset:
             row[:] = self._mapped(shards[shard])[start : start + sequence_length + 1]
         return torch.from_numpy(rows)
 
-    def positions(self, step_index: int, replica: int, max_replicas: int, batch_size: int) -> range:
-        """`positions` of the training data; private data has nobody to share an epoch with."""
-        return positions(step_index, *((0, 1) if self.private else (replica, max_replicas)), batch_size)
-
     def ids(self, seed: int, positions: Sequence[int], sequence_length: int) -> list[int]:
-        """`sample_ids` of the training data."""
-        return sample_ids(seed, positions, self.len_samples("train", sequence_length))
+        """The training samples at these positions of the run's order. Raises DataError where there is none."""
+        return self._order(seed, sequence_length).ids(positions)
 
     def _sample_ends(self, split: Split, sequence_length: int) -> list[int]:
         key = (split, sequence_length)
         if key not in self._ends:
-            counts = ((shard.tokens - 1) // sequence_length for shard in self.manifest.shards(split))
-            self._ends[key] = list(accumulate(counts))
+            self._ends[key] = list(accumulate(_sample_counts(self.manifest.shards(split), sequence_length)))
         return self._ends[key]
 
+    def _map(self, shard: Shard) -> np.ndarray:
+        path = self._blobs / shard.sha256
+        if shard.sha256 not in self._verified:
+            if problem := problem_of(self.manifest, BlobRef(shard.sha256, shard.size), path):
+                raise self._error(problem)
+            self._verified.add(shard.sha256)
+        try:
+            kind = np.dtype(self.manifest.dtype).newbyteorder("<")
+            return np.memmap(path, kind, "r", shape=(shard.tokens,))
+        except (FileNotFoundError, ValueError) as error:  # gone, or shorter than it was
+            raise self._error(Problem(shard.sha256, str(error), True)) from None
 
-def positions(step_index: int, replica: int, max_replicas: int, batch_size: int) -> range:
-    """Where in the run's order of samples a replica's batch of one inner step lies: every (step, replica) has its own
-    place, whoever takes part."""
-    first = (step_index * max_replicas + replica) * batch_size
-    return range(first, first + batch_size)
-
-
-def sample_ids(seed: int, positions: Sequence[int], samples: int) -> list[int]:
-    """The samples at these positions of the run's order, computed by anyone from these numbers alone.
-
-    The order walks through keyed permutations of all `samples`, one per epoch: no two positions of an epoch have the
-    same sample. Raises DataError without any samples.
-    """
-    if samples < 1:
-        raise DataError("the training data has no sample of this sequence length")
-    return [_permuted(seed, *divmod(position, samples), samples) for position in positions]
-
-
-def _permuted(seed: int, epoch: int, position: int, samples: int) -> int:
-    """Where `position` goes in the epoch's permutation of range(samples).
-
-    A Feistel network over the pairs (left < rows, right < columns), a few more pairs than samples; positions that land
-    past the end walk on, which keeps it a permutation.
-    """
-    purpose = b"dlx sample order" + seed.to_bytes(8, "big") + epoch.to_bytes(8, "big")
-    key = hashlib.blake2b(purpose, digest_size=32).digest()
-    rows = isqrt(samples - 1) + 1
-    columns = -(-samples // rows)
-    while True:
-        left, right = divmod(position, columns)
-        for turn in range(0, 8, 2):
-            left = (left + _keyed(key, turn, right)) % rows
-            right = (right + _keyed(key, turn + 1, left)) % columns
-        position = left * columns + right
-        if position < samples:
-            return position
+    def _error(self, problem: Problem) -> DataError:
+        if problem.again and not self.private:  # else nobody has another copy
+            return DataDamaged(bytes.fromhex(problem.blob), problem.reason)
+        return DataError(f"{self._blobs}: {problem.blob}: {problem.reason}")
 
 
-def _keyed(key: bytes, turn: int, value: int) -> int:
-    digest = hashlib.blake2b(value.to_bytes(8, "big") + bytes([turn]), digest_size=8, key=key).digest()
-    return int.from_bytes(digest, "big")
+def _sample_counts(shards: Sequence[Shard], sequence_length: int) -> list[int]:
+    return [(shard.tokens - 1) // sequence_length for shard in shards]
 
 
 def _contradiction(manifest: DataManifest) -> str | None:
@@ -320,27 +290,6 @@ def _load(path: Path, limit: int) -> bytes:
         raise DataDamaged(error.blob, error.reason) from None
     except BlobError as error:
         raise DataError(str(error)) from None
-
-
-def _check_size(blobs: Path, shard: Shard) -> None:
-    try:
-        size = (blobs / shard.sha256).stat().st_size
-    except FileNotFoundError:
-        raise DataDamaged(bytes.fromhex(shard.sha256), "cannot be opened") from None
-    if size != shard.size:
-        raise DataDamaged(bytes.fromhex(shard.sha256), f"expected {shard.size} bytes, got {size}")
-
-
-def _map(blobs: Path, shard: Shard, dtype: str) -> np.ndarray:
-    try:
-        return np.memmap(blobs / shard.sha256, np.dtype(dtype).newbyteorder("<"), "r", shape=(shard.tokens,))
-    except (FileNotFoundError, ValueError) as error:  # gone, or shorter than it was
-        raise DataDamaged(bytes.fromhex(shard.sha256), str(error)) from None
-
-
-def _problem(manifest: DataManifest, blob: BlobRef, path: Path) -> Problem | None:
-    in_shards = manifest.tokenizer != "bytes" and blob != manifest.tokenizer  # a byte is below BYTE_VALUES anyway
-    return _wrong(path, blob, manifest.dtype, manifest.vocab_size if in_shards else 0)
 
 
 def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:

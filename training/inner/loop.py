@@ -62,6 +62,11 @@ class InnerLoop:
         """sha256 of the data manifest that this stage trains on; None between the first and the last stage."""
         return self._dataset.identity if self._needs_data and self._dataset else None
 
+    @property
+    def is_private(self) -> bool:
+        """Whether this stage trains on data of the replica's own."""
+        return self._needs_data and self._dataset is not None and self._dataset.private
+
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy in float32 tensors with exactly the names and shapes of `.shapes`, which are asked for one after the
         other in the order of their names. Raises TrainingError."""
@@ -94,13 +99,10 @@ class InnerLoop:
     def idle(self) -> None:
         """To be called every minute or so that nothing else is."""
 
-    def positions(self, index: int) -> Sequence[int] | None:
-        """Where this replica's batch of inner step `index` lies in the run's order; None on a stage without data."""
-        if not self._needs_data:
-            return None
-        assert self._dataset is not None
-        manifest = self._manifest
-        return self._dataset.positions(index, self._replica, manifest.max_replicas, manifest.data.batch_size)
+    def positions(self, index: int) -> range:
+        """Where the batch of inner step `index` lies in the order of whoever shares the data with nobody."""
+        size = self._manifest.data.batch_size
+        return range(index * size, (index + 1) * size)
 
     def step(
         self,
@@ -134,6 +136,9 @@ class InnerLoop:
         if not self._needs_data:
             return None
         assert self._dataset is not None and samples is not None
+        size = self._manifest.data.batch_size
+        if len(samples) != size:
+            raise TrainingError(f"an inner step got {len(samples)} samples for a batch of {size}")
         data = self._manifest.data
         return self._dataset.batch(
             "train", self._dataset.ids(data.seed, samples, data.sequence_length), data.sequence_length

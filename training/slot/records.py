@@ -14,6 +14,7 @@ class RoundInputs(Struct, frozen=True):
     total_steps: int  # of the whole run
     base_version: int  # b = max(0, t - delay)
     base_weights: bytes  # V[b], a blob
+    samples: tuple[tuple[int, int], ...] = ()  # positions low to high - 1 that the replica trains on, in this order
     left_out: tuple[bytes, ...] = ()  # own payloads of rounds <= t - 1 - delay that their seals left out
     previous: bytes | None = None  # payload of the newest own contribution: only its state may go on
 

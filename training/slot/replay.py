@@ -29,6 +29,7 @@ from torch import Tensor
 from dlx.ground.blobs import BlobError, Damaged, file_hash
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
+from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
@@ -85,6 +86,7 @@ class Drawn:
     plan: Plan  # of its round
     steps_before: int  # inner steps of the run before its round
     total_steps: int  # of the run
+    samples: Intervals  # the positions that the replica trained on in the round
     own_plans: Mapping[bytes, Plan] = field(default_factory=dict)  # of the own payloads that the statement names
     next_trace: Trace | None = None  # of the stage after, where it is here: the norms that this one passed on
 
@@ -278,8 +280,10 @@ def _replay(
             link.open(between.gradients_in, between.activations_out, {"total": [(one.norm, one.loss) for one in said]}),
         )
         try:
-            for step in range(first + drawn.steps_before, first + drawn.steps_before + steps):
-                losses.append(loop.step(step, drawn.total_steps, loop.positions(step), behind, ahead))
+            size = manifest.data.batch_size
+            for step in range(first, first + steps):
+                samples = positions(drawn.samples, step * size, size)
+                losses.append(loop.step(drawn.steps_before + step, drawn.total_steps, samples, behind, ahead))
                 norms.append(loop.norms)
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))

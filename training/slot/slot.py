@@ -22,6 +22,7 @@ from dlx.ground.blobs import BlobError, write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import tree_root
 from dlx.training.codecs import CodecError, codec
+from dlx.training.data.dealing import positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, barrier
@@ -167,7 +168,7 @@ class Slot:
         links, states, length = (recorder.previous, recorder.next), [], segment_steps(self._manifest)
         for done in range(1, inputs.plan.inner_steps + 1):
             index = inputs.steps_before + done - 1
-            loss = self._loop.step(index, inputs.total_steps, self._loop.positions(index), *links, stop)
+            loss = self._loop.step(index, inputs.total_steps, self._samples(inputs, done - 1), *links, stop)
             recorder.end_step(self._loop.norms, loss)
             if done % length == 0 or done == inputs.plan.inner_steps:
                 recorder.end_segment()
@@ -191,6 +192,13 @@ class Slot:
 
             self._loop.load_weights(weights.tensors(weights.Lazy(shapes, hashed)))
             return writer.finish().sha256
+
+    def _samples(self, inputs: RoundInputs, step: int) -> Sequence[int]:
+        """The positions of the round's step; a stage without data has no use for them."""
+        if self._loop.is_private:
+            return self._loop.positions(inputs.steps_before + step)
+        size = self._manifest.data.batch_size
+        return positions(inputs.samples, step * size, size)
 
     def _end(
         self, plan: Plan, start: Start, before: Source, folded: Sequence[Own], folder: Path

@@ -2,23 +2,25 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from dlx.ground.blobs import BlobStore
+from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon import public as module
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound
+from dlx.training.data.shards import DataError, DataManifest, Shard, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef
 
 GOOD = b"a run's data"
 NAME = hashlib.sha256(GOOD).digest()
-REF = BlobRef(sha256=NAME.hex(), size=len(GOOD))
+LISTED = DataManifest([Shard(NAME.hex(), len(GOOD), len(GOOD))], [])
 
 
 class Exchange:
@@ -27,10 +29,11 @@ class Exchange:
     def __init__(self, store: BlobStore, *answers: bytes | Exception) -> None:
         self.store, self.answers = store, list(answers)
 
-    async def fetch(self, name: bytes, size: int, providers: Any, deadline: float) -> Path:
+    async def fetch(self, name: bytes, size: int, providers: Any, deadline: float, kind: Kind = Kind.PUBLIC) -> Path:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        self.store.note(name, kind)
         self.store.path(name).write_bytes(answer)
         return self.store.path(name)
 
@@ -43,21 +46,50 @@ def test_it_is_asked_for_until_it_is_here_and_a_damaged_copy_is_had_again(tmp_pa
         supervisor = Supervisor(lambda part: told.extend(one.reason for one in supervisor.troubles.values()))
 
         async def part(well: Any) -> None:
-            await PublicData(store, exchange)._fetch_all([REF])
+            await PublicData(store, exchange).shards(LISTED, LISTED.train, Kind.SHARD, "a test")
 
         await supervisor.keep("preparing the run", part)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert not exchange.answers and store.path(NAME).read_bytes() == GOOD
     assert told == ["nobody has it", "No space left"], "each with its reason"
+    assert store.kind(NAME) is Kind.SHARD
 
 
 def test_a_disk_that_damages_everything_is_at_fault_and_nobody_else(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     exchange: Any = Exchange(store, b"damaged!", b"damaged!")
-    with pytest.raises(ExceptionGroup) as raised:
-        trio.run(PublicData(store, exchange)._fetch_all, [REF])
-    assert raised.group_contains(OSError, match="this disk damages what is written to it")
+    with pytest.raises(OSError, match="this disk damages what is written to it"):
+        trio.run(PublicData(store, exchange).shards, LISTED, LISTED.train, Kind.SHARD, "a test")
+
+
+def test_a_shard_of_tokens_that_the_vocabulary_lacks_is_refused_whoever_serves_it(tmp_path: Path) -> None:
+    store, tokens = BlobStore(tmp_path), b"\7\0\10\0"
+    shard = Shard(hashlib.sha256(tokens).hexdigest(), 4, 2)
+    listed = DataManifest([shard], [], BlobRef("ab" * 32, 9), vocab_size=8, dtype="uint16")
+    exchange: Any = Exchange(store, tokens)
+    with pytest.raises(DataError, match="holds token 8, which is not below vocab_size"):
+        trio.run(PublicData(store, exchange).shards, listed, listed.train, Kind.SHARD, "a test")
+
+
+def test_what_is_here_is_not_asked_for_and_one_that_nobody_has_keeps_none_of_the_others_away(tmp_path: Path) -> None:
+    store, here, missing = BlobStore(tmp_path), b"here already", hashlib.sha256(b"gone").hexdigest()
+    store.put(here)
+    shards = [Shard(hashlib.sha256(here).hexdigest(), len(here), len(here)), Shard(missing, 4, 4), *LISTED.train]
+    exchange: Any = Exchange(store, BlobNotFound("nobody has it"), GOOD)
+    with pytest.raises(BlobNotFound):
+        trio.run(PublicData(store, exchange).shards, LISTED, shards, Kind.SHARD, "a test")
+    assert not exchange.answers and store.has(NAME)
+
+
+def test_a_node_begins_with_the_list_of_the_data_and_without_the_data(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    listed = canonical_bytes(LISTED)
+    named = BlobRef(hashlib.sha256(listed).hexdigest(), len(listed))
+    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=named), genesis=[])
+    exchange: Any = Exchange(store, listed)
+    assert trio.run(PublicData(store, exchange).begin, manifest) == LISTED
+    assert store.hashes() == {bytes.fromhex(named.sha256)}
 
 
 def test_a_manifest_that_the_ledger_contradicts_takes_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

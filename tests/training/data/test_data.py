@@ -1,22 +1,18 @@
 import hashlib
-import math
 import os
 import resource
 import shutil
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import rfc8785
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dlx.training.data import shards
 from dlx.training.data.prepare import prepare
-from dlx.training.data.shards import DataError, Dataset, parse_data_manifest, positions, sample_ids, verify_shards
+from dlx.training.data.shards import DataDamaged, DataError, Dataset, parse_data_manifest
 from dlx.training.recipe.recipe import BlobRef
 
 
@@ -105,26 +101,56 @@ def test_sources_without_text_are_refused(tmp_path: Path) -> None:
         prepare([tmp_path / "void"], tmp_path / "blobs")
 
 
-def test_damaged_or_missing_shards_are_named(corpus: Path, tmp_path: Path) -> None:
+def test_a_shard_is_looked_at_when_it_is_needed_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 4)
+    ref = prepare([tmp_path / "text"], tmp_path)
+    dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
+    kept, *others = dataset.manifest.train
+    for shard in {one.sha256 for one in others} - {kept.sha256}:
+        (tmp_path / shard).unlink()
+    assert dataset.batch("train", [0], 8).shape == (1, 9)
+    with pytest.raises(DataDamaged, match="No such file") as missing:
+        dataset.batch("train", [(kept.tokens - 1) // 8], 8)
+    assert missing.value.blob.hex() == others[0].sha256
+
+
+@pytest.mark.parametrize("damage", ["a bit", "shorter", "gone"])
+def test_a_damaged_shard_is_named_so_that_another_copy_is_had(corpus: Path, tmp_path: Path, damage: str) -> None:
     ref = prepare([corpus], tmp_path)
-    manifest_path = tmp_path / ref.sha256
-    manifest = parse_data_manifest(manifest_path.read_bytes())
-    assert verify_shards(manifest_path, tmp_path) == []
-    shard = tmp_path / manifest.train[0].sha256
+    dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
+    shard = tmp_path / dataset.manifest.train[0].sha256
     content = bytearray(shard.read_bytes())
-    content[5] ^= 1
+    if damage == "gone":
+        shard.unlink()
+    else:
+        content[5] ^= 1
+        shard.write_bytes(content if damage == "a bit" else content[:-1])
+    with pytest.raises(DataDamaged) as refused:
+        dataset.batch("train", [0], 16)
+    assert refused.value.blob.hex() == shard.name
+    content[5] ^= damage != "gone"
     shard.write_bytes(content)
-    assert verify_shards(manifest_path, tmp_path) == [shard.name]
-    shard.write_bytes(content[:-1])
-    with pytest.raises(DataError, match=r"expected .* bytes"):
-        Dataset.open(manifest_path, tmp_path)
-    shard.unlink()
-    assert verify_shards(manifest_path, tmp_path) == [shard.name]
-    with pytest.raises(DataError, match="cannot be opened"):
-        Dataset.open(manifest_path, tmp_path)
-    manifest_path.write_bytes(b"{}")
-    with pytest.raises(DataError, match="do not match its name"):
-        Dataset.open(manifest_path, tmp_path)
+    assert dataset.batch("train", [0], 16).shape == (1, 17)
+
+
+def test_a_damaged_data_manifest_is_named(corpus: Path, tmp_path: Path) -> None:
+    path = tmp_path / prepare([corpus], tmp_path).sha256
+    path.write_bytes(b"{}")
+    with pytest.raises(DataDamaged, match="do not match its name"):
+        Dataset.open(path, tmp_path)
+
+
+def test_a_shard_of_tokens_beyond_the_vocabulary_is_never_trained_on(tmp_path: Path) -> None:
+    content = np.arange(100, dtype="<u2").tobytes()
+    name = hashlib.sha256(content).hexdigest()
+    (tmp_path / name).write_bytes(content)
+    shard = {"sha256": name, "size": 200, "tokens": 100}
+    beyond = {"tokenizer": {"sha256": "cd" * 32, "size": 9}, "vocab_size": 99, "separator": 9, "dtype": "uint16"}
+    manifest = parse_data_manifest(_hostile(lambda raw: raw.update(beyond, train=[shard])))
+    with pytest.raises(DataError, match="holds token 99, which is not below vocab_size") as refused:
+        Dataset(manifest, tmp_path).batch("train", [0], 8)
+    assert not isinstance(refused.value, DataDamaged), "no other copy is asked for"
 
 
 def test_a_blob_that_nothing_can_make_what_the_manifest_says_is_not_asked_for_again(tmp_path: Path) -> None:
@@ -196,70 +222,9 @@ def test_a_sample_outside_the_data_is_refused(dataset: Dataset) -> None:
     assert dataset.len_samples("train", 1 << 20) == 0
 
 
-@given(samples=st.integers(1, 600), seed=st.integers(0, 2**53 - 1), batch=st.integers(1, 5), replicas=st.integers(1, 4))
-def test_no_sample_comes_twice_in_an_epoch_and_none_is_left_out(
-    samples: int, seed: int, batch: int, replicas: int
-) -> None:
-    steps = math.ceil(2 * samples / (batch * replicas))
-    order = [
-        sample
-        for step in range(steps)
-        for replica in range(replicas)
-        for sample in sample_ids(seed, positions(step, replica, replicas, batch), samples)
-    ]
-    assert sorted(order[:samples]) == sorted(order[samples : 2 * samples]) == list(range(samples))
-
-
-@given(
-    samples=st.integers(8, 600),
-    seed=st.integers(0, 2**53 - 1),
-    first=st.integers(0, 10**6),
-    steps=st.lists(st.integers(0, 3), max_size=20),
-)
-def test_whoever_takes_part_from_whichever_step_on_nobody_trains_on_anothers_sample(
-    samples: int, seed: int, first: int, steps: list[int]
-) -> None:
-    """Replicas come and go in the middle of epochs (`steps`: who trains in each step, as bits)."""
-    epochs: dict[int, list[int]] = {}
-    for index, present in enumerate(steps):
-        for replica in (0, 1):
-            if present >> replica & 1:
-                ids = sample_ids(seed, positions(first + index, replica, 2, 2), samples)
-                place = ((first + index) * 2 + replica) * 2
-                for at, sample in enumerate(ids):
-                    epochs.setdefault((place + at) // samples, []).append(sample)
-    for seen in epochs.values():
-        assert len(set(seen)) == len(seen)
-
-
-@given(samples=st.integers(1, 2**40), step=st.integers(0, 2**40), seed=st.integers(0, 2**53 - 1))
-def test_samples_exist_however_far_the_run_and_however_large_the_data(samples: int, step: int, seed: int) -> None:
-    ids = sample_ids(seed, positions(step, 3, 64, 8), samples)
-    assert len(ids) == 8
-    assert all(0 <= sample < samples for sample in ids)
-
-
-def test_the_order_is_shuffled_and_differs_by_seed_and_epoch() -> None:
-    def order(seed: int, first_step: int) -> list[int]:
-        return sample_ids(seed, range(first_step, first_step + 1000), 1000)
-
-    orders = [order(0, 0), order(1, 0), order(0, 1000)]
-    for one in orders:
-        assert sum(a == b for a, b in zip(one, sorted(one), strict=True)) < 20
-        assert abs(float(np.corrcoef(one, np.arange(1000))[0, 1])) < 0.15
-        assert sum(abs(a - b) == 1 for a, b in pairwise(one)) < 20
-    assert sum(a == b for a, b in zip(orders[0], orders[1], strict=True)) < 20
-    assert sum(a == b for a, b in zip(orders[0], orders[2], strict=True)) < 20
-
-
-def test_the_order_does_not_change_from_one_release_to_the_next() -> None:
-    assert sample_ids(7, positions(12, 1, 4, 8), 1000) == [278, 353, 516, 345, 667, 476, 731, 754]
-    assert sample_ids(0, range(4), 123_456_789) == [62318014, 38033496, 101899996, 8461349]
-
-
-def test_without_samples_there_is_a_clear_error() -> None:
-    with pytest.raises(DataError, match="no sample"):
-        sample_ids(0, range(1), 0)
+def test_without_samples_there_is_a_clear_error(dataset: Dataset) -> None:
+    with pytest.raises(DataError, match="no sample of 1048576 tokens"):
+        dataset.ids(0, [0], 1 << 20)
 
 
 def test_the_data_manifest_is_canonical_and_counts_every_byte(

@@ -1,7 +1,7 @@
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,18 @@ def test_an_empty_state_is_a_fresh_optimiser(tiny_run: Callable[..., Manifest], 
     assert _hashes(fresh) == _hashes(cleared)
 
 
-def test_replicas_train_on_different_data(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
+def test_a_step_takes_the_samples_that_it_is_told_and_a_whole_batch_of_them(
+    tiny_run: Callable[..., Manifest], dataset: Dataset
+) -> None:
     manifest = tiny_run(SPLITS[0])
-    losses = [_steps(_loop(manifest, 0, dataset, replica), 0, 1)[0] for replica in range(4)]
-    assert len(set(losses)) == 4
+
+    def loss(samples: Sequence[int]) -> float:
+        return _loop(manifest, 0, dataset).step(0, TOTAL, samples, None, None)
+
+    assert len({loss(range(first, first + 4)) for first in (0, 4, 8, 1000)}) == 4
+    assert loss([8, 9, 0, 1]) == loss([8, 9, 0, 1])
+    with pytest.raises(TrainingError, match="got 3 samples for a batch of 4"):
+        loss([1, 2, 3])
 
 
 @pytest.mark.parametrize("broken_by", ["stop", "neighbour"])

@@ -17,7 +17,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from benchmarks.replay import Late
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import codec
@@ -78,6 +77,7 @@ class _Replica:
                 total_steps=self.manifest.rounds * plan.inner_steps,
                 base_version=base,
                 base_weights=self.versions[stage][base],
+                samples=self.lot(t),
                 left_out=tuple(self.trained[one][stage].payload for one in self.left_out if one <= t - 1 - delay),
             )
             return slots[stage].train(inputs, previous, next)
@@ -93,6 +93,12 @@ class _Replica:
             counted = [] if t in self.left_out else sealed
             self.versions[stage].append(apply_round(self.manifest, stage, newest, None, counted, self.blobs).weights)
         return made
+
+    def lot(self, round: int) -> tuple[tuple[int, int], ...]:
+        """Of the second replica of two, in two parts, as a lot may be."""
+        need = self.manifest.plan.inner_steps * self.manifest.data.batch_size
+        first = (2 * round + 1) * need
+        return (first, first + 3), (first + 7, first + need + 4)
 
     def _trace(self, stage: int, round: int) -> Trace:
         found = Undecided(self.folder / str(stage)).find(round)
@@ -113,6 +119,7 @@ class _Replica:
             plan=plan,
             steps_before=round * plan.inner_steps,
             total_steps=self.manifest.rounds * plan.inner_steps,
+            samples=self.lot(round),
             own_plans={one[stage].payload: plan for one in self.trained},
             next_trace=self.traces[round][stage + 1] if stage + 1 < STAGES else None,
         )
@@ -188,16 +195,16 @@ class _Cheat(InnerLoop):
             inner = replace(inner, lr=inner.lr * 1.1)
         if how == "precision":
             precision = "bfloat16"
-        data: Any = Late(dataset, manifest.plan.inner_steps) if how == "last round's data" else dataset
-        replica = 2 if how == "other data" else replica
-        super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, data)
-        self._how = how
+        super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, dataset)
+        need = manifest.plan.inner_steps * manifest.data.batch_size
+        self._how, self._aside = how, {"last round's data": -2 * need, "other data": need}.get(how, 0)
 
     def step(
         self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, stop: Any = lambda: False
     ) -> float:
         kept = [{name: one.clone() for name, one in of.items()} for of in (self.weights(), self.optimiser_state())]
         links = [None if one is None else _Junk(one, self._how) for one in (previous, next)]
+        samples = [position + self._aside for position in samples]
         loss = super().step(index, total_steps, samples, *links, stop)
         if self._how == "norm":  # as it sent it
             self.norms = self.norms._replace(passed_on=self.norms.passed_on * 1.5)

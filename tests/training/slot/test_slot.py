@@ -65,7 +65,7 @@ class _History:
 
     def inputs(self, **changes: Any) -> RoundInputs:
         t, delay = len(self.trained), self.manifest.outer.delay
-        base = max(0, t - delay)
+        base, need = max(0, t - delay), self.manifest.plan.inner_steps * self.manifest.data.batch_size
         values = {
             "round": t,
             "plan": self.manifest.plan,
@@ -73,6 +73,7 @@ class _History:
             "total_steps": self.manifest.rounds * self.manifest.plan.inner_steps,
             "base_version": base,
             "base_weights": self.versions[base],
+            "samples": ((t * need, (t + 1) * need),),
             "left_out": tuple(self.trained[one].payload for one in self.left_out if one <= t - 1 - delay),
         }
         return RoundInputs(**(values | changes))

@@ -1,0 +1,162 @@
+"""Who trains on which positions: everything once, whoever is there."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlx.training.data.dealing import Deal, Dealing, cut, positions, union
+
+REPLICAS = 8
+INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda one: (one[0], sum(one))), max_size=8)
+
+
+@dataclass
+class Run:
+    """Rounds dealt one after the other; `counted` are those whose seal counted them."""
+
+    delay: int
+    dealing: Dealing = field(init=False)
+    deals: list[Deal] = field(default_factory=list)
+    counted: list[Sequence[int]] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)  # positions that were counted, in the order of their rounds
+
+    def __post_init__(self) -> None:
+        self.dealing = Dealing(REPLICAS, self.delay)
+
+    def round(self, counted: Sequence[int], need: int) -> None:
+        deal = self.dealing.deal(need)
+        for replica in counted:
+            self.trained += positions(deal.lot(replica), 0, need)
+        self.deals.append(deal)
+        self.counted.append(counted)
+        decided = len(self.deals) - 1 - self.delay
+        self.dealing = self.dealing.after(need, self.counted[decided] if decided >= 0 else None)
+
+
+def _two(round: int, chance: Random) -> list[int]:
+    return [0, 1]
+
+
+def _scattered(round: int, chance: Random) -> list[int]:
+    return [3, 6]
+
+
+def _coming_and_going(round: int, chance: Random) -> list[int]:
+    present = ([0, 1], [0, 5], [5, 7], [2, 5, 7], [2])[round // 40 % 5]
+    return [one for one in present if chance.random() < 0.8]
+
+
+def _unsealed(round: int, chance: Random) -> list[int]:
+    return [] if chance.random() < 0.3 else [1, 4]
+
+
+def _same(round: int) -> int:
+    return 8
+
+
+def _adaptive(round: int) -> int:
+    return (8, 12, 20, 28, 20)[round // 30 % 5]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("who", [_two, _scattered, _coming_and_going, _unsealed])
+@pytest.mark.parametrize("need", [_same, _adaptive])
+def test_every_sample_is_seen_once_before_any_twice(
+    delay: int, who: Callable[[int, Random], list[int]], need: Callable[[int], int]
+) -> None:
+    run, chance, samples = Run(delay), Random(1), 50_000
+    while len(run.trained) < samples:
+        run.round(who(len(run.deals), chance), need(len(run.deals)))
+    seen = Counter(run.trained)
+    assert max(seen.values()) == 1, "no position is counted twice"
+    assert sum(one < samples for one in seen) >= 0.99 * samples
+    assert sum(high - low for low, high in run.dealing.free[:-1]) <= 3 * REPLICAS * need(len(run.deals) - 1)
+
+
+@given(
+    delay=st.integers(0, 1),
+    rounds=st.lists(st.tuples(st.sets(st.integers(0, REPLICAS - 1)), st.integers(1, 7)), max_size=25),
+)
+def test_lots_are_whole_apart_from_each_other_and_nothing_is_lost(
+    delay: int, rounds: list[tuple[set[int], int]]
+) -> None:
+    run = Run(delay)
+    for counted, need in rounds:
+        run.round(sorted(counted), need)
+        deal = run.deals[-1]
+        lots = [positions(deal.lot(replica), 0, need) for replica in range(REPLICAS)]
+        assert all(len(lot) == need for lot in lots)
+        mine = [one for lot in lots for one in lot]
+        others = {
+            one
+            for before in run.deals[max(0, len(run.deals) - 1 - delay) : -1]
+            for replica in range(REPLICAS)
+            for one in positions(before.lot(replica), 0, before.need)
+        }
+        assert len({*mine, *others}) == len(mine) + len(others), "nor from what is not decided yet"
+    undecided = {
+        one
+        for deal in run.dealing.open
+        for replica in range(REPLICAS)
+        for one in positions(deal.lot(replica), 0, deal.need)
+    }
+    *holes, (tail, _) = run.dealing.free
+    free = {one for low, high in holes for one in range(low, high)}
+    assert len(run.trained) == len(set(run.trained))
+    assert free | undecided | set(run.trained) == set(range(max([tail, *(one + 1 for one in undecided)])))
+    assert not free & (undecided | set(run.trained))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_whoever_is_counted_round_after_round_walks_on_without_gaps(delay: int) -> None:
+    """So that a round reads where the round before ended."""
+    run = Run(delay)
+    for _ in range(60):
+        run.round([2, 5], 10)
+    for before, deal in zip(run.deals[-10:], run.deals[-9:], strict=False):
+        assert len(union([*deal.lot(2), *deal.lot(5)])) == 1
+        assert deal.lot(2)[0][0] == before.lot(5)[-1][1]
+
+
+def test_an_unsealed_lot_comes_again_at_once_and_to_whoever_was_counted() -> None:
+    run = Run(0)
+    run.round([0, 1], 10)
+    lost = run.dealing.deal(10).lot(1)
+    run.round([0], 10)
+    assert run.dealing.deal(10).lot(0) == lost
+    run.round([], 10)
+    assert run.dealing.deal(10).lot(0) == lost
+
+
+def test_a_hundred_thousand_rounds_are_dealt_in_seconds() -> None:
+    began, dealing, everybody = time.process_time(), Dealing(64, 1), tuple(range(0, 64, 2))
+    for round in range(100_000):
+        dealing = dealing.after(80, everybody if round else None)
+    assert time.process_time() - began < 10
+    assert dealing.free[-1][0] >= 100_000 * 80 * 31
+
+
+def test_seals_that_count_at_random_leave_few_pieces() -> None:
+    chance, dealing = Random(0), Dealing(64, 1)
+    most = 0
+    for round in range(3000):
+        counted = sorted(chance.sample(range(64), chance.randrange(64)))
+        dealing = dealing.after(chance.choice((70, 80, 113)), counted if round else None)
+        most = max(most, len(dealing.free))
+    assert most < 200
+
+
+@given(intervals=INTERVALS, skip=st.integers(0, 80), length=st.integers(0, 80))
+def test_intervals_are_sets_of_positions(intervals: list[tuple[int, int]], skip: int, length: int) -> None:
+    def each(found: Sequence[tuple[int, int]]) -> list[int]:
+        return [one for low, high in found for one in range(low, high)]
+
+    whole = union(intervals)
+    assert each(whole) == sorted(set(each(intervals)))
+    assert each(cut(whole, skip, length)) == each(whole)[skip : skip + length] == positions(whole, skip, length)

@@ -1,0 +1,107 @@
+"""Who trains on which positions of the run's order of samples: a fold over what the seals of stage 0 counted.
+
+A round deals to every replica that there may be, whether it is there or not; what its seal does not count is free
+again. So absent replicas cost nothing, and every position is counted once. Pure arithmetic over half-open intervals.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+Interval = tuple[int, int]  # positions low to high - 1
+Intervals = tuple[Interval, ...]  # ascending, apart from each other
+
+
+ENDLESS = 1 << 62  # beyond any position
+
+
+@dataclass(frozen=True)
+class Deal:
+    """One round's lots: `need` positions for each replica."""
+
+    need: int
+    first: tuple[int, ...]  # the replicas that were counted last, ascending
+    others: tuple[int, ...]  # ascending
+    front: Intervals  # the lots of the first, one after the other
+    back: Intervals  # those of the others, likewise
+
+    def lot(self, replica: int) -> Intervals:
+        """The positions that the replica trains on, in this order; none for a replica that there may not be."""
+        for replicas, lots in ((self.first, self.front), (self.others, self.back)):
+            if replica in replicas:
+                return cut(lots, replicas.index(replica) * self.need, self.need)
+        return ()
+
+    def left(self, counted: Collection[int]) -> list[Interval]:
+        """The lots of those who were not counted, in any order."""
+        found, gone = list[Interval](), set(counted)
+        for replicas, lots in ((self.first, self.front), (self.others, self.back)):
+            used = [] if gone.isdisjoint(replicas) else [i for i, replica in enumerate(replicas) if replica in gone]
+            for before, after in pairwise((-1, *used, len(replicas))):
+                found += cut(lots, (before + 1) * self.need, (after - before - 1) * self.need)
+        return found
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Before a round: what is free, and the rounds whose seals decide later rounds only."""
+
+    replicas: int  # that the run may have
+    delay: int
+    free: Intervals = ((0, ENDLESS),)
+    first: tuple[int, ...] = ()  # whom the newest seal that counts anybody counts, ascending
+    open: tuple[Deal, ...] = ()  # the last `delay` rounds, oldest first
+
+    def deal(self, need: int) -> Deal:
+        """The lots of the next round. Those who were counted last walk on along the lowest free positions; behind what
+        they will take until this round is decided come the others, in the order of their numbers."""
+        return self._dealt(need)[0]
+
+    def after(self, need: int, counted: Collection[int] | None) -> "Dealing":
+        """The state after a round of that need, with what the seal of the round `delay` before it counts; None where
+        the run has no such round. Its counted replicas' lots are used up, the others' free again."""
+        dealt, kept = self._dealt(need)
+        if counted is None:
+            return Dealing(self.replicas, self.delay, union(kept), self.first, (*self.open, dealt))
+        decided, *later = *self.open, dealt
+        free = union([*kept, *decided.left(counted)])
+        return Dealing(self.replicas, self.delay, free, tuple(sorted(counted)) or self.first, tuple(later))
+
+    def _dealt(self, need: int) -> tuple[Deal, list[Interval]]:
+        """And what is free then."""
+        others = tuple(sorted(set(range(self.replicas)).difference(self.first)))
+        ends = list(accumulate(need * one for one in (len(self.first), self.delay * len(self.first), len(others))))
+        front, back = cut(self.free, 0, ends[0]), cut(self.free, ends[1], ends[2] - ends[1])
+        kept = [*cut(self.free, ends[0], ends[1] - ends[0]), *cut(self.free, ends[2], ENDLESS)]
+        return Deal(need, self.first, others, front, back), kept
+
+
+def cut(intervals: Intervals, skip: int, length: int) -> Intervals:
+    """So many positions of these after the first `skip`."""
+    found: list[Interval] = []
+    for low, high in intervals:
+        if length <= 0:
+            break
+        begin = min(low + skip, high)
+        skip -= begin - low
+        end = min(begin + length, high)
+        if begin < end:
+            found.append((begin, end))
+            length -= end - begin
+    return tuple(found)
+
+
+def positions(intervals: Sequence[Interval], skip: int, length: int) -> list[int]:
+    """The single positions of `cut`."""
+    return [position for low, high in cut(tuple(intervals), skip, length) for position in range(low, high)]
+
+
+def union(intervals: Sequence[Interval]) -> Intervals:
+    """Of any, in any order: ascending, those that touch made one."""
+    found: list[Interval] = []
+    for low, high in sorted(intervals):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return tuple(found)
