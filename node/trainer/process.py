@@ -159,11 +159,12 @@ class Server:
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
         self._threads = max(placement.threads, 2)  # of the outer step: arithmetic beside hashing
-        self._products = Products(codec(manifest.codec.name), self._shapes, self._threads)
+        self._device, note = selftest.arithmetic_device(placement.device)
+        self._products = Products(codec(manifest.codec.name, self._device), self._shapes, self._threads)
         slot_of = manifest, message.stage, message.replica, dataset, placement
         loop = InnerLoop(*slot_of) if self._meet is None else RankedLoop(self._meet(), *slot_of)
-        slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs)
-        notes = []
+        slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs, self._device)
+        notes = [note] if note else []
         if message.placement.compile and not placement.compile:
             notes.append(f"the layers are not compiled: this machine has no {lacking(placement.device)}")
         self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement, tuple(notes)))
@@ -236,6 +237,7 @@ class Server:
             self._blobs,
             spectrum,
             self._threads,
+            self._device,
         )
         return m.Answer(request.request, version=version, energy=spectrum.kept())
 

@@ -22,11 +22,15 @@ __all__ = ["Codec", "CodecError", "codec", "payload_sizes"]
 _CODECS: dict[str, Codec] = {one.info.name: one for one in (Int4(), LowRank(), TopK())}
 
 
-def codec(name: str) -> Codec:
-    """The codec of that name. Raises CodecError when there is none."""
+def codec(name: str, device: str | None = None) -> Codec:
+    """The codec of that name, in numpy or on a torch device. Raises CodecError when there is none."""
     if name not in _CODECS:
         raise CodecError(f"unknown codec {name!r}: expected one of {', '.join(sorted(_CODECS))}")
-    return _CODECS[name]
+    if device is None:
+        return _CODECS[name]
+    from dlx.training.codecs.on_device import codec_on
+
+    return codec_on(name, device)
 
 
 def payload_sizes(recipe: Recipe, shapes: Shapes) -> dict[int, int]:

@@ -30,15 +30,18 @@ class Decoder(ABC):
     block: int  # the same for every part of this tensor under this plan
 
     @abstractmethod
-    def into(self, out: np.ndarray, start: int) -> None:
-        """Fill `out` (float32) with the values from number `start` on, of the flattened tensor: a multiple of `block`;
-        as many as a block has, or the tensor has left. Raises CodecError unless this piece is canonical."""
+    def into(self, out: Any, start: int) -> None:
+        """Fill `out`, a flat float32 array, with the values from number `start` on, of the flattened tensor: a multiple
+        of `block`; as many as a block has, or the tensor has left. Raises CodecError unless this piece is canonical.
+
+        A codec on a device fills tensors too: those that lie there without a detour."""
 
 
 class Codec(ABC):
     """A codec has no state."""
 
     info: CodecInfo
+    device: str | None = None  # of torch, where it computes; None: in main memory, with numpy
 
     # ---- a tensor's part --------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ GROUP = 128
 _BLOCK = 512  # groups worked on at a time: the temporaries stay in the cache
 
 _NORMAL, _STEP = (np.float32(value) for value in (np.finfo(np.float16).tiny, np.finfo(np.float16).smallest_subnormal))
-_INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
+INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
 
 
 class Int4(Codec):
@@ -71,8 +71,8 @@ class Groups(Decoder):
     def into(self, out: np.ndarray, start: int) -> None:
         first, groups = start // GROUP, -(-len(out) // GROUP)
         scale_bits = self._scales[first : first + groups]
-        if (scale_bits >= _INFINITE).any():  # infinite, NaN or negative
-            raise CodecError(f"{self._name}: a scale is negative or not finite")
+        if (scale_bits >= INFINITE).any():  # infinite, NaN or negative
+            raise CodecError(f"{self._name}: {faults(self._bits)[0]}")
         scales = scale_bits.astype(np.uint16).view(np.float16).astype(np.float32)
         table = _TABLES[self._bits]
         words = self._packed[first : first + groups].view(table.word).astype(np.intp)
@@ -84,7 +84,7 @@ class Groups(Decoder):
         np.multiply(rows, scales[:, None], out=rows)
         if not whole:
             if values[len(out) :].any():
-                raise CodecError(f"{self._name}: the padding is not zero")
+                raise CodecError(f"{self._name}: {faults(self._bits)[3]}")
             out[...] = values[: len(out)]
 
     def _check(self, facts: np.ndarray, scales: np.ndarray) -> None:
@@ -93,9 +93,19 @@ class Groups(Decoder):
         seen = np.bitwise_or.reduce(seen.view(np.uint8).reshape(-1, 8), axis=1)
         live = scales != 0
         if (seen & _HAS_UNUSED).any():
-            raise CodecError(f"{self._name}: a code is {-(2 ** (self._bits - 1))}")
+            raise CodecError(f"{self._name}: {faults(self._bits)[1]}")
         if ((seen & _HAS_LARGEST != 0) != live).any() or seen[~live].any():
-            raise CodecError(f"{self._name}: a group is neither zero nor scaled to its largest code")
+            raise CodecError(f"{self._name}: {faults(self._bits)[2]}")
+
+
+def faults(bits: int) -> tuple[str, str, str, str]:
+    """What may be wrong with a part."""
+    return (
+        "a scale is negative or not finite",
+        f"a code is {-(2 ** (bits - 1))}",
+        "a group is neither zero nor scaled to its largest code",
+        "the padding is not zero",
+    )
 
 
 _HAS_UNUSED, _HAS_LARGEST, _HAS_ANY = 1, 2, 4

@@ -76,25 +76,25 @@ class LowRank(Codec):
             raise CodecError(f"{name}: the padding is not zero")
         exponents, codes = _unpack(data, shape, plan.rank)
         _check(name, exponents, codes, shape[0])
-        return _Product(exponents, codes, shape)
+        return Product(exponents, codes, shape)
 
     def examiner(self, plan: Plan) -> Examiner:
         return _Examiner(self, plan)
 
 
-class _Product(Decoder):
+class Product(Decoder):
     """The float32 matrix that checked components make. Exact until its one rounding, so BLAS may sum as it likes."""
 
     def __init__(self, exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> None:
-        rows, self._columns = shape
+        rows, self.columns = shape
         live = _common(codes) > 0
-        self._p = np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32))
-        self._q = codes[live, rows:].astype(np.float64)
-        self.block = max(1, _BLOCK // self._columns) * self._columns
+        self.p = np.ldexp(codes[live, :rows].astype(np.float64), exponents[live, None].astype(np.int32))
+        self.q = codes[live, rows:].astype(np.float64)
+        self.block = max(1, _BLOCK // self.columns) * self.columns
 
     def into(self, out: np.ndarray, start: int) -> None:
-        first, rows = start // self._columns, len(out) // self._columns
-        out.reshape(rows, self._columns)[...] = np.matmul(self._p[:, first : first + rows].T, self._q)
+        first, rows = start // self.columns, len(out) // self.columns
+        out.reshape(rows, self.columns)[...] = np.matmul(self.p[:, first : first + rows].T, self.q)
         out += np.float32(0)  # a zero may come out as -0.0 or not, depending on the order
 
 
@@ -303,7 +303,7 @@ def _signs(codes: np.ndarray, rows: int) -> np.ndarray:
 
 def _matrix(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The float32 matrix that checked components make."""
-    decoder, values = _Product(exponents, codes, shape), np.empty(count(shape), np.float32)
+    decoder, values = Product(exponents, codes, shape), np.empty(count(shape), np.float32)
     for start in range(0, len(values), decoder.block):
         decoder.into(values[start : start + decoder.block], start)
     return values.reshape(shape)

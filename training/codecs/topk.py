@@ -19,7 +19,6 @@ from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
 _CHUNK = 4096
-_BLOCK = 32  # chunks encoded at a time: the temporaries stay in the cache
 _BITS = 2
 _SMALLEST = np.float32(2**-24)  # an fp16: what is smaller counts as zero, and the residual keeps it
 _INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
@@ -27,6 +26,7 @@ _INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
 
 class TopK(Codec):
     info = codec_info.TOPK
+    at_once = 32  # chunks encoded: the temporaries stay in the cache
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         chunks, kept = -(-count(shape) // _CHUNK), _kept(shape, plan)
@@ -41,20 +41,24 @@ class TopK(Codec):
         magnitudes = np.empty((-(-count(shape) // _CHUNK), 2), "<f2")
         places, codes = np.empty(kept, np.uint16), np.zeros(-(-kept // 4) * 4, np.int8)
         for chunks, values, k, length in _pieces(len(flat), plan.rank, kept):
-            for start in range(chunks.start, chunks.stop, _BLOCK):
-                here = slice(start, min(start + _BLOCK, chunks.stop))
+            for start in range(chunks.start, chunks.stop, self.at_once):
+                here = slice(start, min(start + self.at_once, chunks.stop))
                 block = flat[start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
                 first = values.start + (start - chunks.start) * k
                 there = slice(first, first + len(block) * k)
-                magnitudes[here], places[there], codes[there] = _encode_chunks(name, block, k)
+                magnitudes[here], places[there], codes[there] = self.encode_chunks(name, block, k)
         parts = (magnitudes.view(np.uint8).reshape(-1), pack12(places), pack(codes, _BITS))
         np.concatenate(parts, out=out)
 
+    def encode_chunks(self, name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Magnitudes fp16 [n, 2], places [n * k] and codes int8 [n * k] of float32 chunks [n, length]."""
+        return _encode_chunks(name, values, k)
+
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
-        return _Chunks(name, data, shape, plan)
+        return Chunks(name, data, shape, plan)
 
 
-class _Chunks(Decoder):
+class Chunks(Decoder):
     """A tensor's part (uint8) that has the right size."""
 
     block = 64 * _CHUNK
@@ -70,16 +74,23 @@ class _Chunks(Decoder):
             raise CodecError(f"{name}: the padding is not zero")
 
     def into(self, out: np.ndarray, start: int) -> None:
-        first, (full, rest) = start // _CHUNK, divmod(len(out), _CHUNK)
+        out[...] = 0
+        for here, length, places, values in self.kept_values(start, len(out)):
+            np.put_along_axis(out[here].reshape(-1, length), places.astype(np.int64), values, axis=1)
+
+    def kept_values(self, start: int, length: int) -> Iterator[tuple[slice, int, np.ndarray, np.ndarray]]:
+        """Of so many values, the chunks of each length: where they are, that length, and places uint16 [n, k] and
+        values float32 [n, k] of what they keep."""
+        first, (full, rest) = start // _CHUNK, divmod(length, _CHUNK)
         begin = first * self._rank  # of the kept values: a block's places and codes fill whole bytes
         end = self._kept if rest else begin + full * self._rank
         places = unpack12(self._places[packed12(begin) : packed12(end)], end - begin)
         codes = CODES[_BITS][self._codes[begin // 4 : -(-end // 4)]].reshape(-1).view(np.uint8) & 3
-        out[...] = 0
-        for chunks, kept, k, length in _pieces(len(out), self._rank, end - begin):
+        for chunks, kept, k, size in _pieces(length, self._rank, end - begin):
             magnitudes = self._magnitudes[first + chunks.start : first + chunks.stop]
-            here = out[chunks.start * _CHUNK :][: len(magnitudes) * length].reshape(-1, length)
-            _decode_chunks(self._name, magnitudes, places[kept].reshape(-1, k), codes[kept].reshape(-1, k), here)
+            found = places[kept].reshape(-1, k), codes[kept].reshape(-1, k)
+            here = slice(chunks.start * _CHUNK, chunks.start * _CHUNK + len(magnitudes) * size)
+            yield here, size, found[0], _values(self._name, magnitudes, *found, size)
 
 
 def _kept(shape: tuple[int, ...], plan: Plan) -> int:
@@ -98,7 +109,6 @@ def _pieces(length: int, rank: int, kept: int) -> Iterator[tuple[slice, slice, i
 
 
 def _encode_chunks(name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Magnitudes fp16 [n, 2], places [n * k] and codes int8 [n * k] of float32 chunks [n, length]."""
     sizes = np.abs(values)
     if not sizes.max() <= np.finfo(np.float16).max:  # nor NaN
         raise too_large(name)
@@ -136,13 +146,13 @@ def _means(sizes: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return row_sums(sizes * chosen) / np.maximum(np.count_nonzero(chosen, axis=1), 1).astype(np.float32)
 
 
-def _decode_chunks(name: str, bits: np.ndarray, places: np.ndarray, codes: np.ndarray, out: np.ndarray) -> None:
-    """Put into `out`, float32 zeros [n, length], what chunks hold: the bits of their magnitudes uint16 [n, 2], places
-    uint16 [n, k] and codes uint8 [n, k]. Raises CodecError unless that is canonical."""
+def _values(name: str, bits: np.ndarray, places: np.ndarray, codes: np.ndarray, length: int) -> np.ndarray:
+    """The kept values float32 [n, k] of chunks: the bits of their magnitudes uint16 [n, 2], places uint16 [n, k] and
+    codes uint8 [n, k]. Raises CodecError unless that is canonical."""
     low, high = bits[:, :1], bits[:, 1:]
     if (high >= _INFINITE).any() or ((low >= high) & (high != 0)).any() or (low > high).any():
         raise CodecError(f"{name}: a magnitude is negative or not finite, or low is not below high")
-    if (places[:, 1:] <= places[:, :-1]).any() or (places[:, -1] >= out.shape[1]).any():
+    if (places[:, 1:] <= places[:, :-1]).any() or (places[:, -1] >= length).any():
         raise CodecError(f"{name}: places are not ascending or outside their chunk")
     is_low = (codes & 1) == 0
     if (is_low.all(axis=1, keepdims=True) != (high == 0)).any() or (
@@ -154,4 +164,4 @@ def _decode_chunks(name: str, bits: np.ndarray, places: np.ndarray, codes: np.nd
         raise CodecError(f"{name}: a place without a value is not one of the first")
     magnitudes = bits.astype(np.uint16).view(np.float16).astype(np.float32)
     signed = np.concatenate([magnitudes, -magnitudes], axis=1)
-    np.put_along_axis(out, places.astype(np.int64), np.take_along_axis(signed, codes, axis=1), axis=1)
+    return np.take_along_axis(signed, codes, axis=1)

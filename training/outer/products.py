@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,7 +51,13 @@ class Products:
 
     def _learn(self, blobs: Sequence[tuple[Path, Plan]]) -> None:
         payloads = opened(self._codec, self._shapes, blobs, self._threads)
-        found, keys = gram(payloads, self._shapes, self._threads), [_key(*one) for one in blobs]
+        keys, device = [_key(*one) for one in blobs], self._codec.device
+        if device is None:
+            found = gram(payloads, self._shapes, self._threads)
+        else:
+            from dlx.training.outer import on_device
+
+            found = on_device.gram(payloads, self._shapes, device)
         for row, one in enumerate(keys):
             for column, other in enumerate(keys):
                 self._known[one, other] = float(found[row, column])
@@ -70,17 +76,23 @@ class Plain:
         self._arrays = arrays
 
     def decoder(self, name: str) -> Decoder:
-        return _Copied(self._arrays[name])
+        return Copied(self._arrays[name])
 
 
-class _Copied(Decoder):
+class Copied(Decoder):
+    """An array's values, of a `Plain` one."""
+
     block = _WIDE
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values.reshape(-1)
 
-    def into(self, out: np.ndarray, start: int) -> None:
-        out[...] = self._values[start : start + len(out)]
+    def into(self, out: Any, start: int) -> None:
+        values = self._values[start : start + len(out)]
+        if isinstance(out, np.ndarray):
+            out[...] = values
+        else:
+            out.copy_(out.new_tensor(values))
 
 
 def gram(payloads: Sequence[Decodable], shapes: Shapes, threads: int = 1) -> np.ndarray:

@@ -82,11 +82,13 @@ def apply_round(
     out: Path,
     watcher: Watcher | None = None,
     threads: int = 1,
+    device: str | None = None,
 ) -> Version:
     """Make V[t+1] of `stage` from V[t] and the contributions sealed in round t, in their listed order.
 
     All files are blobs named by their sha256; the new ones are written to `out`. `momentum_path` is None as long as
-    there is no momentum file. No contributions leave weights and momentum as they are, and write nothing.
+    there is no momentum file. No contributions leave weights and momentum as they are, and write nothing. `device`: of
+    torch, one on which the self-test found the same bits; None: in main memory, on so many `threads`.
 
     Every input's bytes are hashed, unless this process has done so; what fails leaves no file. Raises Damaged for an
     input that is missing or not what its name says; WeightsError, BlobError or CodecError for one that is, and still is
@@ -98,10 +100,8 @@ def apply_round(
     if not contributions:
         names = [NO_HASH if path is None else _named(path) for path in (weights_path, momentum_path)]
         return Version(*names, *(NO_HASH if one is None else weights.tree_root(one) for one in (version, momentum)))
-    payloads, stepper = (
-        _opened(manifest, shapes, contributions, threads),
-        _Stepper(parts(contributions), manifest.outer),
-    )
+    payloads = _opened(manifest, shapes, contributions, threads, device)
+    stepper = _Stepper(parts(contributions), manifest.outer, device)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "outer"))
         has_momentum = momentum is not None or manifest.outer.momentum > 0
@@ -217,8 +217,8 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
 class _Stepper:
     """Takes the outer step of a piece of a tensor, its blocks dealt among threads."""
 
-    def __init__(self, parts: Sequence[float], outer: Outer) -> None:
-        self._parts, self._outer = parts, outer
+    def __init__(self, parts: Sequence[float], outer: Outer, device: str | None) -> None:
+        self._parts, self._outer, self._device = parts, outer, device
         self._scratch: dict[int, np.ndarray] = {}  # of each thread: a block of the sum, one of a gradient
 
     def step(
@@ -232,6 +232,11 @@ class _Stepper:
     ) -> None:
         """`piece`: values (and moments), flat float32, from number `start` of the tensor on; changed in place. `seen`,
         as long, gets g. Raises CodecError."""
+        if self._device is not None:
+            from dlx.training.outer import on_device
+
+            on_device.step(piece, decoders, self._parts, self._outer, start, seen, self._device)
+            return
         size, length = decoders[0].block, len(piece[0])
         lows = range(0, length, size)
 
@@ -255,12 +260,14 @@ class _Stepper:
             list(pool.map(share, range(threads)))
 
 
-def _opened(manifest: Manifest, shapes: Shapes, contributions: Sequence[SealedPayload], threads: int) -> list[Payload]:
+def _opened(
+    manifest: Manifest, shapes: Shapes, contributions: Sequence[SealedPayload], threads: int, device: str | None
+) -> list[Payload]:
     """Of one round, so of one plan: their blocks are alike."""
     if len({one.plan for one in contributions}) > 1:
         raise OuterError("the payloads of one round have one plan")
     blobs = [(one.payload, one.plan) for one in contributions]
-    return opened(codec(manifest.codec.name), shapes, blobs, threads)
+    return opened(codec(manifest.codec.name, device), shapes, blobs, threads)
 
 
 def _pieces(length: int, block: int, most: int) -> Iterator[tuple[int, int]]:

@@ -44,10 +44,19 @@ from dlx.training.slot.trace import Trace, stated_loss
 class Slot:
     """Use `Slot.open`; one thread at a time. The caller has told torch how many threads to compute with."""
 
-    def __init__(self, manifest: Manifest, loop: InnerLoop, stage: int, directory: Path, blobs: Path) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        loop: InnerLoop,
+        stage: int,
+        directory: Path,
+        blobs: Path,
+        arithmetic_device: str | None = None,
+    ) -> None:
+        """`arithmetic_device`: where the codec computes (`selftest.arithmetic_device`); None: in main memory."""
         self._manifest, self._stage, self._blobs = manifest, stage, blobs
         self._files = SlotFiles(manifest, stage, directory)
-        self._loop, self._codec = loop, codec(manifest.codec.name)
+        self._loop, self._codec = loop, codec(manifest.codec.name, arithmetic_device)
         self._state: State | None = None
         self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
         self._restore()

@@ -184,7 +184,7 @@ def test_tensors_need_not_lie_in_one_piece(name: str, plan: Plan) -> None:
 @pytest.mark.parametrize(("name", "plan"), [*PLANS, ("topk", Plan(level=2, rank=33))])
 def test_a_part_is_encoded_and_decoded_alone_and_its_blocks_in_any_order(name: str, plan: Plan) -> None:
     chosen, numbers = codec(name), np.random.default_rng(4)
-    shapes = {"layers.0.a": (701, 801), "layers.0.norm": (77,), "embed.weight": (300_001,)}
+    shapes = {"layers.0.up_proj.weight": (701, 801), "norm.weight": (77,), "embed_tokens.weight": (300_001,)}
     tensors = {key: numbers.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
     payload = chosen.encode(tensors, plan)
     whole = chosen.decode_arrays(payload, shapes, plan)

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from dlx.training.outer import step
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
+from tests.training.devices import DEVICES
 
 GOLDEN = Path(__file__).parent / "golden" / "outer.json"
 
@@ -62,8 +64,10 @@ def _version(tensors: dict[str, Tensor], folder: Path) -> Version:
 class _Stage:
     """Stage 0 of a small run with the files that its versions are made of."""
 
-    def __init__(self, manifest: Manifest, folder: Path, threads: int = 1) -> None:
-        self.manifest, self.folder, self.threads = manifest, folder, threads
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        self.manifest, self.folder = manifest, folder
+        self.threads: int = 1
+        self.device: str | None = None
         self.shapes = stage_shapes(manifest, 0)
         self.version = _version(_tensors("genesis", self.shapes), folder)
 
@@ -78,7 +82,8 @@ class _Stage:
         momentum = None if self.version.momentum == NO_HASH else self.path(self.version.momentum)
         weights_path = self.path(self.version.weights)
         paths = weights_path, momentum
-        self.version = apply_round(self.manifest, 0, *paths, contributions, self.folder, threads=self.threads)
+        where: dict[str, Any] = {"threads": self.threads, "device": self.device}
+        self.version = apply_round(self.manifest, 0, *paths, contributions, self.folder, None, **where)
         return self.version
 
     def read(self, digest: bytes) -> dict[str, Tensor]:
@@ -94,16 +99,16 @@ def stage(tiny_run: Callable[..., Manifest], tmp_path: Path) -> Callable[[str], 
     return make
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("count", "device"), [(1, None), (2, None), (3, None), *((2, one) for one in DEVICES)])
 @pytest.mark.parametrize("rule", OUTERS)
 def test_every_machine_makes_the_golden_history(
-    rule: str, count: int, stage: Callable[[str], _Stage], monkeypatch: pytest.MonkeyPatch
+    rule: str, count: int, device: str | None, stage: Callable[[str], _Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if count > 1:
         monkeypatch.setattr(Groups, "block", 1024)  # so that there are blocks for every thread,
         monkeypatch.setattr(step, "_PIECE", 4096)  # and pieces of tensors
     run = stage(rule)
-    run.threads = count
+    run.threads, run.device = count, device
     history = []
     for index, contributions in enumerate(ROUNDS):
         payloads = [run.payload(f"{index} {number}", *one) for number, one in enumerate(contributions)]

@@ -16,6 +16,7 @@ from dlx.training.outer import policy
 from dlx.training.outer.policy import BAND, THRESHOLD, Measured
 from dlx.training.outer.products import Plain, Products, gram
 from dlx.training.recipe.recipe import Plan
+from tests.training.devices import DEVICES
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.mlp.up_proj.weight": (501, 640),
@@ -34,14 +35,14 @@ def _blobs(folder: Path, name: str, plan: Plan, count: int) -> list[tuple[Path, 
     return found
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "device"), [(1, None), (3, None), *((1, one) for one in DEVICES)])
 @pytest.mark.parametrize("count", [1, 3, 10])
 @pytest.mark.parametrize(("name", "plan"), PLANS)
 def test_products_are_those_of_the_decoded_arrays(
-    name: str, plan: Plan, count: int, threads: int, tmp_path: Path
+    name: str, plan: Plan, count: int, threads: int, device: str | None, tmp_path: Path
 ) -> None:
     blobs = _blobs(tmp_path, name, plan, count)
-    found = np.array(Products(codec(name), SHAPES, threads).matrix(blobs))
+    found = np.array(Products(codec(name, device), SHAPES, threads).matrix(blobs))
     decoded = [codec(name).decode_arrays(path.read_bytes(), SHAPES, plan) for path, _ in blobs]
     flat = np.array([np.concatenate([one[key].ravel() for key in SHAPES]) for one in decoded]).astype(np.float64)
     norms = np.sqrt((flat * flat).sum(axis=1))
