@@ -3,105 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dlx.node.cli import options
+from dlx.node.cli import options, plan
 from dlx.node.cli.audit import BlobsOption
 from dlx.node.home import extras, shown
-from dlx.node.home.errors import UsageFailure
 
 app = options.Verbs(help="Plan, create, list and show training runs; publish checkpoints.")
 
 
-@app.command()
-def plan(
-    manifest: Annotated[Path, typer.Option(metavar="FILE", help="TOML file that describes the run.")],
-    json: options.JsonOption = False,
-) -> None:
-    """Show what each stage of a run would cost: parameters, operations, memory, bytes sent; and suggest better stages.
-
-    Needs no data folder and no chain, and changes nothing.
-    """
-    from msgspec.structs import asdict
-
-    from dlx.node.runs.history import utc
-    from dlx.node.runs.upkeep import upkeep
-    from dlx.training import balance
-    from dlx.training.recipe import advice
-    from dlx.training.recipe.draft import draft_from_toml
-    from dlx.training.recipe.recipe import max_inner_steps
-
-    with _reading(manifest):
-        draft = draft_from_toml(manifest)
-    warnings = advice.warnings(draft)
-    costs, suggested = balance.costs(draft), balance.balanced(draft)
-    parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
-    timing = draft.timing
-    stages = [
-        {
-            "stage": cost.stage,
-            "layers": cost.layers,
-            "parameters": cost.parameters,
-            "parameters_share": cost.parameters / parameters,
-            "flops_per_token": cost.flops,
-            "flops_share": cost.flops / flops,
-            "memory": asdict(cost.memory),
-            "payload": cost.payload,
-            "pipes": cost.pipes,
-            "checks": asdict(upkeep(draft, cost)),
-        }
-        for cost in costs
-    ]
-    if json:
-        found = {
-            "stages": stages,
-            "parameters": parameters,
-            "flops_per_token": flops,
-            "suggested": suggested,
-            "start_time": timing.start_time,
-            "min_round_time": timing.min_round_time,
-            "max_inner_steps": max_inner_steps(draft),
-            "warnings": warnings,
-        }
-        options.print_json(found)
-        return
-    rows = [
-        ["layers", *("{} to {}".format(*cost.layers) for cost in costs)],
-        ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
-        ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
-        *(
-            [f"memory of {part.replace('_', ' ')}", *(shown.size(getattr(cost.memory, part)) for cost in costs)]
-            for part in costs[0].memory.__struct_fields__
-        ),
-        ["payload per round", *(shown.size(cost.payload) for cost in costs)],
-        ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
-        ["disk per undecided round", *(shown.size(upkeep(draft, cost).undecided) for cost in costs)],
-        ["disk per drawn round", *(shown.size(upkeep(draft, cost).drawn) for cost in costs)],
-    ]
-    options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
-    split = ", ".join(f"[{low}, {high}]" for low, high in suggested)
-    same = suggested == [tuple(layers) for layers in draft.stages]
-    sys.stdout.write(f"\n{'as balanced as can be' if same else 'more balanced'}: stages = [{split}]\n")
-    opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
-    times = _times(timing.min_round_time, timing.round_timeout, timing.eviction_time)
-    sys.stdout.write(f"{times}; at most {max_inner_steps(draft)} inner steps a round{opens}\n")
-    audit, replays = draft.audit, upkeep(draft, costs[0]).replay_share
-    sys.stdout.write(
-        f"checks: a replica's round is drawn with probability {audit.share:.3g} and served for {audit.window} rounds; "
-        f"replaying others' takes about {replays:.1%} of the seconds trained\n"
-    )
-    for warning in warnings:
-        options.note(f"warning: {warning}")
+app.command("plan")(plan.command)
 
 
 @app.command()
 def create(
-    manifest: Annotated[Path, typer.Option(metavar="FILE", help="TOML file that describes the run.")],
+    manifest: plan.DraftOption,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -127,7 +46,7 @@ def create(
     from dlx.node.runs import create
 
     account = load_account(folder, settings)
-    with _reading(manifest), open_ledger(settings, folder, account.secret) as client:
+    with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client:
         record = create.create_run(manifest, folder, client, options.note)
     if json:
         options.print_json(record)
@@ -207,7 +126,7 @@ def show(
         ("replicas", f"{found.min_replicas} to {found.max_replicas}, {found.complete_replicas} complete now"),
         ("quorum", f"{found.quorum} of a stage's votes, rounded up"),
         *([("opens", f"not before {utc(found.start_time)}")] if found.start_time else []),
-        ("times", _times(found.min_round_time, found.round_timeout, found.eviction_time)),
+        ("times", plan.round_times(found.min_round_time, found.round_timeout, found.eviction_time)),
         ("inner steps", f"at most {found.max_inner_steps} a round"),
         ("tokens per step", found.tokens_per_step),
     ]
@@ -226,10 +145,6 @@ def show(
         sys.stdout.write("\n")
         offers = [[one.version, shown.text(one.uri), one.account, one.checkpoint] for one in found.checkpoints[-10:]]
         options.print_table(["VERSION", "PUBLISHED AT", "BY", "CHECKPOINT"], offers)
-
-
-def _times(min_round: int, round: int, eviction: int) -> str:
-    return f"a round takes at least {min_round} s and times out after {round} s; eviction {eviction} s"
 
 
 @app.command()
@@ -292,14 +207,3 @@ def publish(
 
         made = publish(client, view, round, uri, checkpoint, pull)
     options.print_json(made) if json else options.print_fields(list(made.items()))
-
-
-@contextmanager
-def _reading(draft: Path) -> Iterator[None]:
-    """What is wrong with a draft is wrong usage."""
-    from dlx.training.recipe.strict import ManifestError
-
-    try:
-        yield
-    except ManifestError as error:
-        raise UsageFailure(f"--manifest {draft}: {error}") from error

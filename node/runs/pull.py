@@ -81,7 +81,7 @@ def pull(
     try:
         (work / "blobs").mkdir()
         blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
-        replay = Replay(_manifest(view, blobs), view, blobs)
+        replay = Replay(read_manifest(view, blobs), view, blobs)
         files = []
         for stage in range(view.config.stages):
             progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
@@ -145,7 +145,8 @@ def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None
     return None, False
 
 
-def _manifest(view: RunView, blobs: Blobs) -> Manifest:
+def read_manifest(view: RunView, blobs: Blobs) -> Manifest:
+    """Raises Failure."""
     try:
         return parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
     except BlobMissing as error:

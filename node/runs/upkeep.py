@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlx.training.balance import StageCost
+from dlx.training.balance.costs import FLOAT, StageCost
 from dlx.training.recipe.recipe import Recipe
 from dlx.training.slot.segments import segment_steps, segments_in
 
@@ -21,7 +21,7 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 def upkeep(recipe: Recipe, cost: StageCost) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
     takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and 2 W more where n is above 1."""
-    weights, optimiser = cost.memory.weights, cost.memory.optimiser
+    weights, optimiser = FLOAT * cost.parameters, FLOAT * cost.optimiser
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
     received = min(steps, length) * cost.pipes  # as much as is sent

@@ -4,17 +4,23 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from dlx.training import balance
+from dlx.training.balance.costs import costs
+from dlx.training.balance.flops import balanced, flops, optimiser_flops
+from dlx.training.balance.seconds import Conditions, seconds
+from dlx.training.balance.simulated import simulate
 from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Model
+from dlx.training.recipe.recipe import Inner, Model, Outer, Plan
 from tests.training.conftest import tiny_draft
 
 SPLIT = [(0, 1), (1, 3)]
@@ -28,49 +34,68 @@ def test_operations_are_those_that_torch_counts() -> None:
     ids = torch.zeros(2, 16, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-    found = balance.flops(draft)
-    (cost,) = balance.costs(draft)
+    found = flops(draft)
+    (cost,) = costs(draft)
     assert cost.flops == 3 * found.layer + found.last and found.first == 0
     attention = 3 * 6 * 16 * (16 + 1)  # which torch does not count on a CPU
     assert cost.flops - attention == counter.get_total_flops() / ids.numel()
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+def test_operations_of_muon_are_those_that_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    draft = tiny_draft([(0, 3)], inner=Inner(optimiser="muon"))
+    parameters = dict(StageModel(draft, 0).named_parameters())
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counter:
+        Optimisers(parameters, draft).step(1.0)
+    assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
+    assert optimiser_flops(tiny_draft([(0, 3)], inner=Inner(optimiser="adamw")), 0) == 0
+
+
 @pytest.mark.parametrize("stage", [0, 1])
-def test_activations_are_those_that_autograd_keeps(
-    stage: int, checkpointed: bool, tiny_run: Callable[..., Manifest]
-) -> None:
-    manifest = tiny_run(SPLIT)
-    model = StageModel(manifest, stage, Placement(device="cpu", checkpoint="layers" if checkpointed else "none"))
+def test_a_micro_batch_keeps_what_autograd_keeps_and_its_ends(stage: int) -> None:
+    draft = tiny_draft(SPLIT)
+    model = StageModel(draft, stage)
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
+    kept: dict[StorageWeakRef, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            kept[StorageWeakRef(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
         return tensor
 
     ids = torch.zeros(2, 16, dtype=torch.int64)
     source = ids if stage == 0 else torch.zeros(model.activation_shape, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _ = model(source) if stage == 0 else model(source, ids)
-    one = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    memory = balance.costs(manifest)[stage].memory
-    in_flight = 2 - stage
-    if checkpointed:
-        assert in_flight * one < memory.checkpointed < memory.activations
-    else:
-        assert memory.activations == in_flight * one
+        output = model(source) if stage == 0 else model(source, ids)
+    note(source), note(output)
+    one = sum(size for storage, size in kept.items() if not storage.expired())
+    if stage == 1:  # the loss takes its gradients at once: of the head, and of what the head takes
+        one += 4 * (256 * 16 + 2 * 16 * 16)
+    assert simulate(draft, stage, "none").kept == one
+    assert simulate(draft, stage, "layers").kept < one
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("checkpoint", ["none", "layers", "selective"])
+def test_two_and_three_layers_tell_about_any_number(checkpoint: str, optimiser: str) -> None:
+    """What follows from them is what a simulation of all layers says."""
+    from dlx.training.balance import simulated
+
+    draft = tiny_draft([(0, 1), (1, 8), (8, 9)], config={"num_hidden_layers": 9}, inner=Inner(optimiser=optimiser))
+    assert simulate(draft, 1, checkpoint) == simulated._simulate(draft, 1, checkpoint, 7)
 
 
 def test_costs_are_what_a_slot_has(tiny_run: Callable[..., Manifest], dataset: Any) -> None:
     manifest = tiny_run(SPLIT)
-    for stage, cost in enumerate(balance.costs(manifest)):
+    for stage, cost in enumerate(costs(manifest)):
         loop = InnerLoop(manifest, stage, 0, dataset)
         assert cost.layers == manifest.stages[stage]
         assert cost.parameters == sum(tensor.numel() for tensor in loop.weights().values())
-        assert cost.memory.weights == cost.memory.residual == 4 * cost.parameters
-        assert cost.memory.optimiser == 4 * sum(tensor.numel() for tensor in loop.optimiser_state().values())
+        assert cost.optimiser == sum(tensor.numel() for tensor in loop.optimiser_state().values())
+        assert cost.memory.weights == 4 * cost.parameters
         payload = codec("int4").encode(loop.weights(), manifest.plan)
         assert cost.payload == len(payload)
 
@@ -81,7 +106,7 @@ def test_no_other_split_has_a_lower_maximum(stages: int, vocabulary: int) -> Non
     config = {"num_hidden_layers": 8, "vocab_size": vocabulary}
     start = [*((index, index + 1) for index in range(stages - 1)), (stages - 1, 8)]
     draft = tiny_draft(start, config=config)
-    one_token = balance.flops(draft)
+    one_token = flops(draft)
 
     def most(split: list[tuple[int, int]]) -> int:
         sizes = [high - low for low, high in split]
@@ -90,10 +115,10 @@ def test_no_other_split_has_a_lower_maximum(stages: int, vocabulary: int) -> Non
         )
 
     every = [list(pairwise((0, *cuts, 8))) for cuts in combinations(range(1, 8), stages - 1)]
-    found = balance.balanced(draft)
+    found = balanced(draft)
     assert found in every
     assert most(found) == min(map(most, every))
-    assert found == balance.balanced(tiny_draft(found, config=config))
+    assert found == balanced(tiny_draft(found, config=config))
 
 
 def test_every_family_has_costs() -> None:
@@ -105,7 +130,45 @@ def test_every_family_has_costs() -> None:
             model=Model(full(case[0])),
             data=DraftData(source=["x"], sequence_length=16, batch_size=4, micro_batches=2),
         )
-        first, last = balance.costs(draft)
-        assert first.memory.activations > first.memory.checkpointed > 0
+        first, last = costs(draft)
+        assert (
+            first.memory.activations
+            > costs(draft, Placement(device="cpu", checkpoint="layers"))[0].memory.activations
+            > 0
+        )
         assert last.flops > first.flops > 0
     assert len(CASES) >= len(FAMILIES)
+
+
+LINK = Conditions(flops=1e9, float32=1e9, ranks=1, recomputed=1.0, link=1e6, lan=None, replicas=3)
+SLOW = {"outer": Outer(delay=1, lr=0.5), "plan": Plan(inner_steps=2)}
+
+
+def test_the_seconds_of_a_round_add_up() -> None:
+    draft = tiny_draft(SPLIT, **SLOW)
+    found = costs(draft)
+    times = seconds(draft, found, LINK)
+    first, last = (4 * 16 // 2 * cost.flops / 1e9 for cost in found)  # of a micro-batch of two
+    message = 8 * 2 * 16 * 16 * 4 / 1e6
+    assert times.compute == pytest.approx(first + last + max(first, last))
+    assert times.step == pytest.approx(first + last + 2 * message + max(first, last, message))
+    assert times.transfer == pytest.approx(8 * 2 * max(cost.payload for cost in found) / 1e6)
+    assert times.round == max(times.training, times.exchange, 1)
+    # A site has one link for all its stages, and its pipes stay on its own network.
+    site = seconds(draft, found, replace(LINK, lan=1e9))
+    assert site.transfer == pytest.approx(8 * 2 * sum(cost.payload for cost in found) / 1e6)
+    assert site.message == pytest.approx(message / 1000)
+    assert seconds(draft, found, replace(LINK, ranks=2)).compute == pytest.approx(times.compute / 2)
+
+
+def test_as_many_inner_steps_as_it_says_hide_the_exchange() -> None:
+    draft = tiny_draft(SPLIT, **SLOW)
+    found, slow = costs(draft), replace(LINK, link=1e4, lan=1e9)
+    fewest = seconds(draft, found, slow).hiding_steps
+    assert fewest > 2
+    for steps, hides in ((fewest, True), (fewest - 1, False)):
+        longer = tiny_draft(SPLIT, **SLOW | {"plan": Plan(inner_steps=steps)})
+        times = seconds(longer, found, slow)
+        assert times.hides is hides and times.round == max(times.training, times.exchange)
+    waiting = seconds(tiny_draft(SPLIT, plan=Plan(inner_steps=fewest)), found, slow)
+    assert not waiting.hides and waiting.round == waiting.training + waiting.exchange

@@ -57,6 +57,15 @@ def heldout_loss_of_weights(
     return _mean_loss(logits, dataset, manifest.data.sequence_length, max_samples)
 
 
+def heldout_samples(dataset: Dataset, sequence_length: int, max_samples: int = 64) -> list[int]:
+    """Those that a held-out loss is the mean of. Raises DataError where there is none."""
+    samples = dataset.len_samples("heldout", sequence_length)
+    if not samples:
+        raise DataError("the held-out data is shorter than one sample")
+    count = min(samples, max_samples)
+    return [index * samples // count for index in range(count)]
+
+
 def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temperature: float = 0.8) -> bytes:
     """Up to `tokens` bytes that continue `prompt`, ending early where the model ends the document.
 
@@ -101,15 +110,10 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
 
 
 def _mean_loss(logits: Callable[[Tensor], Tensor], dataset: Dataset, sequence_length: int, max_samples: int) -> float:
-    samples = dataset.len_samples("heldout", sequence_length)
-    if not samples:
-        raise DataError("the held-out data is shorter than one sample")
-    count = min(samples, max_samples)
-    chosen = [index * samples // count for index in range(count)]
-    total = 0.0
+    chosen, total = heldout_samples(dataset, sequence_length, max_samples), 0.0
     with torch.inference_mode():
-        for first in range(0, count, 8):
+        for first in range(0, len(chosen), 8):
             batch = dataset.batch("heldout", chosen[first : first + 8], sequence_length)
             output = logits(batch[:, :-1])
             total += functional.cross_entropy(output.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").item()
-    return total / (count * sequence_length)
+    return total / (len(chosen) * sequence_length)

@@ -1,7 +1,10 @@
 """`dlx-node run plan` on a draft, as a person and as a program read it."""
 
 import json
+import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +12,16 @@ from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.shown import size
+from dlx.node.runs.fit import config_of
+from dlx.training.balance.costs import costs
+from dlx.training.models import weights
+from dlx.training.models.placement import Placement
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.recipe.draft import complete, draft_from_toml
+from dlx.training.recipe.recipe import BlobRef
 from tests.node.command import dlx
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 DRAFT = """
 name = "plan"
@@ -50,36 +62,69 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
     assert found["suggested"] == [[0, 5], [5, 6]]
     for stage in found["stages"]:
         memory = stage["memory"]
-        parts = ("weights", "start", "gradients", "optimiser", "residual")
-        fixed = sum(memory[part] for part in parts)
-        assert memory["weights"] == 4 * stage["parameters"]
-        assert memory["round_end"] >= memory["outer_step"] == 3 * memory["weights"]
-        assert memory["peak"] == fixed + max(memory["activations"], memory["round_end"])
+        assert memory["weights"] == memory["gradients"] == 4 * stage["parameters"]
+        assert memory["device"] == 0 and memory["host"] > memory["activations"] + 2 * memory["weights"]
         assert 0 < stage["payload"] < memory["weights"]
         assert stage["pipes"] == 2 * (2 * 32 * 32 * 4), "two micro-batches, one neighbour"
         states, received = memory["weights"] + memory["optimiser"], 10 * stage["pipes"]
         assert stage["checks"]["undecided"] == states + received + memory["weights"], "a round is one segment"
         assert stage["checks"]["drawn"] == 2 * states + received
         assert stage["checks"]["replay_share"] == 1 / 16
+    assert found["conditions"]["replicas"] == 8 and found["seconds"]["hides"] is False
+    assert found["seconds"]["round"] >= found["seconds"]["training"] + found["seconds"]["exchange"]
 
     text = dlx("run", "plan", "--manifest", draft).stdout
-    assert "more balanced: stages = [[0, 5], [5, 6]]" in text
-    assert f"{first['parameters']:,}" in text and size(last["memory"]["peak"]) in text
+    assert "more balanced: [[0, 5], [5, 6]]" in text and "hidden      no: the delay is 0" in text
+    assert f"{first['parameters']:,}" in text and size(last["memory"]["host"]) in text
     assert "as balanced as can be: " in dlx("run", "plan", "--manifest", _write(tmp_path, "[[0, 5], [5, 6]]")).stdout
 
 
-def test_with_a_delay_the_outer_step_takes_memory_beside_the_training(tmp_path: Path) -> None:
+def test_a_device_takes_the_state_and_ranks_divide_it(tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+
+    def plan(*options: str) -> dict[str, Any]:
+        return json.loads(dlx("run", "plan", "--manifest", draft, "--json", *options).stdout)
+
+    one, two = plan("--device", "h100"), plan("--device", "h100", "--ranks", "2")
+    for whole, half in zip(one["stages"], two["stages"], strict=True):
+        assert half["memory"]["weights"] == whole["memory"]["weights"] // 2
+        assert half["memory"]["device"] < whole["memory"]["device"]
+        assert whole["memory"]["device"] > 3 * whole["memory"]["weights"]
+    assert two["seconds"]["compute"] == pytest.approx(one["seconds"]["compute"] / 2)
+    assert (one["device"]["name"], one["device"]["bfloat16"]) == ("NVIDIA H100 SXM", 989e12)
+    assert one["conditions"]["flops"] == 0.4 * 67e12, "the run is in float32"
+    assert plan("--device", "1e12", "--utilisation", "0.5")["conditions"]["flops"] == 0.5e12
+    measured = plan("--measure")
+    assert measured["device"]["measured"] and measured["conditions"]["flops"] > 1e6
+    idle = plan("--ranks", "4")["warnings"]
+    assert any("micro-batches of 2 samples leave ranks idle" in warning for warning in idle)
+
+
+def test_the_largest_payload_that_an_adapting_plan_can_come_to_counts(tmp_path: Path) -> None:
     draft = _write(tmp_path, "[[0, 3], [3, 6]]")
     draft.write_text(draft.read_text() + "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[codec]\nname = 'lowrank'\n")
     adaptive = "[plan]\nrank = 4\n[adaptive]\ninner_steps = 40\nmin_rank = 2\nmax_rank = 8\n"
-    fixed_rank = json.loads(dlx("run", "plan", "--manifest", _with(draft, "[plan]\nrank = 4\n"), "--json").stdout)
+    fixed = json.loads(dlx("run", "plan", "--manifest", _with(draft, "[plan]\nrank = 4\n"), "--json").stdout)
     found = json.loads(dlx("run", "plan", "--manifest", _with(draft, adaptive), "--json").stdout)
-    for stage, other in zip(found["stages"], fixed_rank["stages"], strict=True):
-        memory = stage["memory"]
-        fixed = sum(memory[part] for part in ("weights", "start", "gradients", "optimiser", "residual"))
-        kept = max(memory["activations"], memory["round_end"])
-        assert memory["peak"] == fixed + kept + memory["outer_step"]
-        assert stage["payload"] > other["payload"], "the largest that the plan can come to"
+    assert all(more["payload"] > one["payload"] for more, one in zip(found["stages"], fixed["stages"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "h1000"], "--device h1000: expected cpu, b200, h200,"),
+        (["--device", "nan"], "--device nan: expected"),
+        (["--utilisation", "1.5"], "--utilisation 1.5: expected a part above 0 and up to 1"),
+        (["--checkpoint", "all"], "--checkpoint all: expected none or layers or selective"),
+        (["--link", "1Gb"], "--link 1Gb: expected a speed such as 100Mbit/s"),
+        (["--lan", "0Gbit/s"], "--lan 0Gbit/s: expected a speed"),
+        (["--replicas", "9"], "--replicas 9: the run has at most 8"),
+    ],
+)
+def test_an_impossible_option_is_one_line(options: list[str], said: str, tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+    line = dlx("run", "plan", "--manifest", draft, *options, code=2).stderr
+    assert line.startswith(f"dlx-node: {said}") and line.count("\n") == 1
 
 
 def _with(draft: Path, text: str) -> Path:
@@ -96,6 +141,42 @@ def test_tied_embeddings_are_counted_in_the_pipes(tmp_path: Path) -> None:
         found.append(json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)["stages"])
     head = found[0][1]["parameters"] - found[1][1]["parameters"]
     assert head > 0 and [tied["pipes"] - untied["pipes"] for untied, tied in zip(*found, strict=True)] == [4 * head] * 2
+
+
+def test_the_example_of_107_billion_parameters_is_what_the_docs_say() -> None:
+    text = (DOCS / "plan.md").read_text()
+    command = next(
+        line for line in text.splitlines() if line.startswith("    dlx-node run plan --manifest docs/107b.toml")
+    )
+    options = [str(DOCS / "107b.toml") if one == "docs/107b.toml" else one for one in command.split()[1:]]
+    printed = dlx(*options).stdout
+    for line in printed.splitlines():
+        name = line[:24].strip()
+        shown = [cell.strip() for cell in re.split(r"  +", line.strip())]
+        if len(shown) == 9:  # a name and eight stages, of which the docs have three
+            found = next(one for one in text.splitlines() if one.startswith(f"    {name}  "))
+            assert re.split(r"  +", found.strip()) == [name, shown[1], shown[2], shown[8]]
+        elif name and not line.startswith(" "):
+            assert f"    {line.rstrip()}\n" in text
+    plan = json.loads(dlx(*options, "--json").stdout)
+    assert f"{plan['parameters']:,}" in text and 106.5e9 < plan["parameters"] < 107.5e9
+    assert len(plan["stages"]) == 8 and plan["conditions"]["replicas"] == 20
+    assert plan["seconds"]["hides"] and plan["seconds"]["hiding_steps"] < 125
+    assert plan["warnings"] == []
+
+
+def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned() -> None:
+    draft, began = draft_from_toml(DOCS / "107b.toml"), time.process_time()
+    found = costs(draft, Placement(device="cuda", checkpoint="layers"), 8)
+    assert time.process_time() - began < 10
+    shapes = [stage_shapes(draft, stage) for stage in range(8)]
+    sizes = [weights.file_size(one) for one in shapes]
+    assert 428e9 < sum(sizes) < 429e9
+    manifest = complete(draft, [BlobRef("ab" * 32, size) for size in sizes], BlobRef("cd" * 32, 1 << 20))
+    config = config_of(manifest)
+    assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 500
+    assert max(cost.payload for cost in found) < min(sizes)
+    assert draft.rounds * config.max_inner_steps * config.tokens_per_step * 20 < 1 << 63
 
 
 def test_a_draft_that_cannot_be_planned_is_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""What each stage of a run costs: parameters, operations, bytes sent, and memory on the device and beside it."""
+
+import math
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dlx.training.balance.flops import flops, optimiser_flops
+from dlx.training.balance.simulated import Simulated, simulate
+from dlx.training.codecs import payload_sizes
+from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.recipe import Recipe, parse_model, step_bytes
+
+FLOAT = 4  # bytes
+BASE = 270_000_000  # private bytes of a training process with Python, torch and transformers alone
+HEAP = 64 << 20  # what the C library keeps at most of memory that was given back
+
+
+class Memory(Struct, frozen=True):
+    """Bytes of a training process, of each where the stage has several ranks."""
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int  # of the micro-batches in flight, and what a layer needs for a moment
+    round_end: int  # of the payload and what becomes it, when there are neither gradients nor activations
+    device: int  # the most on the device; 0 where that is the CPU
+    host: int  # the most in main memory, with Python and torch
+
+
+class StageCost(Struct, frozen=True):
+    stage: int
+    layers: tuple[int, int]  # [from, to)
+    parameters: int
+    optimiser: int  # values of the inner optimiser's state
+    flops: int  # of one token, forward and backward
+    optimiser_flops: int  # of one inner step
+    memory: Memory
+    payload: int  # bytes of one contribution, the largest that the plan can come to
+    pipes: int  # bytes sent to the stage neighbours in one inner step
+
+
+def costs(recipe: Recipe, placement: Placement = ONE_THREAD, ranks: int = 1) -> list[StageCost]:
+    """Of every stage, trained where `placement` says by so many ranks. Takes neither the weights' memory nor their
+    time."""
+    one_token, stages, found = flops(recipe), len(recipe.stages), []
+    simulated: dict[tuple[bool, bool, int], Simulated] = {}  # stages of a kind are simulated once
+    pipe = step_bytes(recipe)  # in one direction
+    for stage, (low, high) in enumerate(recipe.stages):
+        shapes = stage_shapes(recipe, stage)
+        kind = stage == 0, stage == stages - 1, high - low
+        if kind not in simulated:
+            simulated[kind] = simulate(_of_a_rank(recipe, ranks), stage, placement.checkpoint)
+        payload = max(payload_sizes(recipe, shapes).values())
+        found.append(
+            StageCost(
+                stage,
+                (low, high),
+                parameters=_count(shapes),
+                optimiser=_count(optimiser_shapes(recipe, stage)),
+                flops=one_token.stage(high - low, first=kind[0], last=kind[1]),
+                optimiser_flops=optimiser_flops(recipe, stage),
+                memory=_memory(recipe, stage, placement.device != "cpu", ranks, simulated[kind], payload),
+                payload=payload,
+                pipes=((stage > 0) + (stage < stages - 1)) * pipe,
+            )
+        )
+    return found
+
+
+def samples_of_a_rank(recipe: Recipe, ranks: int) -> int:
+    """Of each micro-batch: as many take them all, so the last ranks may only fill up."""
+    return -(-recipe.data.batch_size // (recipe.data.micro_batches * ranks))
+
+
+def _of_a_rank(recipe: Recipe, ranks: int) -> Recipe:
+    samples = samples_of_a_rank(recipe, ranks) * recipe.data.micro_batches
+    return replace(recipe, data=replace(recipe.data, batch_size=samples))
+
+
+def _memory(recipe: Recipe, stage: int, accelerator: bool, ranks: int, simulated: Simulated, payload: int) -> Memory:
+    shapes = stage_shapes(recipe, stage)
+    whole, optimiser = FLOAT * _count(shapes), FLOAT * _count(optimiser_shapes(recipe, stage)) // ranks
+    weights, largest = whole // ranks, FLOAT * max(math.prod(shape) for shape in shapes.values())
+    in_flight = min(len(recipe.stages) - stage, recipe.data.micro_batches)
+    most = max(simulated.busy + (in_flight - 1) * simulated.kept, simulated.stepping)
+    activations = most - whole + (_gathered(recipe, stage) if ranks > 1 else 0)
+    training = weights + activations
+    # Two tensors in passing, the payload, and the one before, from which the encoder starts; from a device copies too.
+    round_end = (5 if accelerator else 2) * largest + 2 * payload
+    outer = 2 * largest if recipe.outer.delay else 0  # beside the training
+    return Memory(
+        weights=weights,
+        gradients=weights,
+        optimiser=optimiser,
+        activations=activations,
+        round_end=round_end,
+        device=weights + optimiser + training if accelerator else 0,
+        host=BASE
+        + outer
+        + (round_end if accelerator else weights + optimiser + max(training + min(HEAP, activations), round_end)),
+    )
+
+
+def _gathered(recipe: Recipe, stage: int) -> int:
+    """Bytes of whole parameters on a rank: of the layer at work and the next one, and of what lies outside of the
+    layers, which the last stage keeps with its gradients."""
+    inside, (low, high) = parse_model(recipe.model).layout.layers, recipe.stages[stage]
+    shapes, last = stage_shapes(recipe, stage), stage == len(recipe.stages) - 1
+    layers = _count({name: shape for name, shape in shapes.items() if name.startswith(f"{inside}.")})
+    return FLOAT * (2 * layers // (high - low) + (1 + last) * (_count(shapes) - layers))
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

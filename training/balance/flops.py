@@ -1,0 +1,75 @@
+"""Operations of a model's parts, and how to share its layers so that no stage has more of them than it must."""
+
+import math
+from itertools import accumulate
+
+import torch
+from msgspec import Struct
+
+from dlx.training.inner.muon import matrices
+from dlx.training.inner.states import divide
+from dlx.training.models.shapes import active, model_shapes, stage_shapes
+from dlx.training.recipe.parameters import rule
+from dlx.training.recipe.recipe import Recipe, parse_model
+
+_STEPS = 5  # of Newton-Schulz, as inner/muon.py takes them
+
+
+class Flops(Struct, frozen=True):
+    """Floating-point operations of one token, forward and backward: 6 for each weight of a matrix that it meets (a
+    looked-up embedding takes none, and of a layer's experts it meets those that it is sent to) and those of attention,
+    in which a token sees half of its sample on average."""
+
+    first: int  # before the layers
+    layer: int
+    last: int  # after the layers
+
+    def stage(self, layers: int, *, first: bool, last: bool) -> int:
+        return layers * self.layer + first * self.first + last * self.last
+
+
+def flops(recipe: Recipe) -> Flops:
+    """Of a token of the run."""
+    config = parse_model(recipe.model)
+    layout, shapes = config.layout, dict(model_shapes(config))
+
+    def weights(*parts: str) -> int:
+        inside = tuple(f"{part}." for part in parts if part)
+        return sum(active(config, shape) for name, shape in shapes.items() if name.startswith(inside))
+
+    head = layout.tokens if config.tie_word_embeddings else layout.head
+    return Flops(
+        first=6 * weights(layout.project_in),
+        layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (recipe.data.sequence_length + 1),
+        last=6 * weights(*layout.final, head),
+    )
+
+
+def optimiser_flops(recipe: Recipe, stage: int) -> int:
+    """Of one inner step of a stage: the products of Muon's Newton-Schulz steps, which are in float32 whatever the run's
+    precision. AdamW's few operations for each parameter are left out."""
+    steps, _ = divide(stage_shapes(recipe, stage), recipe.inner)
+    heads, found = parse_model(recipe.model).heads, 0
+    for name, shape in steps.items():
+        for matrix in matrices(torch.empty(shape, device="meta"), rule(name).fused, heads):
+            short, long = sorted((math.prod(matrix.shape[:-1]), matrix.shape[-1]))
+            found += _STEPS * (4 * short * short * long + 2 * short**3)
+    return found
+
+
+def balanced(recipe: Recipe) -> list[tuple[int, int]]:
+    """As many stages, with the layers shared so that the stage with the most operations has as few as can be.
+
+    Layer after layer goes to the stage that has the least with it, the first of several: all layers are equal, so no
+    other way has a lower maximum.
+    """
+    one_token, last = flops(recipe), len(recipe.stages) - 1
+    layers = [1] * (last + 1)
+
+    def with_one_more(stage: int) -> int:
+        return one_token.stage(layers[stage] + 1, first=stage == 0, last=stage == last)
+
+    for _ in range(parse_model(recipe.model).layers - len(layers)):
+        layers[min(range(last + 1), key=with_one_more)] += 1
+    ends = list(accumulate(layers))
+    return list(zip([0, *ends], ends, strict=False))

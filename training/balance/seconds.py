@@ -1,0 +1,106 @@
+"""How long a run's rounds take: computing, the pipes, the exchange of payloads and the work on them."""
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from dlx.training.balance.costs import StageCost, samples_of_a_rank
+from dlx.training.models.placement import Checkpoint
+from dlx.training.recipe.recipe import Recipe, activation_bytes, embedding_bytes
+
+# Nanoseconds of two CPU cores, as `python -m benchmarks.round` measures them at 100 million parameters.
+SLOT_NS = 20.0  # of a slot's round, per parameter: start, payload, residual, hashes, files
+PAYLOAD_NS = 6.0  # of checking and adding a received payload, per parameter
+
+# Operations with checkpointing: a layer's forward pass is a third of its training, and all of it or none is repeated.
+RECOMPUTED: dict[Checkpoint, float] = {"none": 1.0, "layers": 4 / 3, "selective": 1.0}
+
+
+class Conditions(Struct, frozen=True):
+    """What a run is to run on, the same at every replica."""
+
+    flops: float  # that one rank reaches in the run's precision, per second
+    float32: float  # and in float32, which Muon's steps are in
+    ranks: int  # of a stage
+    recomputed: float  # operations with checkpointing, as a multiple of those without
+    link: float  # bits per second between replicas, each way
+    lan: float | None  # and between the stages of a replica that is one site, which share its link; None: `link`
+    replicas: int
+
+
+class StageSeconds(Struct, frozen=True):
+    micro_batch: float  # forward and backward
+    optimiser: float  # once an inner step
+    slot: float  # work on its own payload and files, once a round
+    payloads: float  # work on those of the other replicas, once a round
+    sent: int  # bytes of payloads to the other replicas, once a round; as many come from them
+
+
+class Seconds(Struct, frozen=True):
+    """Of one inner step, or of one round."""
+
+    stages: list[StageSeconds]
+    message: float  # one activation through a pipe
+    compute: float  # of an inner step, without its pipes
+    step: float  # of an inner step, as long as the slowest of pipes and stages makes it
+    training: float  # of a round, with the work on the slot's own state
+    transfer: float  # of a round's payloads: those of a site share its link
+    exchange: float  # of a round: the transfer, and the work on what arrived
+    round: float
+    hides: bool  # the exchange, behind the training of the next round
+    hiding_steps: int  # the fewest inner steps of a round behind which it hides
+    sent: int  # bytes through a link in a round, and as many the other way
+    tokens_per_second: float  # of all replicas
+
+
+def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) -> Seconds:
+    """The replicas work at once, stages have `conditions.ranks` devices each, links their speed both ways."""
+    here, micro_batches, inner_steps = conditions, recipe.data.micro_batches, recipe.plan.inner_steps
+    step_tokens = recipe.data.batch_size * recipe.data.sequence_length
+    tokens = samples_of_a_rank(recipe, here.ranks) * recipe.data.sequence_length  # of a micro-batch
+    others, stages = here.replicas - 1, []
+    for cost in costs:
+        stages.append(
+            StageSeconds(
+                micro_batch=tokens * cost.flops * here.recomputed / here.flops,
+                optimiser=cost.optimiser_flops / (here.float32 * here.ranks),
+                slot=SLOT_NS * 1e-9 * cost.parameters / here.ranks,
+                payloads=PAYLOAD_NS * 1e-9 * cost.parameters * others / here.ranks,
+                sent=others * cost.payload,
+            )
+        )
+    message = 8 * activation_bytes(recipe) / (here.lan or here.link) if len(costs) > 1 else 0.0
+    lent = 2 * 8 * embedding_bytes(recipe) * (len(costs) - 1) / (here.lan or here.link)  # there and back
+    compute, step = (_inner_step(stages, one, micro_batches) for one in (0.0, message))
+    step += lent
+    slot = max(one.slot for one in stages)
+    training = inner_steps * step + slot
+    sent = (sum if here.lan else max)(one.sent for one in stages)
+    transfer = 8 * sent / here.link
+    exchange = transfer + max(one.payloads for one in stages)
+    lasts = max(training, exchange) if recipe.outer.delay else training + exchange
+    lasts = max(lasts, recipe.timing.min_round_time)
+    return Seconds(
+        stages,
+        message=message,
+        compute=compute,
+        step=step,
+        training=training,
+        transfer=transfer,
+        exchange=exchange,
+        round=lasts,
+        hides=bool(recipe.outer.delay) and exchange <= training,
+        hiding_steps=max(1, math.ceil((exchange - slot) / step)),
+        sent=sent,
+        tokens_per_second=here.replicas * inner_steps * step_tokens / lasts,
+    )
+
+
+def _inner_step(stages: list[StageSeconds], message: float, micro_batches: int) -> float:
+    """The first micro-batch passes through all stages and back, the others follow at the pace of the slowest stage, or
+    of a pipe that carries no more; then all optimisers step at once."""
+    first = sum(one.micro_batch for one in stages) + 2 * message * (len(stages) - 1)
+    neighbours = min(2, len(stages) - 1)
+    pace = max(*(one.micro_batch for one in stages), neighbours * message)
+    return first + (micro_batches - 1) * pace + max(one.optimiser for one in stages)
