@@ -21,10 +21,12 @@ from dlx.node.daemon.session import Session
 from dlx.node.home.signed import SignedBook
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.deals import Deals
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobNotFound
+from dlx.training.data.shards import DataManifest, Shard
 from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
@@ -44,6 +46,7 @@ class Trainer:
     def __init__(self, store: BlobStore) -> None:
         self.store, self.faults, self.hold = store, list[Exception](), False
         self.trained: list[int] = []
+        self.samples: list[Any] = []
         self.fresh = True
         self.tell: Callable[[Any], None] = lambda message: None
 
@@ -54,6 +57,7 @@ class Trainer:
     def post(self, message: Any) -> None:
         if isinstance(message, m.Train):
             self.trained.append(message.inputs.round)
+            self.samples.append(message.inputs.samples)
             if not self.hold:
                 trio.lowlevel.spawn_system_task(self._finish, message.inputs.round)
 
@@ -104,11 +108,14 @@ class Scene:
         self.book, self.metrics, self.refusals = SignedBook(folder / "signed.sqlite", self.account), Metrics(RUN), 0
         key = self.ledger.members[self.account].key
         manifest = SimpleNamespace(
-            stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0
-        )
+            stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0,
+            data=SimpleNamespace(seed=0, sequence_length=8, batch_size=4),
+        )  # fmt: skip
+        self.shard = self.store.put(bytes(1000))
         gossip = SimpleNamespace(publish=self._publish, follow=self._follow_topic, neighbours=lambda topic: ())
         self.context: Any = SimpleNamespace(
             run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
+            data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4), data_cache=0,
             account_key=key, signed=self.book,
             client=self, store=self.store, exchange=self, gossip=gossip,
             pipe_service=None, metrics=self.metrics, directory=folder,
@@ -181,6 +188,23 @@ def test_rounds_are_trained_signed_sealed_and_adopted(scene: Scene) -> None:
     assert scene.trainer.trained == [0, 1, 2] and scene.counted == [True] * ROUNDS
     assert sorted(scene.book.contributions(RUN, 0)) == [0, 1, 2]
     assert scene.store.has(name_of(ROUNDS))
+    assert scene.trainer.samples == [((20 * round, 20 * round + 20),) for round in range(ROUNDS)], "each lot once"
+
+
+def test_a_round_waits_for_its_training_data_and_says_so(scene: Scene) -> None:
+    content, told = scene.store.path(scene.shard).read_bytes(), list[str | None]()
+    scene.store.remove(scene.shard)
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        assert session.machine is not None and not scene.trainer.trained
+        told.append(session.machine.waiting_for(scene.context.now()))
+        scene.store.put(content)
+        await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
+
+    scene.play(program)
+    assert told == ["the training data of round 0: nobody has it"]
+    assert scene.trainer.trained == [0, 1, 2]
 
 
 def test_a_full_disk_is_told_and_waited_out_and_nothing_is_lost(scene: Scene) -> None:

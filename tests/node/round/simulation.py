@@ -120,7 +120,7 @@ class Simulation:
         for key, (_, stage) in zip(keys, slots, strict=True):
             self.take_seat(account_of(key), stage)
         self.members = {
-            account_of(key): Member(key, RoundMachine(rules, account_of(key), stage, self.kept.copy()))
+            account_of(key): Member(key, self.machine(account_of(key), stage, self.kept.copy()))
             for key, (_, stage) in zip(keys, slots, strict=True)
         }
         self.mail: list[tuple[float, Callable[[], None]]] = []
@@ -177,16 +177,19 @@ class Simulation:
         """Another session of the same slot, or of another replica's."""
         old = member.machine
         member.heard.clear()
-        member.machine = RoundMachine(
-            self.rules, old.account, old.stage, self.kept.copy(), old.version, old.oldest, old.last_trained, old.own
-        )
+        known = (old.version, old.oldest, old.last_trained, old.own)
+        member.machine = self.machine(old.account, old.stage, self.kept.copy(), *known)
+
+    def machine(self, account: str, stage: int, view: RunView, *known: Any) -> RoundMachine:
+        takes_samples = stage in (0, self.rules.stages - 1)
+        return RoundMachine(self.rules, account, stage, view, *known, takes_samples=takes_samples)
 
     def join(self, name: str, stage: int) -> str:
         """A newcomer takes a seat; it does nothing before `restart`."""
         key = digest("key", name)
         account = account_of(key)
         assert self.take_seat(account, stage)
-        self.members[account] = Member(key, RoundMachine(self.rules, account, stage, self.view.copy()), alive=False)
+        self.members[account] = Member(key, self.machine(account, stage, self.view.copy()), alive=False)
         return account
 
     def leave(self, account: str) -> None:
@@ -325,6 +328,8 @@ class Simulation:
                 stage = member.machine.stage
                 made, listed = int(self.now * 1000), (action.holding, action.missing)
                 self.gossip(member, e.ReportSeen(action.round, stage, *listed, member.account, made))
+            case a.HaveSamples(round=round):
+                self.done(member, action, e.SamplesHere(round))
             case a.AdoptVersion(version=version):
                 self.done(member, action, e.VersionAdopted(version))
             case a.Reject(reason=reason, source=source):
