@@ -3,7 +3,8 @@
 A matrix [m, n] that `factored` accepts becomes r = the plan's rank components. Component j has m codes of P, n codes of
 Q, each -7..7, and one exponent; the matrix is the sum over j of 2^exponent[j] * P[:, j] * Q[:, j]^T. Its part holds the
 r exponents (signed bytes), then the codes, component by component, P before Q, as two's complement nibbles, two a byte,
-the earlier one in the low half; the last half byte is zero where their number is odd.
+the earlier one in the low half; the last half byte is zero where their number is odd. In a tensor of experts [e, m, n]
+each is such a matrix: the parts follow one another.
 
 Each component has one form: of P and of Q some code is odd, and P's first code that is not zero is positive. Components
 come with falling exponents, those of equal exponent with rising bytes (a code is a byte there), zero ones last.
@@ -16,8 +17,10 @@ rounded once, to float32.
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,13 +54,21 @@ class LowRank(Codec):
     info = codec_info.LOWRANK
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
-        return _part_size(shape, plan.rank) if factored(name, shape, plan) else int4.part_size(shape, plan.level)
+        if not factored(name, shape, plan):
+            return int4.part_size(shape, plan.level)
+        *experts, rows, columns = shape
+        return math.prod(experts) * _part_size((rows, columns), plan.rank)
 
     def _encode(
         self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
         if not factored(name, tuple(tensor.shape), plan):
             int4.encode_part(name, tensor, plan.level, out)
+            return
+        if tensor.ndim == 3:
+            old = _apart(name, tensor.shape, previous)
+            for matrix, part, before in zip(tensor, out.reshape(len(tensor), -1), old, strict=True):
+                self._encode(name, matrix, plan, part, before)
             return
         start = _start(name, tuple(tensor.shape), plan.rank, previous)
         exponents, codes = _factor(name, tensor, start)
@@ -69,6 +80,9 @@ class LowRank(Codec):
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         if not factored(name, shape, plan):
             return int4.Groups(name, data, shape, plan.level)
+        if len(shape) == 3:
+            parts = data.reshape(shape[0], -1)
+            return Experts(lambda index: self.decoder(name, parts[index], shape[1:], plan), count(shape[1:]))
         packed = data[plan.rank :]
         if UNUSED[_BITS][packed].any():
             raise CodecError(f"{name}: a code is -8")
@@ -98,6 +112,18 @@ class Product(Decoder):
         out += np.float32(0)  # a zero may come out as -0.0 or not, depending on the order
 
 
+class Experts(Decoder):
+    """One matrix after the other; each is a block."""
+
+    def __init__(self, decoder: Callable[[int], Decoder], size: int) -> None:
+        self._decoder, self.block = decoder, size
+
+    def into(self, out: Any, start: int) -> None:
+        matrix = self._decoder(start // self.block)
+        for place in range(0, self.block, matrix.block):
+            matrix.into(out[place : place + matrix.block], place)
+
+
 class _Examiner(Examiner):
     """Machines multiply matrices in different orders, and a slot starts its search where its last one ended. What holds
     for all: Q is the fit to P, P keeps about what a search from nothing keeps, and the rest is int4."""
@@ -110,6 +136,10 @@ class _Examiner(Examiner):
         shape, rank = tuple(tensor.shape), self._plan.rank
         if self._fault or not factored(name, shape, self._plan):
             super().see(name, tensor, data)
+            return
+        if len(shape) == 3:
+            for matrix, part in zip(tensor, data.reshape(shape[0], -1), strict=True):
+                self.see(name, matrix, part)
             return
         values, (exponents, codes) = array(tensor), _unpack(data, shape, rank)
         live = _common(codes) > 0
@@ -135,10 +165,21 @@ class _Examiner(Examiner):
 
 
 def factored(name: str, shape: tuple[int, ...], plan: Plan) -> bool:
-    """Whether the tensor is sent as two factors: a matrix whose rule allows it, and smaller that way than as int4."""
-    if not rule(name).factored or len(shape) != 2 or plan.rank > min(shape):
+    """Whether the tensor, a matrix or one for each expert, is sent as two factors each: where its rule allows it, and a
+    matrix is smaller that way than as int4."""
+    matrix = shape[-2:]
+    if not rule(name).factored or len(shape) not in (2, 3) or plan.rank > min(matrix):
         return False
-    return _part_size(shape, plan.rank) < int4.part_size(shape, plan.level)
+    return _part_size(matrix, plan.rank) < int4.part_size(matrix, plan.level)
+
+
+def _apart(
+    name: str, shape: tuple[int, ...], previous: tuple[np.ndarray, Plan] | None
+) -> Sequence[tuple[np.ndarray, Plan] | None]:
+    """The parts of each expert of an earlier payload."""
+    if previous is None or not factored(name, shape, previous[1]):
+        return [None] * shape[0]
+    return [(part, previous[1]) for part in previous[0].reshape(shape[0], -1)]
 
 
 def _part_size(shape: tuple[int, ...], rank: int) -> int:

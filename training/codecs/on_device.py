@@ -56,6 +56,8 @@ class _LowRank(lowrank.LowRank):
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         found = super().decoder(name, data, shape, plan)
+        if isinstance(found, lowrank.Experts):
+            return found  # it asks us for each
         if isinstance(found, lowrank.Product):
             return _Product(found, self.device)
         return _Groups(name, data, shape, plan.level, self.device)

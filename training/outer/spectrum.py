@@ -34,6 +34,7 @@ class Spectrum:
     def see(self, name: str, mean: np.ndarray | Tensor) -> None:
         """The next of `names`."""
         matrix = torch.as_tensor(mean)
+        matrix = matrix if matrix.dim() == 2 else matrix[0]  # experts are alike
         matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
         self._kept += _energies(matrix, self._highest).cumsum(0)
         self._total += float(torch.linalg.vector_norm(matrix, dtype=torch.float64)) ** 2

@@ -21,7 +21,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "embed_tokens.weight": (90, 48),
     "fc1.bias": (),
     "fc1.weight": (0, 5),
-    "experts.down_proj": (3, 4, 5),
+    "experts.down_proj": (3, 20, 24),
 }
 PLANS = [
     *(("int4", Plan(level=level)) for level in (2, 4, 8)),

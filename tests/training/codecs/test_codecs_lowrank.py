@@ -64,7 +64,7 @@ def test_a_matrix_is_factored_where_that_is_smaller_and_it_is_no_embedding() -> 
     assert factored("transformer.h.0.attn.c_attn.weight", (64, 192), plan)
     assert not factored(W, (20, 40), plan)  # 16 x 60 codes are more than 20 x 40
     assert not factored(W, (8, 4096), plan)  # its rank is at most 8
-    assert not factored(W, (4096,), plan) and not factored(W, (4, 64, 64), plan)
+    assert not factored(W, (4096,), plan) and not factored(W, (2, 4, 64, 64), plan)
     embeddings = ["model.embed_tokens", "lm_head", "transformer.wte", "transformer.wpe", "gpt_neox.embed_in"]
     for name in [*embeddings, "layers.0.mlp.gate", "model.decoder.embed_positions"]:
         assert not factored(f"{name}.weight", (512, 128), plan)
@@ -76,6 +76,27 @@ def test_a_matrix_is_factored_where_that_is_smaller_and_it_is_no_embedding() -> 
 def test_an_unknown_parameter_is_named() -> None:
     with pytest.raises(ManifestError, match=r"layers\.0\.mixer\.weight: no rule says"):
         factored("layers.0.mixer.weight", (128, 64), Plan(rank=16))
+
+
+def test_each_expert_is_a_matrix_of_its_own() -> None:
+    experts, plan = torch.stack([_matrix(seed, M, N) for seed in range(3)]), Plan(rank=4)
+    name = "model.layers.0.mlp.experts.down_proj"
+    assert factored(name, (3, M, N), plan)
+    payload = LOWRANK.encode({name: experts}, plan)
+    alone = [LOWRANK.encode({name: one}, plan) for one in experts]
+    assert payload == b"".join(alone) and LOWRANK.size({name: (3, M, N)}, plan) == len(payload)
+    decoded = LOWRANK.decode(payload, {name: (3, M, N)}, plan)[name]
+    for one, part in zip(decoded, alone, strict=True):
+        assert torch.equal(one, LOWRANK.decode(part, {name: (M, N)}, plan)[name])
+    assert LOWRANK.fault({name: experts}, payload, plan) == ""
+    assert LOWRANK.fault({name: -experts}, payload, plan) != ""
+    moved = experts + 1e-5
+    again = [LOWRANK.encode({name: one}, plan, (part, plan)) for one, part in zip(moved, alone, strict=True)]
+    assert LOWRANK.encode({name: moved}, plan, (payload, plan)) == b"".join(again)
+    bad = bytearray(payload)
+    bad[len(alone[0]) + 4] = 0x88  # two codes of -8, of the second expert
+    with pytest.raises(CodecError, match=f"{name}: a code is -8"):
+        LOWRANK.decode(bytes(bad), {name: (3, M, N)}, plan)
 
 
 def test_what_is_not_factored_is_int4() -> None:

@@ -18,6 +18,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.up_proj.weight": (130, 700),
     "layers.0.norm.weight": (131,),
     "embed_tokens.weight": (90, 48),
+    "layers.1.mlp.experts.down_proj": (3, 60, 70),
     "layers.1.norm.weight": (1,),
 }
 PLANS = [
