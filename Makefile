@@ -7,7 +7,7 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test check format contracts contracts-check contracts-test slither bench chaos attacks crash endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -47,6 +47,11 @@ slither: contracts/node_modules/.installed $(SLITHER)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.codecs
+
+# Where a GPU is at hand: the tests that take every device, two nodes on one GPU, a node's speed beside a bare loop.
+device: $(VENV)/.dev
+	$(BIN)/pytest tests/training tests/node/trainer tests/e2e/test_devices.py $(ARGS)
+	$(BIN)/python -m benchmarks.device
 
 # A node through 1,000 tiny rounds: what it holds, and by how much that grows.
 endurance: $(VENV)/.installed

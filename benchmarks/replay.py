@@ -30,6 +30,7 @@ from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, queue_links
 from dlx.training.models import weights
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
@@ -52,6 +53,7 @@ class Case:
     name: str
     honest: bool = True
     threads: int = 1
+    device: str = "cpu"  # of the replay; the work was done on the CPU
     environment: dict[str, str] = field(default_factory=dict)
     rate: float = 1.0  # the learning rates are those of the manifest times this
     left_out: bool = False  # a step of the segment, though the tensors of it were sent
@@ -116,7 +118,7 @@ def main(
     for precision in precisions.split(","):
         for optimiser in ("adamw", "muon"):
             with tempfile.TemporaryDirectory(prefix="dlx-replay-") as folder:
-                bench = _Bench(Path(folder), precision, optimiser, width, layers)
+                bench = Bench(Path(folder), precision, optimiser, width, layers)
                 for case in (*HONEST, OTHER_PRECISION[precision], *CHEATS):
                     measured = bench.measure(case)
                     row = {title: _extreme([one[title] for one in measured], case) for title in titles}
@@ -143,7 +145,7 @@ def _extreme(distances: Sequence[float], case: Case) -> float:
     return min(filter(None, (distances[stage] for stage in case.false_stages)), default=0.0)
 
 
-class _Bench:
+class Bench:
     """A run on the standard library's sources, whose replica has trained its first round honestly."""
 
     def __init__(self, folder: Path, precision: str, optimiser: str, width: int, layers: int) -> None:
@@ -176,7 +178,15 @@ class _Bench:
         """Of each stage."""
         trained = _apart({}, _again, self.manifest, self.folder, case) if case.trained_again else self.trained
         slots = self.folder / ("again" if case.trained_again else "honest")
-        found = _apart(case.environment, _check, self.manifest, self.folder, slots, trained, case.threads)
+        found = _apart(
+            case.environment,
+            _check,
+            self.manifest,
+            self.folder,
+            slots,
+            trained,
+            Placement(device=case.device, threads=case.threads),
+        )
         for stage, one in enumerate(found):
             one["right"] = one.pop("passes") == (stage not in case.false_stages)
         return found
@@ -288,10 +298,10 @@ class _Said:
 
 
 def _check(
-    manifest: Manifest, folder: Path, slots: Path, trained: Sequence[Trained], threads: int
+    manifest: Manifest, folder: Path, slots: Path, trained: Sequence[Trained], placement: Placement
 ) -> list[dict[str, Any]]:
     """The last segment of the round, of every stage."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(placement.threads)
     dataset = Dataset.open(folder / manifest.data.manifest.sha256, folder)
     rounds = [Undecided(slots / str(stage)) for stage in range(STAGES)]
     finished = [one.find(1) for one in rounds]
@@ -312,7 +322,7 @@ def _check(
             samples=(_lot(manifest, 1, 0),),
             next_trace=after.trace if after else None,
         )
-        checked = replay.check_contribution(manifest, drawn, dataset, folders)
+        checked = replay.check_contribution(manifest, drawn, dataset, folders, placement)
         loss = abs(checked.loss_replayed - checked.loss_stated) / checked.loss_stated if checked.loss_stated else 0.0
         names = ("weights", "rate", "optimiser", "activations", "gradients")
         found.append({name: abs(getattr(checked, name)) for name in names} | {"loss": loss, "passes": checked.honest})

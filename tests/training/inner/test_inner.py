@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
@@ -15,18 +16,21 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Link, PipeBroken, Stopped, queue_links
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models import weights
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import Inner
+from tests.training.devices import DEVICES
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 TOTAL = 20
 OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
 
 
-def _loop(manifest: Manifest, stage: int, dataset: Dataset, replica: int = 0) -> InnerLoop:
+def _loop(manifest: Manifest, stage: int, dataset: Dataset, replica: int = 0, device: str = "cpu") -> InnerLoop:
     needs_data = stage in (0, len(manifest.stages) - 1)
-    loop = InnerLoop(manifest, stage, replica, dataset if needs_data else None)
+    placement = Placement(device=device, threads=1)
+    loop = InnerLoop(manifest, stage, replica, dataset if needs_data else None, placement)
     loop.load_weights(initialise(manifest, stage))
     return loop
 
@@ -39,9 +43,14 @@ def _hashes(loop: InnerLoop) -> tuple[str, str]:
     return weights.weights_hash(loop.weights()).hex(), weights.weights_hash(loop.optimiser_state()).hex()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_the_loss_falls(tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner) -> None:
-    losses = _steps(_loop(tiny_run(SPLITS[0], inner=inner), 0, dataset), 0, TOTAL)
+def test_the_loss_falls(
+    tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner, precision: str, device: str
+) -> None:
+    manifest = tiny_run(SPLITS[0], inner=inner, precision=precision)
+    losses = _steps(_loop(manifest, 0, dataset, device=device), 0, TOTAL)
     assert losses[0] == pytest.approx(math.log(256), abs=0.1)
     assert losses[-1] < losses[0] - 1
 
@@ -68,6 +77,59 @@ def test_a_split_replica_trains_exactly_like_an_unsplit_one(
     assert together(len(split), work) == [expected] * len(split)
     reached = {name: tensor for loop in loops for name, tensor in loop.weights().items()}
     assert weights.weights_hash(reached) == weights.weights_hash(whole.weights())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_a_replica_on_another_device_trains_like_one_on_the_cpu_but_for_rounding(
+    tiny_run: Callable[..., Manifest],
+    dataset: Dataset,
+    together: Callable[..., list[Any]],
+    device: str,
+    inner: Inner,
+) -> None:
+    """Two stages there, whose state is on the device, beside one whole model here; a state of the CPU is taken up."""
+    whole = _loop(tiny_run(SPLITS[0], inner=inner), 0, dataset)
+    manifest = tiny_run(SPLITS[1], inner=inner)
+    loops = [_loop(manifest, stage, dataset, device=device) for stage in range(2)]
+    for loop in loops:
+        loop.load_optimiser_state({name: torch.zeros(shape) for name, shape in loop.optimiser_shapes.items()})
+    expected = _steps(whole, 0, 4)
+
+    def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
+        loop = loops[stage]
+        return [loop.step(index, TOTAL, loop.positions(index), previous, following) for index in range(4)]
+
+    for losses in together(2, work):
+        assert losses == pytest.approx(expected, rel=1e-4)
+    for loop in loops:
+        for name, tensor in [*loop.weights().items(), *loop.optimiser_state().items()]:
+            assert tensor.device.type == torch.device(device).type, name
+        for name, tensor in loop.weights().items():
+            assert torch.allclose(tensor.cpu(), whole.weights()[name], rtol=1e-3, atol=1e-4), name
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what has the host wait for a number of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+def test_no_micro_batch_and_no_parameter_waits_for_the_device(
+    tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner, device: str
+) -> None:
+    loop = _loop(tiny_run(SPLITS[0], inner=inner), 0, dataset, device=device)
+    with _Reads() as reads:
+        _steps(loop, 0, 1)
+    assert reads.count == 0  # norms and loss come together, as one tensor
 
 
 def test_another_process_reaches_the_same_bits(
