@@ -218,7 +218,7 @@ def _bare(manifest: Manifest, dataset: Dataset, placement: Placement) -> Callabl
 
 def _micro_batches(dataset: Dataset, manifest: Manifest, index: int) -> Iterator[Tensor]:
     data = manifest.data
-    places = dataset.positions(index, 0, 1, data.batch_size)
+    places = range(index * data.batch_size, (index + 1) * data.batch_size)
     batch = dataset.batch("train", dataset.ids(data.seed, places, data.sequence_length), data.sequence_length)
     yield from batch.chunk(data.micro_batches)
 
