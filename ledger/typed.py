@@ -496,8 +496,12 @@ class SiteMember:
     run: Bytes32
     account: Address
 
+    def digest(self, domain: Domain) -> bytes:
+        """What the site's key signs."""
+        return _digest(domain.separator, keccak(type_hash(SiteMember) + encode_words(self)))
+
     def sign(self, domain: Domain, key: bytes) -> bytes:
-        return sign(_digest(domain.separator, keccak(type_hash(SiteMember) + encode_words(self))), key)
+        return sign(self.digest(domain), key)
 
 
 @dataclass(frozen=True)

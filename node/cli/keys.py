@@ -11,7 +11,27 @@ import typer
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure
 
-app = options.Verbs(help="Move what an account has signed to another machine.")
+app = options.Verbs(help="Make a site's key; move what an account has signed to another machine.")
+
+
+@app.command("make-site")
+def make_site(
+    name: Annotated[str, typer.Argument(help="What you call the site: letters, digits, - and _.")],
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Make the key of a site: copy its file to the same place in the folder of each of the site's machines.
+
+    Whoever has the file can have nodes of theirs named the site's.
+    """
+    from dlx.node.home import site
+
+    folder, _ = options.folder(datadir, network)
+    folder.create()
+    made = site.make(folder, name)
+    fields = {"site": made.name, "address": made.address, "file": site.key_file(folder, name)}
+    options.print_json(fields) if json else options.print_fields(list(fields.items()))
 
 
 @app.command("export-signed")

@@ -131,16 +131,19 @@ def show(
         ("tokens per step", found.tokens_per_step),
     ]
     options.print_fields(fields)
+    sited = any(member.site for member in found.members)
     rows = [
         [
             *(member.replica, member.stage, member.account, member.last_round_counted),
             *("yes" if holds else "" for holds in (member.votes, member.accused, member.forfeit)),
+            *([member.site or ""] if sited else []),
         ]
         for member in found.members
     ]
     if rows:
         sys.stdout.write("\n")
-        options.print_table(["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "VOTES", "ACCUSED", "FORFEIT"], rows)
+        heads = ["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "VOTES", "ACCUSED", "FORFEIT"]
+        options.print_table([*heads, *(["SITE"] if sited else [])], rows)
     if found.checkpoints:
         sys.stdout.write("\n")
         offers = [[one.version, shown.text(one.uri), one.account, one.checkpoint] for one in found.checkpoints[-10:]]

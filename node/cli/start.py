@@ -32,6 +32,10 @@ def command(
     http_port: options.HttpPortOption = None,
     log_format: options.LogFormatOption = None,
     password_file: options.PasswordFileOption = None,
+    site: options.SiteOption = None,
+    all_stages: Annotated[
+        bool, typer.Option("--all-stages", help="Start a node for each stage of the run, all in one replica (--site).")
+    ] = False,
     private_data: options.PrivateDataOption = None,
     device: options.DeviceOption = None,
     threads: options.ThreadsOption = None,
@@ -58,6 +62,7 @@ def command(
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
     from dlx.node.home import identity, logs
+    from dlx.node.home import site as sites
     from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
 
@@ -65,13 +70,19 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
         daily_budget=daily_budget, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
-        password_file=password_file, private_data=private_data,
+        password_file=password_file, site=site, private_data=private_data,
         device=device, threads=threads, ranks=ranks, devices=devices, compile=compile,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
         data_cache=data_cache, mirror_data=mirror_data, audit_share=audit_share,
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
+    if all_stages:
+        if not settings.site or wanted is not None:
+            raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")
+        from dlx.node.devnet import stages
+
+        raise typer.Exit(stages.run(folder, settings, run, options.note))
     identity.node_peer_id(folder)  # a folder without keys is told before anything is made in it
     folder.create()
     folder.check_secrets()
@@ -79,8 +90,9 @@ def command(
         logs.setup(settings.log_format, folder.logs)
         account = identity.load_account(folder, settings)
         node_key = identity.load_node_key(folder, settings)
+        of_site = sites.load(folder, settings.site) if settings.site else None
         with reachable_chain(settings, folder) as reached:
             client = ledger_client(reached, folder, account.secret)
             chosen = find.resolve_offline(folder.last_run, run) or find.resolve_patiently(client, run, options.note)
             durable.write_bytes(folder.last_run, chosen.hex().encode())
-            run_node(Startup(chosen, wanted, reached, folder, node_key, account), client)
+            run_node(Startup(chosen, wanted, reached, folder, node_key, account, of_site), client)

@@ -34,7 +34,7 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
         ("run", status.run),
         ("ready", "no: " + "; ".join(status.not_ready) if status.not_ready else "yes"),
         ("connected", f"{status.peers} peer{'' if status.peers == 1 else 's'}, {_ledger(status)}"),
-        ("slot", "none held" if status.stage is None else f"stage {status.stage} of replica {status.replica}"),
+        ("slot", _slot(status)),
         ("counted", _counted(status)),
         *([] if status.trained_on is None else [("trains on", status.trained_on)]),
         *([] if status.vote is None else [("vote", status.vote)]),
@@ -59,6 +59,13 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
     if status.rejected:
         rows.append(("refused", ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))))
     return rows
+
+
+def _slot(status: NodeStatus) -> str:
+    if status.stage is None:
+        return "none held"
+    site = "" if status.site is None else f", all of whose seats are site {status.site}'s"
+    return f"stage {status.stage} of replica {status.replica}{site}"
 
 
 def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:

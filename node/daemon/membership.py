@@ -1,5 +1,7 @@
 """The node's place on the ledger: its peer id and addresses registered, a slot taken, and given back."""
 
+from collections.abc import Callable
+
 import trio
 
 from dlx.ledger.client import LedgerClient
@@ -10,11 +12,15 @@ from dlx.node.daemon import standing
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
+from dlx.node.home.site import Site
 from dlx.node.round.actions import SendAccuse, SendEvict
 from dlx.node.round.liveness import claims
+from dlx.node.round.sites import Enlist, TakeSeats, Wait, next_step
 from dlx.p2p.host import Host
 
 SEEN_SECONDS = 30.0  # until what was mined has to show in the chain's events
+TURN_SECONDS = 10.0  # until the next machine of a site does what one has not done
+LOOK_SECONDS = 1.0  # between looks at the ledger while the others of a site are waited for
 MAX_ADDRESSES = 16
 log = logs.get(__name__)
 
@@ -24,13 +30,21 @@ class NoSlot(LedgerError):
 
 
 class Membership:
-    """Of `account` in `run`. `node_key`: the 32 bytes of libp2p's identity."""
+    """Of `account` in `run`. `node_key`: the 32 bytes of libp2p's identity. `site`: with whose machines it sits."""
 
     def __init__(
-        self, client: LedgerClient, follower: Follower, host: Host, run: bytes, account: str, node_key: bytes
+        self,
+        client: LedgerClient,
+        follower: Follower,
+        host: Host,
+        run: bytes,
+        account: str,
+        node_key: bytes,
+        site: Site | None = None,
     ) -> None:
         self._client, self._follower, self._host = client, follower, host
-        self._run, self._account, self._node_key = run, account, node_key
+        self._run, self._account, self._node_key, self._site = run, account, node_key, site
+        self.waiting_for: str | None = None  # before the site has seats
 
     async def register(self) -> None:
         """Bind our peer id and addresses to the account, unless the registry has them already.
@@ -53,12 +67,16 @@ class Membership:
 
     async def join(self, stages: tuple[int, ...]) -> None:
         """Take a slot of the first of these stages that has a free one (none: of whichever stage needs us most), and
-        wait until the chain shows it. Raises NoSlot, LedgerError, Failure for an account that was convicted."""
-        if (await self._follower.first()).view.is_convicted(self._account):
+        wait until the chain shows it. Whoever belongs to a site takes one with its other machines, and asks them for
+        the first of these stages. Raises NoSlot, LedgerError, Failure for an account that was convicted."""
+        chain = await self._follower.first()
+        if chain.view.is_convicted(self._account):
             raise Failure(
                 f"{self._account} was convicted: members found work of it false, or withheld, and it gets no seat of "
                 "this run any more; `dlx-node history` shows their verdicts"
             )
+        if self._site is not None and not _may_return(chain, self._account):
+            return await self._join_site(self._site, *stages[:1])
         refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
             try:
@@ -78,6 +96,50 @@ class Membership:
             raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
         claimed = await self._claim(full)
         raise NoSlot(f"the ledger gives no slot: {refused}{claimed}")
+
+    async def _join_site(self, site: Site, stage: int = ANY_STAGE) -> None:
+        """Enlist, wait for the other machines, and have all seated by whose turn it is. Raises LedgerError."""
+        began: dict[TakeSeats, float] = {}
+        try:
+            while self.slot is None:
+                seen = await self._follower.first()
+                step = next_step(seen.view, site.address, self._account, seen.head.time)
+                match step:
+                    case Enlist(until=until):
+                        signature = site.named(self._client.domain, self._run, self._account)
+                        await trio.to_thread.run_sync(
+                            self._client.enlist, self._run, stage, until, signature, abandon_on_cancel=True
+                        )
+                        log.info("enlisted for the site", site=site.name, address=site.address)
+                        await self._until(lambda seen: seen.view.enlisted_until(self._account) >= until, SEEN_SECONDS)
+                        continue
+                    case TakeSeats(replica=replica, accounts=accounts, turn=turn):
+                        self.waiting_for = f"the seats of replica {replica} for site {site.name}"
+                        since = began.setdefault(step, trio.current_time())
+                        if trio.current_time() >= since + turn * TURN_SECONDS:
+                            await self._take_seats(replica, accounts)
+                            began = {}
+                    case Wait(reason=reason):
+                        self.waiting_for = reason
+                await self._until(lambda newer, seen=seen: newer is not seen, LOOK_SECONDS)  # type: ignore[misc]
+        finally:
+            self.waiting_for = None
+
+    async def _take_seats(self, replica: int, accounts: tuple[str, ...]) -> None:
+        try:
+            await trio.to_thread.run_sync(self._client.join_site, self._run, replica, accounts, abandon_on_cancel=True)
+        except Reverted as error:  # another machine, or a stranger, was quicker
+            log.info("the site's seats were not taken", replica=replica, reason=str(error))
+        else:
+            log.info("the site took its seats", replica=replica)
+            await self._until(lambda seen: self.slot_in(seen) is not None, SEEN_SECONDS)
+
+    async def _until(self, shows: Callable[[ChainSeen], bool], seconds: float) -> None:
+        """Until the chain shows it, or so long."""
+        with trio.move_on_after(seconds):
+            async for seen in self._follower.seen.values():
+                if seen is not None and shows(seen):
+                    return
 
     async def _claim(self, stages: list[int]) -> str:
         """Where no seat of these stages is free: ask for one that is forfeit, or free one whose holder could not keep
@@ -110,3 +172,12 @@ class Membership:
 
     def slot_in(self, seen: ChainSeen | None) -> tuple[int, int] | None:
         return seen.view.slot_of(self._account) if seen is not None and seen.view.created else None
+
+
+def _may_return(seen: ChainSeen, account: str) -> bool:
+    """Whether a seat waits for the account alone."""
+    view = seen.view
+    return any(
+        kept.account == account and kept.until >= seen.head.time and view.holder(*seat) is None
+        for seat, kept in view.returns.items()
+    )

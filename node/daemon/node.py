@@ -41,6 +41,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.home.signed import SignedBook
+from dlx.node.home.site import Site
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import MOST_WINDOW
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, seals_needed
@@ -68,6 +69,7 @@ class Startup:
     datadir: DataDir
     node_key: NodeKey
     account: Account
+    site: Site | None = None
 
 
 def run_node(startup: Startup, client: LedgerClient) -> None:
@@ -98,7 +100,9 @@ class Node:
             [seals_topic(run, stage) for stage in range(MAX_STAGES)],
         )
         self._metrics.count_gossip(self._gossip.traffic)
-        self._membership = Membership(client, self._follower, self._host, startup.run, account, startup.node_key.secret)
+        self._membership = Membership(
+            client, self._follower, self._host, startup.run, account, startup.node_key.secret, startup.site
+        )
         self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage)
         self._judge: Judge | None = None
         self._door = Door(self._host, self._gossip, lambda: self._seat.session, lambda: self._judge)

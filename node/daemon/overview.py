@@ -54,6 +54,7 @@ class Overview:
             run="0x" + self.run.hex(),
             replica=slot[0] if slot else None,
             stage=slot[1] if slot else None,
+            site=seen.view.site_at(slot[0]) if slot and seen else None,
             round=progress.round if progress else None,
             step=progress.step if progress else 0,
             steps=progress.steps if progress else 0,
@@ -123,6 +124,8 @@ class Overview:
             return "nothing: the run is finished"
         if failing := self._failing_parts():
             return failing[0]
+        if self.membership.waiting_for is not None:
+            return self.membership.waiting_for
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
     def _failing_parts(self) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
     stage: int | None  # None: no slot held
     replica: int | None
+    site: str | None  # address of the site whose machines hold all seats of this node's replica
     round: int | None
     step: int  # inner steps done of this round's `steps`
     steps: int

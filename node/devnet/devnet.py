@@ -307,7 +307,7 @@ class Devnet:
                 stderr=log,
                 env={**plain, **more_environment},
                 start_new_session=True,  # a terminal's Ctrl-C is ours to pass on, in the right order
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         self._processes[name] = process
         return process
@@ -333,7 +333,7 @@ def _copy_documents(folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """On Linux a child gets SIGTERM when its parent dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 0
     log_format: Literal["text", "json"] = "text"
     password_file: str = ""
+    site: str = ""
     private_data: str = ""
     device: str = "auto"
     threads: int | str = "auto"
@@ -73,6 +74,7 @@ HELP: dict[str, str] = {
     "http_port": "Port of the node's HTTP endpoint; 0 takes a free one.",
     "log_format": "Format of the log lines: text or json.",
     "password_file": "File whose first line is the password of the folder's keys.",
+    "site": "Name of the site whose other machines this node shares a replica with; its key is in the folder.",
     "private_data": "Folder of prepared data to train on instead of the run's, which has to allow it; never served.",
     "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
     "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",

@@ -38,6 +38,11 @@ class DataDir:
         return self.root / "keystore"
 
     @property
+    def sites(self) -> Path:
+        """Keys of sites that the folder's node may belong to; few have any."""
+        return self.root / "sites"
+
+    @property
     def blobs(self) -> Path:
         return self.root / "blobs"
 
@@ -100,7 +105,7 @@ class DataDir:
 
     def check_secrets(self) -> None:
         """Refuse key files that anybody but their owner can read or write."""
-        kept = sorted(self.keystore.iterdir()) if self.keystore.is_dir() else []
+        kept = [path for folder in (self.keystore, self.sites) if folder.is_dir() for path in sorted(folder.iterdir())]
         for path in (self.node_key, *kept):
             if path.exists():
                 check_private(path)

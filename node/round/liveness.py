@@ -22,6 +22,7 @@ from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round.plans import finished
 from dlx.node.round.rules import Rules
+from dlx.node.round.sites import stays
 
 HEARSAY = 6  # round timeouts, more than a majority of the votes waits for; in a round that lasts longer all are asked
 MAX_VOTES = 4096  # remembered
@@ -68,7 +69,7 @@ class Liveness:
         if self._since is None:
             self._since = now
         out: list[a.Transaction] = [a.SendAnswer()] if view.should_answer(self._account) else []
-        if view.may_move(self._account, int(now)):
+        if view.may_move(self._account, int(now)) and not stays(view, self._account):
             out.append(a.SendMoveDown())
         wanted: dict[Hashable, a.Transaction] = {}
         for action in self._removals(view, now, cosigners):

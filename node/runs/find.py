@@ -46,6 +46,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     votes: bool  # whether its signature counts for its stage's next seal
     accused: bool
     forfeit: bool  # whether anybody may ask for its seat
+    site: str | None  # address of the site whose machines hold all seats of its replica
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +188,7 @@ def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetai
                 votes=account in voters,
                 accused=account in view.accusations,
                 forfeit=not view.finished and view.is_forfeit(account, now),
+                site=view.site_at(replica),
             )
             for (replica, stage), account in members
         ),

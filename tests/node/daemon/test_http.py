@@ -25,6 +25,7 @@ STATUS = NodeStatus(
     run="0x" + "22" * 32,
     stage=1,
     replica=0,
+    site=None,
     round=3,
     step=4,
     steps=10,

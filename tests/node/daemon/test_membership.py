@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +11,18 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened
+from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened, SiteEnlisted, SiteSeated
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord, NodeTable
-from dlx.ledger.typed import ANY_STAGE, Domain
+from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
 from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership, NoSlot
+from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
+from dlx.node.home.site import Site, make
 from tests.ledger.ledger_run import config
 
 RUN, ACCOUNT, OTHER, THIRD = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}", f"0x{3:040x}"
@@ -53,8 +56,22 @@ class Ledger:
     def evict(self, run: bytes, account: str) -> None:
         self.sent.append(("evict", account))
 
+    domain = Domain(31337, OTHER)
+
+    def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> None:
+        self.sent.append(("enlist", stage, recover_site(signature)))
+
+    def join_site(self, run: bytes, replica: int, accounts: tuple[str, ...]) -> None:
+        self.sent.append(("join_site", replica, accounts))
+        if self.full:
+            raise Reverted("NoFreeSeat")
+
     def leave_run(self, run: bytes) -> None:
         self.sent.append(("leave",))
+
+
+def recover_site(signature: bytes) -> str:
+    return recover(SiteMember(RUN, ACCOUNT).digest(Ledger.domain), signature)
 
 
 def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
@@ -165,3 +182,69 @@ def test_only_who_holds_a_slot_gives_one_back() -> None:
 
     act(ledger, seen(), program)
     assert ledger.sent == [("leave",)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(100_000):
+        while not condition():
+            await trio.sleep(1)
+
+
+def with_site(ledger: Ledger, tmp_path: Path, program: Callable[[Membership, Follower, Site], Awaitable[None]]) -> None:
+    site = make(DataDir(tmp_path), "home")
+
+    async def joining(membership: Membership, follower: Follower) -> None:
+        client: Any = ledger
+        host: Any = SimpleNamespace(peer_id=PEER, addresses=ADDRESSES)
+        await program(Membership(client, follower, host, RUN, ACCOUNT, bytes(32), site), follower, site)
+
+    act(ledger, two_stages(), joining)
+
+
+def two_stages(*events: Any) -> ChainSeen:
+    view = RunView(RUN, Domain(31337, OTHER))
+    view.apply(RunCreated(RUN, OTHER, config(stages=2, min_replicas=2, max_replicas=2), "a", (bytes(32),) * 2, AT))
+    for event in events:
+        view.apply(event)
+    return ChainSeen(view, NodeTable(), Head(1, bytes(32), AT.time))
+
+
+def enlisted(account: str, site: Site) -> SiteEnlisted:
+    return SiteEnlisted(RUN, account, site.address, ANY_STAGE, AT.time + 1800, AT)
+
+
+def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_seated(tmp_path: Path) -> None:
+    ledger = Ledger()
+
+    async def program(membership: Membership, follower: Follower, site: Site) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.join, (1, ANY_STAGE))
+            await until(lambda: ledger.sent == [("enlist", 1, site.address)])
+            follower.seen.set(two_stages(enlisted(ACCOUNT, site)))
+            await until(lambda: "1 of 2 are here" in (membership.waiting_for or ""))
+            both = (enlisted(ACCOUNT, site), enlisted(OTHER, site))
+            follower.seen.set(two_stages(*both))
+            await until(lambda: ledger.sent[1:] == [("join_site", 0, (ACCOUNT, OTHER))])
+            seats = (ACCOUNT, OTHER)
+            joined = [Joined(RUN, account, 0, stage, AT) for stage, account in enumerate(seats)]
+            follower.seen.set(two_stages(*both, SiteSeated(RUN, site.address, 0, seats, AT), *joined))
+        assert membership.slot == (0, 0) and membership.waiting_for is None
+        assert len(ledger.sent) == 2
+
+    with_site(ledger, tmp_path, program)
+
+
+def test_a_site_whose_seats_were_taken_meanwhile_looks_again(tmp_path: Path) -> None:
+    ledger = Ledger(full=(0,))
+
+    async def program(membership: Membership, follower: Follower, site: Site) -> None:
+        both = (enlisted(ACCOUNT, site), enlisted(OTHER, site))
+        follower.seen.set(two_stages(*both))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.join, (ANY_STAGE,))
+            await until(lambda: ("join_site", 0, (ACCOUNT, OTHER)) in ledger.sent)
+            follower.seen.set(two_stages(*both, Joined(RUN, THIRD, 0, 0, AT)))
+            await until(lambda: ledger.sent[-1] == ("join_site", 1, (ACCOUNT, OTHER)))
+            nursery.cancel_scope.cancel()
+
+    with_site(ledger, tmp_path, program)

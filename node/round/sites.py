@@ -1,0 +1,84 @@
+"""How the machines of one site come to sit together: what one of them does next, from the ledger alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlx.ledger.typed import ANY_STAGE
+from dlx.ledger.view import RunView
+
+ENLISTED_SECONDS = 1800  # for which a machine lets the others seat it
+RENEWED_SECONDS = 300  # before that is over
+
+
+@dataclass(frozen=True)
+class Enlist:
+    """Let the others seat this machine until then."""
+
+    until: int
+
+
+@dataclass(frozen=True)
+class TakeSeats:
+    """Seat these accounts, one for each stage. `turn`: so many of the newcomers do so before this one."""
+
+    replica: int
+    accounts: tuple[str, ...]
+    turn: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """For what, in words."""
+
+    reason: str
+
+
+def next_step(view: RunView, site: str, account: str, now: int) -> Enlist | TakeSeats | Wait:
+    """Of a machine of the site that holds no seat. A replica where others of the site wait for one comes first."""
+    if view.site_of(account) != site or view.enlisted_until(account) < now + RENEWED_SECONDS:
+        return Enlist(now + ENLISTED_SECONDS)
+    able, stages = view.enlisted(site, now), view.config.stages
+    replicas = range(view.config.max_replicas)
+    mates = {replica: sum(view.holder(replica, stage) is not None for stage in range(stages)) for replica in replicas}
+    for replica in sorted(replicas, key=lambda one: (-mates[one], one)):
+        accounts = _seating(view, replica, able)
+        if accounts is not None and view.may_seat(site, replica, accounts, now):
+            newcomers = sorted(set(accounts) & set(able))
+            if account in newcomers:
+                return TakeSeats(replica, accounts, newcomers.index(account))
+            return Wait("more machines of the site: others of it take the next replica")
+    if _fill({}, able, stages) is None:
+        return Wait(f"the site's other machines: {len(able)} of {stages} are here, asking for {_asked(able)}")
+    return Wait("a replica that nobody else holds a seat of")
+
+
+def stays(view: RunView, account: str) -> bool:
+    """Whether the account sits with others of its site: by itself it would only leave them."""
+    slot, site = view.slot_of(account), view.site_of(account)
+    if slot is None or site is None:
+        return False
+    others = (view.holder(slot[0], stage) for stage in range(view.config.stages) if stage != slot[1])
+    return any(other is not None and view.site_of(other) == site for other in others)
+
+
+def _seating(view: RunView, replica: int, able: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Who would sit where; None where a seat stays empty, or all are taken."""
+    stages = range(view.config.stages)
+    held = {stage: holder for stage in stages if (holder := view.holder(replica, stage)) is not None}
+    return None if len(held) == len(stages) else _fill(held, able, len(stages))
+
+
+def _fill(held: Mapping[int, str], able: Mapping[str, int], stages: int) -> tuple[str, ...] | None:
+    """Each free seat to the first that asks for its stage, else to the first that takes any."""
+    seats, anywhere = dict(held), [account for account, stage in able.items() if stage == ANY_STAGE]
+    for account, stage in able.items():
+        if stage < stages:
+            seats.setdefault(stage, account)
+    for stage in range(stages):
+        if stage not in seats and anywhere:
+            seats[stage] = anywhere.pop(0)
+    return tuple(seats[stage] for stage in range(stages)) if len(seats) == stages else None
+
+
+def _asked(able: Mapping[str, int]) -> str:
+    return ", ".join("any stage" if stage == ANY_STAGE else f"stage {stage}" for stage in able.values()) or "none"
