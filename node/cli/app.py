@@ -6,6 +6,7 @@ heavy inside that function, so that `--help` and the quick reads start at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -58,6 +59,8 @@ app.command("pull")(pull.command)
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `dlx-node` command. Always raises SystemExit, unless something unexpected happens."""
+    # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with extras.explained():
             app(arguments)

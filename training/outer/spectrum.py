@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlx.training.codecs.lowrank import factored
-from dlx.training.models.weights import Shapes, Values, shapes_of
+from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Plan
 
 _MATRICES = 12  # looked at: they are alike, and the outer step has to stay cheap
@@ -45,14 +45,6 @@ class Spectrum:
         if self._total == 0:
             return {}
         return {rank: min(1.0, float(self._kept[rank - 1]) / self._total) for rank in self._ranks}
-
-
-def kept_energy(update: Values, ranks: Sequence[int]) -> dict[int, float]:
-    """What a `Spectrum` finds of a whole update."""
-    spectrum = Spectrum(shapes_of(update), ranks)
-    for name in spectrum.names:
-        spectrum.see(name, update[name])
-    return spectrum.kept()
 
 
 def _energies(matrix: Tensor, count: int) -> Tensor:

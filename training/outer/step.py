@@ -7,7 +7,7 @@ memory whatever the size of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     pass
 
 Arrays = Mapping[str, np.ndarray]
-Observer = Callable[[Arrays], None]  # sees g, the mean that the seal counts, before it is used up
 
 _PIECE = 1 << 20  # values of a tensor that are in memory at a time
 
@@ -143,22 +142,12 @@ def measure_round(
     return measure(policy, [one.steps for one in contributions], gram)
 
 
-def read_payload(manifest: Manifest, shapes: Shapes, payload: Path, plan: Plan) -> dict[str, np.ndarray]:
-    """The decoded float32 arrays of a payload blob of unknown origin; `shapes` are those of its stage.
-
-    Raises Damaged for a file that is missing or not what its name says, BlobError for one that is too long, CodecError
-    for one that is no payload.
-    """
-    return Payload(codec(manifest.codec.name), shapes, payload, plan).decoded()
-
-
 def outer_step(
     version: Arrays,
     momentum: Arrays | None,
     gradients: Iterable[Arrays],
     parts: Sequence[float],
     outer: Outer,
-    observe: Observer = lambda mean: None,
 ) -> Arrays | None:
     """One step of float32 arrays with g = the sum of each gradient times its part, in the order given.
 
@@ -168,7 +157,6 @@ def outer_step(
     for gradient, part in zip(gradients, parts, strict=True):
         for name, values in total.items():
             add_part(values, gradient[name], part)
-    observe(total)
     if outer.momentum > 0 and momentum is None:
         momentum = {name: np.zeros_like(values) for name, values in version.items()}
     for name, values in version.items():
@@ -190,7 +178,7 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
     """The hash of start[t], the version less alpha times the slot's own decoded payload, from two blobs: the version's
     weights, and the payload of that plan.
 
-    Raises Damaged, WeightsError for what is no version, and as `read_payload` does."""
+    Raises Damaged, WeightsError for what is no version, BlobError or CodecError for what is no such payload."""
     shapes, factor = stage_shapes(manifest, stage), rounded(manifest.outer.alpha)
     stored, payload = (
         Stored(version, shapes, sha256=_named(version)),

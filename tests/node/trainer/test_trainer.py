@@ -148,7 +148,7 @@ def test_a_round_that_diverges_is_abandoned_and_says_why(stages: int, monkeypatc
         server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
         server._rounds.put(None)  # the next order: no round
         with pytest.raises(AttributeError):
-            server._train_rounds(SimpleNamespace(train=train))
+            server._train_rounds(SimpleNamespace(train=train), lambda: None)
     assert said == [m.Abandoned(3, "the loss is nan", m.Trouble(m.Kind.WRONG, "the loss is nan"))]
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_in_a_round_abandons_it_and_says_nothing_about_its_inputs(
         server._rounds.put(m.Train(RoundInputs(3, Plan(), 0, 10, 3, bytes(32))))
         server._rounds.put(None)  # the next order: no round
         with pytest.raises(AttributeError):
-            server._train_rounds(SimpleNamespace(train=train))
+            server._train_rounds(SimpleNamespace(train=train), lambda: None)
     (abandoned,) = said
     assert abandoned.trouble.kind is m.Kind.LOCAL and "No space left" in abandoned.reason
 

@@ -1,7 +1,9 @@
 import itertools
+from collections.abc import Mapping
 
 import pytest
 import torch
+from torch import Tensor
 
 from dlx.training.outer.adaptive import (
     exchange,
@@ -10,7 +12,7 @@ from dlx.training.outer.adaptive import (
     watched_ranks,
     within_a_rung,
 )
-from dlx.training.outer.spectrum import kept_energy
+from dlx.training.outer.spectrum import Spectrum
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.recipe import Adaptive, Codec, Plan, parse_model
 from dlx.training.recipe.soundness import check
@@ -64,6 +66,13 @@ def test_a_rung_is_a_rung() -> None:
     rungs = (5, 7, 10)
     assert within_a_rung(rungs, 7, 7) and within_a_rung(rungs, 5, 7) and within_a_rung(rungs, 10, 7)
     assert not within_a_rung(rungs, 5, 10) and not within_a_rung(rungs, 6, 7)
+
+
+def kept_energy(update: Mapping[str, Tensor], ranks: tuple[int, ...]) -> dict[int, float]:
+    spectrum = Spectrum({name: tuple(tensor.shape) for name, tensor in update.items()}, ranks)
+    for name in spectrum.names:
+        spectrum.see(name, update[name])
+    return spectrum.kept()
 
 
 def test_the_kept_energy_is_that_of_the_singular_values() -> None:

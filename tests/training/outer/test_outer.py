@@ -148,7 +148,6 @@ def test_memory_does_not_grow_with_the_stage(tiny_run: Callable[..., Manifest], 
     payloads = [run.payload(seed) for seed in "abc"]
     run.apply(payloads[0])  # also makes the momentum
     size = run.path(run.version.weights).stat().st_size
-    step.read_payload(run.manifest, run.shapes, payloads[0].payload, PLAN)
     tracemalloc.start()
     try:
         with pytest.MonkeyPatch.context() as patched:
