@@ -50,7 +50,8 @@ class Run:
     @property
     def inputs(self) -> RoundInputs:
         plan = self.manifest.plan
-        return RoundInputs(0, plan, 0, self.manifest.rounds * plan.inner_steps, 0, self.genesis)
+        lot = (0, plan.inner_steps * self.manifest.data.batch_size)
+        return RoundInputs(0, plan, 0, self.manifest.rounds * plan.inner_steps, 0, self.genesis, (lot,))
 
     def hear(self, message: m.FromTrainer) -> None:
         self._say.send_nowait(message)
@@ -248,6 +249,8 @@ def test_damaged_inputs_are_named_and_good_copies_mend_all(run: Run, dataset: Da
     payload = run.trained_here(dataset).payload
     sealed = (m.SealedPayload(payload, 64, 32768, run.manifest.plan),)
     whole = {name: (run.blobs / name.hex()).read_bytes() for name in (run.genesis, payload)}
+    shard = dataset.manifest.train[0].sha256
+    data = (run.blobs / shard).read_bytes()
 
     async def test() -> None:
         async with trainer(run) as one:
@@ -269,6 +272,14 @@ def test_damaged_inputs_are_named_and_good_copies_mend_all(run: Run, dataset: Da
                     assert caught.value.blobs == (payload,)
                 _put(run.blobs / payload.hex(), whole[payload])
             await one.outer(run.genesis, NO_HASH, sealed)
+            for damage in (b"rotten", None):
+                _put(run.blobs / shard, damage)
+                one.post(m.Train(run.inputs))
+                abandoned = await run.next(m.Abandoned)
+                assert abandoned.trouble == m.Trouble(m.Kind.BLOBS, abandoned.reason, (bytes.fromhex(shard),)), (
+                    "data is looked at when it is read"
+                )
+            _put(run.blobs / shard, data)
             one.post(m.Train(run.inputs))
             assert (await run.next(m.Finished)).trained.payload == payload
 

@@ -79,6 +79,14 @@ def test_every_sample_is_seen_once_before_any_twice(
     assert sum(high - low for low, high in run.dealing.free[:-1]) <= 3 * REPLICAS * need(len(run.deals) - 1)
 
 
+@pytest.mark.parametrize("who", [[0, 1], [3, 6], [0, 7]])
+def test_two_of_eight_replicas_see_all_of_a_tiny_data_set_in_its_first_epoch(who: list[int]) -> None:
+    run = Run(0)
+    while len(run.trained) < 1000:
+        run.round(who, 4)
+    assert sorted(run.trained) == list(range(1000))
+
+
 @given(
     delay=st.integers(0, 1),
     rounds=st.lists(st.tuples(st.sets(st.integers(0, REPLICAS - 1)), st.integers(1, 7)), max_size=25),
