@@ -45,7 +45,7 @@ SIZES = {  # parameters, about -> layers, width, width of the feed-forward layer
     "10M": (12, 256, 688, 1024),
     "100M": (12, 768, 2048, 8192),
 }
-ROUNDS, INNER_STEPS = 3, 2
+ROUNDS, INNER_STEPS = 3, 1
 THREADS = 2  # of the outer step, as in a node
 _WARMING = (1, 64, 64, 256)
 _PHASES = ("load", "end", "encode", "commit")  # of a round; files are hashed and written while the end is encoded
@@ -82,6 +82,7 @@ def main(
     ] = None,
 ) -> None:
     """Print what each phase of a round costs."""
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # as a node starts its training process
     sizes = params.split(",")
     if preset not in PRESETS or not set(sizes) <= set(SIZES):
         raise typer.BadParameter(f"expected --params of {', '.join(SIZES)} and --preset of {', '.join(PRESETS)}")

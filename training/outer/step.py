@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from dlx.training.outer.policy import Measured, measure
 from dlx.training.outer.products import Products
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
-
-if TYPE_CHECKING:
-    pass
 
 Arrays = Mapping[str, np.ndarray]
 
