@@ -112,11 +112,13 @@ class InnerLoop:
         previous: Link | None,
         next: Link | None,
         stop: Callable[[], bool] = lambda: False,
+        ready: Callable[[], None] = lambda: None,
     ) -> float:
         """The run's inner step `index` of `total_steps` on the samples at these positions of the run's order, one batch
         (None on a stage without data); returns the replica's loss in nats per token. Raises PipeBroken (Stopped after
         `stop()`), which leaves weights and state as they were, and TrainingError when the gradients are not finite or
-        the loss is above MOST_LOSS."""
+        the loss is above MOST_LOSS. `ready()` is waited for before weights or state change: until then other threads
+        may read them."""
         data, batch = self._manifest.data, self._batch(samples)
         micro_batches = None
         if batch is not None:
@@ -128,6 +130,7 @@ class InnerLoop:
         factor = clipping(self._manifest.inner, index, self.norms.replica, loss)
         if factor < 1:
             torch._foreach_mul_(gradients, factor)
+        ready()
         self._optimisers.step(schedule.factor(self._manifest.inner, index, total_steps))
         return loss
 

@@ -13,7 +13,7 @@ attempt gives the same bits as if nothing had happened.
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -173,17 +173,25 @@ class Slot:
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> list[SegmentState]:
-        """The round's inner steps: the states at the end of each segment but the last, written."""
-        links, states, length = (recorder.previous, recorder.next), [], segment_steps(self._manifest)
-        for done in range(1, inputs.plan.inner_steps + 1):
-            index = inputs.steps_before + done - 1
-            loss = self._loop.step(index, inputs.total_steps, self._samples(inputs, done - 1), *links, stop)
-            recorder.end_step(self._loop.norms, loss)
-            if done % length == 0 or done == inputs.plan.inner_steps:
-                recorder.end_segment()
-            if done % length == 0 and done < inputs.plan.inner_steps:
-                states.append(self._write_state(folder))
-            on_step(done, loss)
+        """The round's inner steps: the states at the end of each segment but the last, written while the next step
+        computes its gradients."""
+        links, states, length = (recorder.previous, recorder.next), list[SegmentState](), segment_steps(self._manifest)
+        writing: list[Future[SegmentState]] = []
+
+        def written() -> None:
+            if writing:
+                states.append(writing.pop().result())
+
+        with ThreadPoolExecutor(1, "states") as threads:
+            for done in range(1, inputs.plan.inner_steps + 1):
+                index, samples = inputs.steps_before + done - 1, self._samples(inputs, done - 1)
+                loss = self._loop.step(index, inputs.total_steps, samples, *links, stop, written)
+                recorder.end_step(self._loop.norms, loss)
+                if done % length == 0 or done == inputs.plan.inner_steps:
+                    recorder.end_segment()
+                if done % length == 0 and done < inputs.plan.inner_steps:
+                    writing.append(threads.submit(self._write_state, folder))
+                on_step(done, loss)
         return states
 
     def _load(self, start: Start, known: bytes | None) -> bytes:

@@ -200,12 +200,12 @@ class _Cheat(InnerLoop):
         self._how, self._aside = how, {"last round's data": -2 * need, "other data": need}.get(how, 0)
 
     def step(
-        self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, stop: Any = lambda: False
+        self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, *rest: Any, **named: Any
     ) -> float:
         kept = [{name: one.clone() for name, one in of.items()} for of in (self.weights(), self.optimiser_state())]
         links = [None if one is None else _Junk(one, self._how) for one in (previous, next)]
         samples = [position + self._aside for position in samples]
-        loss = super().step(index, total_steps, samples, *links, stop)
+        loss = super().step(index, total_steps, samples, *links, *rest, **named)
         if self._how == "norm":  # as it sent it
             self.norms = self.norms._replace(passed_on=self.norms.passed_on * 1.5)
         if (self._how == "one of ten" and index % 10 == 4) or self._how == "nothing":

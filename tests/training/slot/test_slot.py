@@ -356,6 +356,29 @@ def _names(run: _History) -> set[str]:
     return {path.name for path in (run.folder / "slot-0").iterdir()}
 
 
+def test_a_segments_state_is_written_while_the_next_step_computes_its_gradients(
+    history: Callable[..., _History], dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, begun, batches = history(0, plan=Plan(inner_steps=SEGMENT_STEPS + 1)), threading.Event(), []
+    batch, write_blobs = Dataset.batch, weights.write_blobs
+
+    def beginning(self: Dataset, *known: Any) -> Any:
+        batches.append(known)
+        if len(batches) > SEGMENT_STEPS:
+            begun.set()
+        return batch(self, *known)
+
+    def writing(*known: Any) -> Any:
+        assert begun.wait(20), "the next step waits for the state to be written"
+        return write_blobs(*known)
+
+    undisturbed = history(0, "undisturbed", plan=Plan(inner_steps=SEGMENT_STEPS + 1)).round()
+    monkeypatch.setattr(Dataset, "batch", beginning)
+    monkeypatch.setattr(weights, "write_blobs", writing)
+    assert _bits([run.round()]) == _bits([undisturbed])
+    assert begun.is_set()
+
+
 def test_an_attempt_that_broke_off_leaves_its_files_until_the_next_one_only(history: Callable[..., _History]) -> None:
     run = history(0, plan=Plan(inner_steps=SEGMENT_STEPS + 1))
     run.round()

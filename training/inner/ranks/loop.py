@@ -79,7 +79,9 @@ class RankedLoop(InnerLoop):
         previous: Link | None,
         next: Link | None,
         stop: Callable[[], bool] = lambda: False,
+        ready: Callable[[], None] = lambda: None,
     ) -> float:
+        ready()  # the ranks take one order after the other
         inner, batch = self._manifest.inner, self._batch(samples)
         order = orders.Step(index, schedule.factor(inner, index, total_steps), previous is not None, next is not None)
 
