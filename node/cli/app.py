@@ -19,6 +19,7 @@ from dlx.node.cli import (
     data,
     demo,
     deploy,
+    evaluate,
     history,
     init,
     keys,
@@ -55,6 +56,7 @@ app.command("history")(history.command)
 app.command("audit")(audit.command)
 app.command("watch")(watch.command)
 app.command("pull")(pull.command)
+app.command("evaluate")(evaluate.command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import NotReady
 
 # Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette", "zstandard"),
     "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
+    "evaluate": ("lm_eval", "accelerate", "peft"),
 }
 
 
-class MissingExtra(Failure):
+class MissingExtra(NotReady):
     """A package of an extra that is not installed."""
 
     def __init__(self, extra: str) -> None:

@@ -51,12 +51,14 @@ def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path
         ("chain", ["demo"]),
         ("chain", ["chain"]),
         ("plot", ["demo"]),
+        ("train", ["evaluate"]),
+        ("evaluate", ["evaluate", "--tasks", "arc_easy"]),
     ],
 )
 def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], tmp_path: Path) -> None:
     if arguments[0] not in ("run", "demo"):
         arguments = [*arguments, "--datadir", str(tmp_path / "home")]
-    _, error = without((extra,), *arguments, code=1)
+    _, error = without((extra,), *arguments, code=3)
     assert error.strip() == f'dlx-node: this needs the extra "{extra}": pip install "dlx-node[{extra}]"'
     assert not (tmp_path / "home" / "chain").exists()
 
@@ -64,7 +66,7 @@ def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], t
 def test_a_plot_says_which_extra_it_needs(honest_history: History, tmp_path: Path) -> None:
     where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
     where += ["--datadir", tmp_path]
-    _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=1)
+    _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=3)
     assert 'pip install "dlx-node[plot]"' in error
     assert "5.5000" in without((*EXTRAS,), "history", *where)[0]
 

@@ -19,14 +19,18 @@ class EvaluateError(ValueError):
     """The folder holds no model that can be evaluated."""
 
 
-def heldout_loss(folder: Path, dataset: Dataset, sequence_length: int, max_samples: int = 64) -> float:
+def heldout_loss(
+    folder: Path, dataset: Dataset, sequence_length: int, max_samples: int = 64, device: str = "cpu"
+) -> float:
     """Mean cross-entropy in nats per token (for byte-level data: per byte) of a Hugging Face folder's model.
 
     The same up to `max_samples` samples, spread over the held-out data, are used every time. Raises EvaluateError, and
     DataError when the held-out data is shorter than one sample.
     """
-    model = _load(folder)
-    return _mean_loss(lambda ids: model(ids, use_cache=False).logits, dataset, sequence_length, max_samples)
+    model = _load(folder).to(device)
+    return _mean_loss(
+        lambda ids: model(ids.to(device), use_cache=False).logits.cpu(), dataset, sequence_length, max_samples
+    )
 
 
 def heldout_loss_of_stages(

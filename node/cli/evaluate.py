@@ -1,0 +1,97 @@
+"""`dlx-node evaluate`: how good a version of a run is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.home import extras
+from dlx.node.home.errors import UsageFailure
+
+
+def command(
+    run: options.RunOption = None,
+    round: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Version N: the weights after N rounds.", show_default="the newest sealed"
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Tasks of lm-evaluation-harness.", show_default="held-out loss"),
+    ] = None,
+    include_path: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Folder of tasks in YAML files of your own; their code is run."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.", show_default="all")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a task at a time.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples, spread over the data.")] = 64,
+    blobs: BlobsOption = None,
+    device: options.DeviceOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Pull a version and print its loss and perplexity on the run's held-out text, or run tasks on it.
+
+    Shards are fetched as they are needed. Tasks need the extra `evaluate`; the data of those that come with
+    lm-evaluation-harness is on the Hugging Face hub, that of your own may lie in files.
+    """
+    if tasks is None and (include_path or limit):
+        raise UsageFailure("--include-path and --limit are of --tasks: name some")
+    folders = tuple(options.existing_folder(path, "--include-path") for path in include_path or ())
+    extras.require("train", *(["evaluate"] if tasks is not None else []))
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
+    )
+    from dlx.node.archive.sources import Places
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find
+    from dlx.node.runs.evaluation import Tasks, evaluate_run
+    from dlx.training.models.placement import settle
+
+    chosen = None
+    if tasks is not None:
+        names = [name for name in tasks.split(",") if name]
+        if not names:
+            raise UsageFailure("--tasks: expected names with commas between them")
+        chosen = Tasks(names, folders, limit, batch_size)
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places, where = Places(kept, tuple(folder.blob_folders), settings.bootstrap), settle(settings.placement).device
+    with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
+        view = find.view_of(index, find.resolve(index, run))
+        found = evaluate_run(client, view, round, places, chosen, samples, where, progress.show, progress.say)
+    options.print_json(found) if json else _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    sys.stdout.write(f"run {found['run'][:18]}, version {found['version']}, model {found['model'][:16]}\n")
+    for stage in found["stages"]:
+        sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']}\n")
+    if heldout := found.get("heldout"):
+        loss, per = heldout["loss"], heldout["per"]
+        said = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
+        sys.stdout.write(f"held-out loss {said}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
+        return
+    rows = [
+        [name, task["version"], task["samples"], metric, f"{one['value']:.4f}", _shown(one["stderr"])]
+        for name, task in found["tasks"].items()
+        for metric, one in task["metrics"].items()
+    ]
+    options.print_table(["TASK", "VERSION", "SAMPLES", "METRIC", "VALUE", "STDERR"], rows)
+    sys.stdout.write(f"lm_eval {found['harness']}\n")
+
+
+def _shown(error: float | None) -> str:
+    return "" if error is None else f"{error:.4f}"

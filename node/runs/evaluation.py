@@ -1,0 +1,118 @@
+"""How good a version of a run is: its loss on held-out text, or tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.typed import Domain
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import BlobMissing, Blobs, Source
+from dlx.node.archive.sources import Places, open_sources
+from dlx.node.home.errors import Failure
+from dlx.node.runs import harness
+from dlx.node.runs.pull import pull, read_manifest
+from dlx.training.data.shards import (
+    BYTE_VALUES,
+    MAX_MANIFEST_BYTES,
+    SHARD_BYTES,
+    DataDamaged,
+    DataError,
+    Dataset,
+    parse_data_manifest,
+)
+from dlx.training.models.evaluate import EvaluateError, heldout_loss, heldout_samples
+
+
+class Tasks(msgspec.Struct, frozen=True):
+    names: Sequence[str]
+    folders: Sequence[Path]  # of tasks that are described in YAML files
+    limit: int | None  # samples of each task; None: all
+    batch: int  # samples at a time
+
+
+def evaluate_run(
+    client: LedgerClient,
+    view: RunView,
+    version: int | None,
+    places: Places,
+    tasks: Tasks | None,
+    samples: int,
+    device: str,
+    show: Callable[[str], None],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """`evaluate` with blobs from `places` and the run's peers, in a temporary folder."""
+
+    def wrong(digest: bytes, where: str) -> None:
+        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
+
+    with (
+        tempfile.TemporaryDirectory(prefix="dlx-evaluate-") as work,
+        open_sources(client, view.run, places, say) as all,
+    ):
+        return evaluate(client.domain, view, version, Path(work), all, tasks, samples, device, wrong, show)
+
+
+def evaluate(
+    domain: Domain,
+    view: RunView,
+    version: int | None,
+    work: Path,
+    sources: Sequence[Source],
+    tasks: Tasks | None,
+    samples: int,
+    device: str,
+    on_wrong: Callable[[bytes, str], None],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Pull a version (None: the newest) to `work` and say what it is worth: `run`, `version`, `stages` with the hash of
+    the weights of each, the sha256 of `model.safetensors`, and either `tasks` (see harness.run) or `heldout`: the mean
+    loss in nats of at most so many samples, its perplexity, and per what (token or byte).
+
+    Raises Failure, DataError.
+    """
+    found = pull(domain, view, version, work / "model", sources, on_wrong, progress)
+    kept = {key: found[key] for key in ("run", "version", "manifest", "model")}
+    kept["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
+    if tasks is not None:
+        progress("running the tasks")
+        return kept | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
+    (work / "blobs").mkdir()
+    blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
+    try:
+        manifest = read_manifest(view, blobs)
+        named = manifest.data.manifest
+        data = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES))
+        dataset = Dataset(parse_data_manifest(data.read_bytes()), work / "blobs")
+        length = manifest.data.sequence_length
+        chosen = heldout_samples(dataset, length, samples)
+        for done, sample in enumerate(chosen):
+            progress(f"held-out sample {done} of {len(chosen)}")
+            _fetch(dataset, sample, length, blobs)
+        progress("computing the loss")
+        loss = heldout_loss(work / "model", dataset, length, samples, device)
+    except BlobMissing as error:
+        raise Failure(f"the run's held-out data cannot be had: {error}") from error
+    except EvaluateError as error:
+        raise Failure(str(error)) from error
+    unit = "byte" if dataset.manifest.tokenizer == "bytes" and dataset.vocab_size == BYTE_VALUES else "token"
+    heldout = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
+    return kept | {"heldout": heldout | {"tokens": len(chosen) * length}}
+
+
+def _fetch(dataset: Dataset, sample: int, length: int, blobs: Blobs) -> None:
+    """Have the shards of a held-out sample."""
+    for _ in range(2):
+        try:
+            dataset.batch("heldout", [sample], length)
+            return
+        except DataDamaged as missing:
+            blobs.get(missing.blob, SHARD_BYTES)
+    raise DataError("a shard of the held-out data is not what the data manifest says")
