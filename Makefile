@@ -47,6 +47,7 @@ slither: contracts/node_modules/.installed $(SLITHER)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.codecs
+	$(BIN)/python -m benchmarks.round
 
 # Where a GPU is at hand: the tests that take every device, two nodes on one GPU, a node's speed beside a bare loop.
 device: $(VENV)/.dev

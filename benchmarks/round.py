@@ -5,7 +5,8 @@ stage in a fresh process per size, torch on one thread, a tiny batch: so nearly 
 activations'. With a delay the outer step runs beside the training, as it does in a node. Private memory is what the
 process has for itself (Linux's RssAnon) beyond what it has before the slot is opened; files in the page cache are not
 in it. Times are nanoseconds per parameter, by the clock and of all threads' processor time, the least of a few rounds;
-on a machine with other work believe the second.
+on a machine with other work believe the second. What the slot keeps on disk is counted when the draw of its last round
+is not known yet.
 """
 
 import json
@@ -39,6 +40,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import PRESETS
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.undecided import Undecided
 
 SIZES = {  # parameters, about -> layers, width, width of the feed-forward layers, tokens
     "1M": (5, 128, 344, 256),
@@ -123,6 +125,7 @@ def _measured(size: str, preset: str, payloads: int) -> dict[str, Any]:
         "received_payload": received | {"all": _sum(*received.values())},
         "private_bytes": memory | {"peak": max(memory.values())},
         "written_times_the_weights": round(found["written"] / (4 * count), 2),
+        "kept_times_the_weights": round(found["kept"] / (4 * count), 2),
     }
 
 
@@ -185,7 +188,10 @@ def _table(row: dict[str, Any]) -> str:
         lines += [f"    {name:<36}{one['wall']:>10.2f}{one['processor']:>14.2f}" for name, one in row[title].items()]
     lines.append("  private bytes")
     lines += [f"    {name:<36}{value:>10.2f}" for name, value in row["private_bytes"].items()]
-    return "\n".join([*lines, f"  written: {row['written_times_the_weights']} times the weights\n"])
+    lines += [
+        f"  {what:<38}{row[f'{what}_times_the_weights']:>10.2f} times the weights" for what in ("written", "kept")
+    ]
+    return "\n".join(lines) + "\n"
 
 
 # ---- in processes of their own
@@ -274,6 +280,7 @@ class _Rounds:
             "slot": slot,
             "received": received,
             "written": self._written,
+            "kept": _size(self._folder / "slot"),
         }
 
     def _round(self, slot: Any, t: int, begin: Callable[[str], object]) -> None:
@@ -301,6 +308,7 @@ class _Rounds:
         elif t:
             outer.join()
         self._written = _written() - written
+        Undecided(self._folder / "slot").decide(t - 1, None, self._blobs)  # its draw is known by now
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""
@@ -370,6 +378,12 @@ class _Rounds:
         found = self._spent[label]
         rounds = [sum(found[at : at + times], Spent(0, 0)) for at in range(0, len(found), times)]
         return Spent(min(one.wall for one in rounds), min(one.processor for one in rounds))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files, whatever the number of their names."""
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum({one.st_ino: one.st_size for one in files}.values())
 
 
 def _written() -> int:
