@@ -34,6 +34,8 @@ from dlx.ledger.typed import (
 )
 from dlx.node.round.draw import checkers, draw, seed_of
 from dlx.training.codecs import codec
+from dlx.training.data.dealing import Dealing
+from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
 from dlx.training.outer.step import SealedPayload, outer_step, parts
 from dlx.training.recipe.recipe import Outer
@@ -52,6 +54,7 @@ def content() -> dict[str, Any]:
         "outer.json": _outer(),
         "files.json": _files(),
         "draw.json": _draw(),
+        "samples.json": _samples(),
     }
 
 
@@ -244,6 +247,26 @@ def _tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
     return {name: value for name, value in shown.items() if not name.startswith("_")}
+
+
+def _samples() -> dict[str, Any]:
+    counts, places = [30, 0, 17, 44, 5, 26, 61, 12, 9, 38], [*range(0, 260, 7), *range(700, 720)]
+    rounds = [[12, [0, 3]], [12, [3]], [12, []], [20, [0, 3, 4]], [20, [1, 3]], [16, [1, 3]], [16, [0, 1, 3]], [16, []]]
+    runs = []
+    for delay in (0, 1):
+        dealing, lots = Dealing(5, delay), []
+        for number, (need, _) in enumerate(rounds):
+            lots.append([dealing.deal(need).lot(replica) for replica in range(5)])
+            dealing = dealing.after(need, rounds[number - delay][1] if number >= delay else None)
+        runs.append({"delay": delay, "lots": lots})
+    return {
+        "order": {"seed": 7, "counts": counts, "positions": places, "samples": SampleOrder(7, counts).ids(places)},
+        "deals": {
+            "replicas": 5,
+            "rounds": [{"need": need, "counted": counted} for need, counted in rounds],
+            "runs": runs,
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import math
 import struct
 from fractions import Fraction
+from typing import Any
 
 from eth_hash.auto import keccak
 
@@ -254,3 +255,58 @@ def draw(
         if Fraction(int.from_bytes(lot[:8], "big"), 2**64) < Fraction(share):
             found.append([replica, int.from_bytes(lot[8:16], "big") % segments])
     return seed, found
+
+
+# ---- who trains on what
+
+
+def samples(seed: int, counts: list[int], positions: list[int]) -> list[int]:
+    return [_sample(seed, counts, position) for position in positions]
+
+
+def _sample(seed: int, counts: list[int], position: int) -> int:
+    epoch, place = divmod(position, sum(counts))
+    key = _blake(b"dlx shard order", seed, epoch)
+    order = sorted(range(len(counts)), key=lambda shard: (_keyed(key, 0, shard), shard))
+    for window in range(-(-len(order) // 4)):
+        shards = order[4 * window : 4 * window + 4]
+        size = sum(counts[shard] for shard in shards)
+        if place < size:
+            break
+        place -= size
+    rows = next(root for root in range(size + 1) if root * root >= size)
+    columns, key = -(-size // rows), _blake(b"dlx sample order", seed, epoch, window)
+    while True:
+        left, right = divmod(place, columns)
+        for turn in range(4):
+            left = (left + _keyed(key, 2 * turn, right)) % rows
+            right = (right + _keyed(key, 2 * turn + 1, left)) % columns
+        place = left * columns + right
+        if place < size:
+            break
+    return [sum(counts[:shard]) + at for shard in shards for at in range(counts[shard])][place]
+
+
+def _blake(purpose: bytes, *numbers: int) -> bytes:
+    return hashlib.blake2b(purpose + b"".join(one.to_bytes(8, "big") for one in numbers), digest_size=32).digest()
+
+
+def _keyed(key: bytes, number: int, value: int) -> int:
+    digest = hashlib.blake2b(value.to_bytes(8, "big") + bytes([number]), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def deals(replicas: int, delay: int, rounds: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Of every round, each replica's positions, one by one."""
+    found: list[list[list[int]]] = []
+    for number, round in enumerate(rounds):
+        decided = rounds[: max(0, number - delay)]
+        used = {one for lots, was in zip(found, decided, strict=False) for r in was["counted"] for one in lots[r]}
+        used |= {one for lots in found[len(decided) :] for lot in lots for one in lot}
+        first = next((was["counted"] for was in reversed(decided) if was["counted"]), [])
+        need, k = round["need"], len(first)
+        free = [one for one in range(10_000) if one not in used]
+        order = [*first, *[None] * (delay * k), *[r for r in range(replicas) if r not in first]]
+        lots = {replica: free[at * need : (at + 1) * need] for at, replica in enumerate(order)}
+        found.append([lots[replica] for replica in range(replicas)])
+    return found

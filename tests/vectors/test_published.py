@@ -108,6 +108,14 @@ def test_a_stranger_draws_the_same_replicas() -> None:
     assert order == case["checkers_of_replica_2"]
 
 
+def test_a_stranger_finds_the_same_samples_and_deals_the_same_lots() -> None:
+    order, dealt = FILES["samples.json"]["order"], FILES["samples.json"]["deals"]
+    assert s.samples(order["seed"], order["counts"], order["positions"]) == order["samples"]
+    for run in dealt["runs"]:
+        lots = [[[one for low, high in lot for one in range(low, high)] for lot in lots] for lots in run["lots"]]
+        assert s.deals(dealt["replicas"], run["delay"], dealt["rounds"]) == lots
+
+
 def _values(tensor: dict[str, Any]) -> list[float]:
     data = bytes.fromhex(tensor["data"])
     return list(struct.unpack(f"<{len(data) // 4}f", data))
