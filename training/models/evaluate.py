@@ -12,6 +12,7 @@ from torch.nn import functional
 from dlx.training.data.shards import BYTE_VALUES, DataError, Dataset
 from dlx.training.models import weights
 from dlx.training.models.stages import StageModel, stage_shapes
+from dlx.training.models.transfers import to_device
 from dlx.training.recipe.manifest import Manifest
 
 
@@ -28,9 +29,12 @@ def heldout_loss(
     DataError when the held-out data is shorter than one sample.
     """
     model = _load(folder).to(device)
-    return _mean_loss(
-        lambda ids: model(ids.to(device), use_cache=False).logits.cpu(), dataset, sequence_length, max_samples
-    )
+
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        logits = model(to_device(ids, device), use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1), to_device(labels, device).flatten())
+
+    return _mean_loss(loss, dataset, sequence_length, max_samples)
 
 
 def heldout_loss_of_stages(
@@ -53,12 +57,12 @@ def heldout_loss_of_weights(
     if models[-1].tied_head is not None:
         models[-1].tied_head.data.copy_(models[0].embedding)
 
-    def logits(hidden: Tensor) -> Tensor:
-        for model in models:
+    def loss(hidden: Tensor, labels: Tensor) -> Tensor:
+        for model in models[:-1]:
             hidden = model(hidden)
-        return hidden
+        return models[-1](hidden, labels)
 
-    return _mean_loss(logits, dataset, manifest.data.sequence_length, max_samples)
+    return _mean_loss(loss, dataset, manifest.data.sequence_length, max_samples)
 
 
 def heldout_samples(dataset: Dataset, sequence_length: int, max_samples: int = 64) -> list[int]:
@@ -113,11 +117,13 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
     return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
 
 
-def _mean_loss(logits: Callable[[Tensor], Tensor], dataset: Dataset, sequence_length: int, max_samples: int) -> float:
+def _mean_loss(
+    loss: Callable[[Tensor, Tensor], Tensor], dataset: Dataset, sequence_length: int, max_samples: int
+) -> float:
+    """`loss` is the mean over some samples' inputs and labels."""
     chosen, total = heldout_samples(dataset, sequence_length, max_samples), 0.0
     with torch.inference_mode():
         for first in range(0, len(chosen), 8):
             batch = dataset.batch("heldout", chosen[first : first + 8], sequence_length)
-            output = logits(batch[:, :-1])
-            total += functional.cross_entropy(output.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum").item()
-    return total / (len(chosen) * sequence_length)
+            total += loss(batch[:, :-1], batch[:, 1:]).item() * len(batch)
+    return total / len(chosen)
