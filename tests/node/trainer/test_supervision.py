@@ -397,3 +397,20 @@ def test_a_device_that_is_not_here_ends_the_node_in_one_line(run: Run) -> None:
     (failure,) = caught.value.exceptions
     assert isinstance(failure, Failure)
     assert "the training process failed: device cuda:99: this machine has" in str(failure)
+
+
+def test_what_is_loaded_before_the_fork_asks_no_driver_of_a_gpu() -> None:
+    """CUDA that was asked for anything before a fork is of no use after it."""
+    script = """
+import threading, torch
+def asked(*known):
+    raise SystemExit("asked")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda.get_device_properties = torch.cuda.init = asked
+torch.mps.is_available = asked
+from dlx.node.trainer import checking, process, server
+from dlx.training.models.stages import preload
+preload()
+assert threading.enumerate() == [threading.main_thread()]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr.decode()
