@@ -124,7 +124,7 @@ def _speed(size: Size, precision: str, placement: Placement, steps: int) -> dict
         seconds: dict[str, float] = {}
         for turn in range(TURNS + 1):
             for name, step in loops.items():
-                took = _seconds(step, placement.device, steps if turn else WARM_UP_STEPS)
+                took = _seconds(step, placement, steps if turn else WARM_UP_STEPS)
                 if turn:
                     seconds[name] = min(took, seconds.get(name, took))
     rates = {name: steps * manifest.tokens_per_step / took for name, took in seconds.items()}
@@ -168,15 +168,17 @@ def _run(size: Size, precision: str, folder: Path) -> tuple[Manifest, Dataset]:
     return manifest, Dataset.open(folder / data.sha256, folder)
 
 
-def _seconds(step: Callable[[int], None], device: str, steps: int) -> float:
-    began = time.perf_counter()
+def _seconds(step: Callable[[int], None], placement: Placement, steps: int) -> float:
+    """What so many steps take; on the CPU the processor's time, which a busy machine does not change."""
+    clock = time.process_time if placement.device == "cpu" else time.perf_counter
+    began = clock()
     for index in range(steps):
         step(index)
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    elif device == "mps":
+    if placement.device.startswith("cuda"):
+        torch.cuda.synchronize(placement.device)
+    elif placement.device == "mps":
         torch.mps.synchronize()
-    return time.perf_counter() - began
+    return (clock() - began) / (placement.threads if placement.device == "cpu" else 1)
 
 
 def _node(manifest: Manifest, dataset: Dataset, placement: Placement) -> Callable[[int], None]:
