@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
+from dlx.training.recipe.parameters import Sharding, rule
+
 _Vocabulary = Annotated[int, Meta(ge=2, le=1 << 20)]
 
 Problem = tuple[str, str, object]  # key, what is expected, what is there
@@ -33,6 +35,11 @@ class Layout(Struct, frozen=True):
     def base(self) -> str:
         """The base model's name, which some checkpoints leave out."""
         return self.tokens.partition(".")[0]
+
+    def sharding(self, name: str) -> Sharding:
+        """How tensor parallelism cuts the parameter `name`: as its rule says, but for what this family leaves whole."""
+        module = name.removeprefix(f"{self.layers}.").partition(".")[2].partition(".")[0]
+        return "replicated" if module in self.unsharded else rule(name).sharding
 
     def stage_of(self, name: str, stages: list[tuple[int, int]]) -> int:
         """The stage that holds the parameter `name` of the unsplit model."""

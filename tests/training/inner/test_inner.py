@@ -39,6 +39,11 @@ def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
     return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(low, high)]
 
 
+def _step(loop: InnerLoop, index: int, *links: Link | None) -> float:
+    previous, following = links or (None, None)
+    return loop.step(index, TOTAL, loop.positions(index), previous, following)
+
+
 def _hashes(loop: InnerLoop) -> tuple[str, str]:
     return weights.weights_hash(loop.weights()).hex(), weights.weights_hash(loop.optimiser_state()).hex()
 
@@ -130,6 +135,38 @@ def test_no_micro_batch_and_no_parameter_waits_for_the_device(
     with _Reads() as reads:
         _steps(loop, 0, 1)
     assert reads.count == 0  # norms and loss come together, as one tensor
+
+
+@pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
+@pytest.mark.parametrize("split", SPLITS[1:], ids=len)
+def test_tied_embeddings_train_alike_however_the_model_is_split(
+    tiny_run: Callable[..., Manifest],
+    dataset: Dataset,
+    together: Callable[..., list[Any]],
+    split: list[tuple[int, int]],
+    inner: Inner,
+) -> None:
+    """With clipping: the embedding's gradient, of both its uses, counts once in the replica's norm."""
+    tied = {"tie_word_embeddings": True}
+    whole = _loop(tiny_run(SPLITS[0], inner=inner, config=tied), 0, dataset)
+    expected = []
+    for index in range(4):
+        loss = _step(whole, index)
+        expected.append((loss, whole.norms.replica))
+    manifest = tiny_run(split, inner=inner, config=tied)
+    loops = [_loop(manifest, stage, dataset) for stage in range(len(split))]
+
+    def work(stage: int, previous: Link | None, following: Link | None) -> list[tuple[float, float]]:
+        return [(_step(loops[stage], index, previous, following), loops[stage].norms.replica) for index in range(4)]
+
+    for found in together(len(split), work):
+        assert found[0][0] == expected[0][0]
+        assert found == [pytest.approx(one, rel=1e-4) for one in expected]
+    assert expected[0][1] > inner.clip
+    reached = {name: tensor for loop in loops for name, tensor in loop.weights().items()}
+    assert "lm_head.weight" not in reached
+    for name, tensor in whole.weights().items():
+        torch.testing.assert_close(reached[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_another_process_reaches_the_same_bits(

@@ -25,6 +25,17 @@ def test_every_parameter_has_a_rule(case: str) -> None:
             assert rule(name.replace(".bias", ".weight")).sharding == "colwise", name
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_sharding_is_transformers_own_where_the_family_has_a_plan(case: str) -> None:
+    config = parse_model(Model(CASES[case][0]))
+    plan = CASES[case][2].base_model_tp_plan or {}
+    for name, _ in model_shapes(config):
+        module = name.removeprefix(f"{config.layout.layers}.").partition(".")[2].rpartition(".")[0]
+        theirs = plan.get(f"layers.*.{module}", "replicated")
+        if plan and name.endswith(".weight"):
+            assert config.layout.sharding(name) == (theirs if theirs in ("colwise", "rowwise") else "replicated"), name
+
+
 @pytest.mark.parametrize("name", ["model.layers.0.mixer.weight", "model.layers.0.mlp.experts.w1", "weight", "a"])
 def test_a_parameter_without_a_rule_is_named(name: str) -> None:
     with pytest.raises(ManifestError, match=f"^{name}: no rule"):

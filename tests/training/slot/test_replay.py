@@ -27,12 +27,13 @@ from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Codec, Inner, Outer, Plan
+from dlx.training.recipe.recipe import Codec, Inner, Model, Outer, Plan
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.replay import Checked, Drawn, Missing, NotCheckable, check_contribution, needed, sent
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.trace import Trace
 from dlx.training.slot.undecided import Undecided
+from tests.training.recipe.test_families import CASES, full
 
 RunMaker = Callable[..., Manifest]
 Together = Callable[..., list[Any]]
@@ -160,6 +161,8 @@ HONEST: dict[str, dict[str, Any]] = {
     "bfloat16, AdamW, topk, delay 1": {"precision": "bfloat16", "codec": Codec("topk"), "outer": LATE,
                                        "plan": Plan(level=2, rank=64, inner_steps=5)},
     "float32, Muon, tied embeddings": {"inner": MUON, "plan": Plan(inner_steps=21), "config": TIED},
+    "float32, Muon, lowrank, experts": {"inner": MUON, "codec": Codec("lowrank"), "plan": Plan(rank=4, inner_steps=21),
+                                        "model": Model(full(CASES["qwen3_moe"][0]))},
     "bfloat16, Muon, two bits, delay 0": {"precision": "bfloat16", "inner": MUON, "plan": Plan(level=2, inner_steps=3)},
 }  # fmt: skip
 
