@@ -15,7 +15,7 @@ from dlx.p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, 
 
 PIPE = "/dlx/pipe/2"
 HANDSHAKE_DEADLINE = 10.0
-SEND_DEADLINE = 30.0
+SEND_DEADLINE = 30.0  # for each 64 KiB: a slow link is no broken one
 WAITING = 16  # accepted pipes that nobody has taken yet
 UNREAD = 4  # frames of the largest size that came and were not taken
 _READ = 256 * 1024
@@ -47,25 +47,28 @@ class Pipe:
         self._over = trio.Event()
 
     async def send(self, frame: bytes | bytearray | memoryview, deadline_s: float = SEND_DEADLINE) -> None:
-        """Hand a frame to the network. Raises PipeClosed."""
+        """Hand a frame to the network, each piece of it within the deadline. Raises PipeClosed."""
         view = memoryview(frame).cast("B")
         if len(view) > self._frame_limit:
             raise ValueError(f"frame of {len(view)} bytes, at most {self._frame_limit}")
-        with trio.move_on_after(deadline_s):
-            async with self._sending:
+        async with self._sending:
+            self._check_open()
+            try:
+                # the length travels in the first piece
+                await self._write(len(view).to_bytes(4, "big") + view[: PIECE - 4], deadline_s)
+                for start in range(PIECE - 4, len(view), PIECE):
+                    await self._write(view[start : start + PIECE], deadline_s)
+            except StreamBroken as error:
+                self._close(str(error))
                 self._check_open()
-                try:
-                    # the length travels in the first piece
-                    await write_all(self._stream, len(view).to_bytes(4, "big") + view[: PIECE - 4])
-                    await write_all(self._stream, view[PIECE - 4 :])
-                    return
-                except StreamBroken as error:
-                    self._close(str(error))
-                except BaseException:  # cancelled: the other side has a part of a frame
-                    self._close("a frame could not be sent in time")
-                    raise
-        self._close(f"a frame could not be sent within {deadline_s:.0f} s")
-        self._check_open()
+            except BaseException:  # cancelled: the other side has a part of a frame
+                self._close("a frame could not be sent in time")
+                raise
+
+    async def _write(self, piece: bytes | memoryview, deadline_s: float) -> None:
+        with trio.move_on_after(deadline_s):
+            return await write_all(self._stream, piece)
+        raise StreamBroken(f"{len(piece)} bytes could not be sent within {deadline_s:.0f} s")
 
     async def receive(self, deadline_s: float | None = None) -> bytes:
         """The next frame. Raises PipeClosed, also after `deadline_s` seconds without one."""

@@ -106,10 +106,7 @@ class Membership:
                 step = next_step(seen.view, site.address, self._account, seen.head.time)
                 match step:
                     case Enlist(until=until):
-                        signature = site.named(self._client.domain, self._run, self._account)
-                        await trio.to_thread.run_sync(
-                            self._client.enlist, self._run, stage, until, signature, abandon_on_cancel=True
-                        )
+                        await self._enlist(site, stage, until)
                         log.info("enlisted for the site", site=site.name, address=site.address)
                         await self._until(lambda seen: seen.view.enlisted_until(self._account) >= until, SEEN_SECONDS)
                         continue
@@ -124,6 +121,10 @@ class Membership:
                 await self._until(lambda newer, seen=seen: newer is not seen, LOOK_SECONDS)  # type: ignore[misc]
         finally:
             self.waiting_for = None
+
+    async def _enlist(self, site: Site, stage: int, until: int) -> None:
+        signature = site.named(self._client.domain, self._run, self._account)
+        await trio.to_thread.run_sync(self._client.enlist, self._run, stage, until, signature, abandon_on_cancel=True)
 
     async def _take_seats(self, replica: int, accounts: tuple[str, ...]) -> None:
         try:
@@ -160,7 +161,12 @@ class Membership:
         return ""
 
     async def leave(self) -> None:
-        """Give the slot back, so that nobody waits for us. Raises LedgerError."""
+        """Give the slot back, so that nobody waits for us; without one, take back that our site may seat us. Raises
+        LedgerError."""
+        seen = self._follower.seen.value
+        enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time
+        if self.slot is None and self._site is not None and enlisted:
+            await self._enlist(self._site, ANY_STAGE, 0)
         if self.slot is not None:
             await trio.to_thread.run_sync(self._client.leave_run, self._run, abandon_on_cancel=True)
             log.info("slot returned to the ledger")

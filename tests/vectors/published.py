@@ -26,6 +26,7 @@ from dlx.ledger.typed import (
     Plan,
     Report,
     Seal,
+    SiteMember,
     Verdict,
     conviction_entries,
     entries,
@@ -92,7 +93,7 @@ def _statements() -> dict[str, Any]:
         Verdict(run, 1, 7, makers[0], made[0].hash(), finding, _digest_of(f"report {finding}")).sign(domain, key)
         for finding, key in ((FALSE, KEYS[0]), (WITHHELD, KEYS[2]))
     ]
-    digest = seal.digest(domain)
+    digest, member = seal.digest(domain), SiteMember(run, makers[0])
     signed = {makers[0]: (0, sign(digest, KEYS[1]))}
     return {
         "chain_id": domain.chain_id,
@@ -137,6 +138,12 @@ def _statements() -> dict[str, Any]:
             for key, one in zip((KEYS[0], KEYS[2]), verdicts, strict=True)
         ],
         "conviction": conviction_entries(verdicts).hex(),
+        "site": {
+            "key": KEYS[1].hex(),
+            "account": makers[0],
+            "digest": member.digest(domain).hex(),
+            "signature": member.sign(domain, KEYS[1]).hex(),
+        },
         "registration": {
             "account": makers[0],
             "nonce": 3,

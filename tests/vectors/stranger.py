@@ -24,6 +24,7 @@ REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,uint64 made,bytes32[] ho
 VERDICT = (
     b"Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
 )
+SITE = b"SiteMember(bytes32 run,address account)"
 REGISTRATION = b"Registration(address account,uint256 nonce)"
 DOMAIN = b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
 WORDS = [  # of the statement, in its order
@@ -100,6 +101,10 @@ def report_digest(
 ) -> bytes:
     lists = b"".join(keccak(b"".join(bytes.fromhex(one) for one in names)) for names in (holding, missing))
     return digest(domain, keccak(keccak(REPORT) + run + word(round) + word(stage) + word(made) + lists))
+
+
+def site_digest(domain: bytes, run: bytes, account: str) -> bytes:
+    return digest(domain, keccak(keccak(SITE) + run + word(account)))
 
 
 def registration_digest(domain: bytes, account: str, nonce: int) -> bytes:

@@ -57,6 +57,10 @@ def test_a_stranger_signs_the_same_statements() -> None:
         entry = conviction[98 * number : 98 * number + 98]
         assert (entry[0], entry[1:33].hex(), entry[33:].hex()) == (one["finding"], one["report"], one["signature"])
         assert recover(told, entry[33:]) == account_of(bytes.fromhex(one["key"]))
+    site = known["site"]
+    told = s.site_digest(domain, bytes.fromhex(run["id"]), site["account"])
+    assert told.hex() == site["digest"]
+    assert recover(told, bytes.fromhex(site["signature"])) == account_of(bytes.fromhex(site["key"]))
     registry = s.separator(b"dlx-node NodeRegistry", b"1", known["chain_id"], known["ledger"])
     wanted = known["registration"]
     assert s.registration_digest(registry, wanted["account"], wanted["nonce"]).hex() == wanted["digest"]

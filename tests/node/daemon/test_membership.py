@@ -60,6 +60,7 @@ class Ledger:
 
     def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> None:
         self.sent.append(("enlist", stage, recover_site(signature)))
+        self.until = until
 
     def join_site(self, run: bytes, replica: int, accounts: tuple[str, ...]) -> None:
         self.sent.append(("join_site", replica, accounts))
@@ -230,6 +231,19 @@ def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_seated(tmp
             follower.seen.set(two_stages(*both, SiteSeated(RUN, site.address, 0, seats, AT), *joined))
         assert membership.slot == (0, 0) and membership.waiting_for is None
         assert len(ledger.sent) == 2
+
+    with_site(ledger, tmp_path, program)
+
+
+def test_a_machine_that_leaves_before_it_is_seated_takes_its_consent_back(tmp_path: Path) -> None:
+    ledger = Ledger()
+
+    async def program(membership: Membership, follower: Follower, site: Site) -> None:
+        await membership.leave()
+        assert not ledger.sent, "it never enlisted"
+        follower.seen.set(two_stages(enlisted(ACCOUNT, site)))
+        await membership.leave()
+        assert ledger.sent == [("enlist", ANY_STAGE, site.address)] and ledger.until == 0
 
     with_site(ledger, tmp_path, program)
 
