@@ -33,6 +33,7 @@ class Shards:
         self._context, (self._replica, stage) = context, slot
         self.are_read = stage in (0, len(context.manifest.stages) - 1) and context.private_data is None
         self._owner = f"data/{context.run.hex()[:16]}"
+        self._recent: list[list[Shard]] = []  # of the last two rounds
         self.is_looking = False  # whether shards of later rounds are being fetched
         self._looking, self._look = trio.open_memory_channel[tuple[RunView, int]](1)
 
@@ -47,7 +48,8 @@ class Shards:
         """Have the shards of a round's samples on disk. Raises ActionFailed, Failure."""
         lot = await self.samples(view, round)
         wanted = await trio.to_thread.run_sync(self._of, lot)
-        await trio.to_thread.run_sync(self._pin, wanted)
+        self._recent = [*self._recent[-1:], wanted]  # the round under way may be the one before
+        await trio.to_thread.run_sync(self._pin, [shard for one in self._recent for shard in one])
         with told():
             await self._fetch(wanted, f"the training data of round {round}")
 

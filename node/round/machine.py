@@ -49,7 +49,7 @@ class RoundMachine:
         self._known = Knowledge(self.rules, self.account, self.stage, self.view, self._pending, self._liveness)
         self._sealing = Sealing(self.rules, self.account, self.stage, self.own, self._known, self._pending)
         self._neighbours: dict[str, e.NeighbourWants] = {}
-        self._samples: int | None = None  # the round whose are here
+        self._samples: set[int] = set()  # the rounds whose are here
         self._floor = 0  # the replica's round: never train below it
         self._told: a.WantRound | None = None
         self._started: a.StartRound | None = None  # the round under way
@@ -132,7 +132,7 @@ class RoundMachine:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"
         if self.takes_samples and not self._is_dealt(round):
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which deals the samples of round {round}"
-        if self.takes_samples and self._samples != round:
+        if self.takes_samples and round not in self._samples:
             lacking = next((one.reason for one in self.failing(now) if one.action == a.HAVE_SAMPLES), "")
             return f"the training data of round {round}" + (f": {lacking}" if lacking else "")
         start = next((one for one in self.failing(now) if one.action == a.START and one.next_try), None)
@@ -186,7 +186,7 @@ class RoundMachine:
             case e.SealSigned():
                 self._sealing.see_own_signature(event)
             case e.SamplesHere(round=round):
-                self._samples = round
+                self._samples = {one for one in self._samples if one > self.last_trained} | {round}
             case e.VersionAdopted():
                 if self.version is None or event.version != self.version + 1:
                     self.oldest = event.version
@@ -328,6 +328,8 @@ class RoundMachine:
                 self._abandon("a neighbour's pipe is gone", out)
             elif any(want.round > self.training + 1 for want in wants if want and want.round is not None):
                 self._abandon("a neighbour is at a later round", out)
+            if has_round(self.rules, self.view, self.training + 1):
+                self._have_samples(self.training + 1, now, out)
             return
         round = self.next_round()
         opened_at = self.view.opened_at
@@ -370,9 +372,9 @@ class RoundMachine:
             return True
         if not self._is_dealt(round):
             return False
-        if self._samples != round:
+        if round not in self._samples:
             self._ask(a.HaveSamples(round), now, out)
-        return self._samples == round
+        return round in self._samples
 
     def _is_dealt(self, round: int) -> bool:
         return self.view.next_round(0) >= round - self.rules.delay

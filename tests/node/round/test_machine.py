@@ -186,3 +186,20 @@ def test_a_partial_seal_waits_for_the_round_timeout_when_it_lists_fewer_than_a_q
     assert sim.run(lambda: (0, 0) in sim.seals, 60)
     sealed = sim.view.sealed[0, 0]
     assert sealed.count == 1 and sealed.at.time - START >= sim.rules.round_timeout
+
+
+def test_with_a_delay_the_next_rounds_samples_are_asked_for_while_this_one_trains() -> None:
+    sim = Simulation(make_rules(rounds=8, stages=3, delay=1), replicas=2, seed=1, train_seconds=3)
+    asked, act = list[tuple[int, int | None, int]](), sim.act
+
+    def noting(member: Member, action: a.Action) -> None:
+        if isinstance(action, a.HaveSamples):
+            asked.append((member.machine.stage, member.machine.training, action.round))
+        act(member, action)
+
+    sim.act = noting  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.view.finished, 200)
+    assert {stage for stage, _, _ in asked} == {0, 2}, "the middle stage reads no data"
+    assert max(round for _, _, round in asked) == 7, "of no round that the run does not have"
+    early = [round for _, training, round in asked if training == round - 1]
+    assert set(range(2, 8)) <= set(early)
