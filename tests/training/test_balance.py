@@ -16,7 +16,7 @@ from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.placement import Placement
-from dlx.training.models.stages import StageModel
+from dlx.training.models.stages import StageModel, initialise
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import Manifest
@@ -52,6 +52,23 @@ def test_operations_of_muon_are_those_that_torch_counts() -> None:
         Optimisers(parameters, draft).step(1.0)
     assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
     assert optimiser_flops(tiny_draft([(0, 3)], inner=Inner(optimiser="adamw")), 0) == 0
+
+
+def test_a_token_meets_the_experts_that_it_is_sent_to_and_no_others() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tests.training.recipe.test_families import CASES, full
+
+    draft = tiny_draft([(0, 3)], model=Model(full(CASES["qwen3_moe"][0])))
+    model = StageModel(draft, 0)
+    model.load_state_dict(initialise(draft, 0))
+    ids = torch.arange(32).view(2, 16)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    attention = 3 * 6 * 24 * (16 + 1)  # of two heads of 12
+    assert counter.get_total_flops() == 32 * (costs(draft)[0].flops - attention)
+    weights = {"mlp.experts": 2 * 3 * 24 * 16, "mlp.gate": 4 * 16, "self_attn": (24 + 12 + 12 + 24) * 16}
+    assert flops(draft).layer == 6 * sum(weights.values()) + 6 * 24 * (16 + 1)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
