@@ -123,10 +123,17 @@ def _measured(size: str, preset: str, payloads: int) -> dict[str, Any]:
         "parameters": count,
         "slot": slot | {"all but the inner steps": _sum(slot["round but steps"], slot["outer step"])},
         "received_payload": received | {"all": _sum(*received.values())},
-        "private_bytes": memory | {"peak": max(memory.values())},
+        "private_bytes": memory | {"peak": max(memory.values()), "as run plan says": _planned(manifests[1], count)},
         "written_times_the_weights": round(found["written"] / (4 * count), 2),
         "kept_times_the_weights": round(found["kept"] / (4 * count), 2),
     }
+
+
+def _planned(manifest: Manifest, count: int) -> float:
+    """The peak that `run plan` predicts, in the same unit."""
+    from dlx.training.balance.costs import BASE, costs
+
+    return round((costs(manifest)[0].memory.host - BASE) / count, 2)
 
 
 class Spent(NamedTuple):

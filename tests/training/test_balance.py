@@ -41,16 +41,20 @@ def test_operations_are_those_that_torch_counts() -> None:
     assert cost.flops - attention == counter.get_total_flops() / ids.numel()
 
 
-def test_operations_of_muon_are_those_that_torch_counts() -> None:
+def test_operations_of_muon_are_those_that_torch_counts_in_every_family() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    draft = tiny_draft([(0, 3)], inner=Inner(optimiser="muon"))
-    parameters = dict(StageModel(draft, 0).named_parameters())
-    for parameter in parameters.values():
-        parameter.grad = torch.ones_like(parameter)
-    with FlopCounterMode(display=False) as counter:
-        Optimisers(parameters, draft).step(1.0)
-    assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
+    from tests.training.recipe.test_families import CASES, full
+
+    data = DraftData(source=["x"], sequence_length=16, batch_size=4, micro_batches=2)
+    for case in CASES.values():
+        draft = tiny_draft(SPLIT, model=Model(full(case[0])), inner=Inner(optimiser="muon"), data=data)
+        parameters = dict(StageModel(draft, 0).named_parameters())
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        with FlopCounterMode(display=False) as counter:
+            Optimisers(parameters, draft).step(1.0)
+        assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
     assert optimiser_flops(tiny_draft([(0, 3)], inner=Inner(optimiser="adamw")), 0) == 0
 
 
