@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.node.trainer import server
 from dlx.training.codecs import Codec
-from dlx.training.inner import adamw, loop, muon
+from dlx.training.inner import loop
 from dlx.training.inner.loop import InnerLoop
+from dlx.training.inner.optimisers import Optimisers
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
@@ -58,18 +61,14 @@ def _lie_in_steps(lie: Lie) -> None:
             honest_load(self, lie.end(self._lie_start, self.weights(), index // inner_steps))
         return loss
 
-    def stepping(optimiser: Any) -> None:
-        honest = optimiser.step
+    honest_optimiser = Optimisers.step
 
-        def changed(self: Any, factor: float) -> None:
-            if not skipping:
-                honest(self, factor * lie.rate)
-
-        optimiser.step = changed
+    def changed(self: Any, factor: float) -> None:
+        if not skipping:
+            honest_optimiser(self, factor * lie.rate)
 
     InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights = init, step, load  # type: ignore[method-assign]
-    for optimiser in (adamw.AdamW, muon.Muon):
-        stepping(optimiser)
+    Optimisers.step = changed  # type: ignore[method-assign]
 
 
 def _lie_about_data(lie: Lie) -> None:
@@ -109,21 +108,30 @@ class _LyingCodec:
 
     def __init__(self, lie: Lie, honest: Codec, shapes: Mapping[str, tuple[int, ...]], blobs: Path) -> None:
         self._lie, self._honest, self._shapes, self._blobs = lie, honest, shapes, blobs
-        self._own: list[bytes] = []
+        self._own: list[bytearray] = []
+        self._mates: Sequence[bytes] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._honest, name)
 
-    def encode(self, update: Mapping[str, Tensor], plan: Plan, previous: Any) -> bytes:
-        lie = self._lie
-        others = self._others(plan) if lie.update or lie.copies == "mate" else []
+    def encode_part(self, name: str, tensor: Any, plan: Plan, out: np.ndarray, previous: Any) -> None:
+        lie, parts = self._lie, self._honest.parts(self._shapes, plan)
+        if name == next(iter(parts)):
+            self._mates = self._others(plan) if lie.update or lie.copies == "mate" else []
+            self._own.append(bytearray(self._honest.size(self._shapes, plan)))
         if lie.update is not None:
-            decoded = [self._honest.decode(one, self._shapes, plan) for one in others]
-            update = {name: tensor.clone() for name, tensor in lie.update(update, decoded, None).items()}
-        payload = self._honest.encode(dict(update), plan, previous)
-        copied = (others if lie.copies == "mate" else self._own if lie.copies == "own" else [])[-1:]
-        self._own.append(payload)
-        return copied[0] if copied else payload
+            others = [self._decoded(name, one[parts[name]], plan) for one in self._mates]
+            given = {name: torch.from_numpy(np.array(tensor))}
+            tensor = lie.update(given, others, None)[name].numpy()
+        self._honest.encode_part(name, tensor, plan, out, previous)
+        self._own[-1][parts[name]] = out.tobytes()
+        copied = self._mates[-1:] if lie.copies == "mate" else self._own[-2:-1] if lie.copies == "own" else []
+        if copied:
+            out[:] = np.frombuffer(copied[0], np.uint8)[parts[name]]
+
+    def _decoded(self, name: str, data: bytes, plan: Plan) -> dict[str, Tensor]:
+        found = self._honest.decode_part(name, np.frombuffer(data, np.uint8), self._shapes[name], plan)
+        return {name: torch.from_numpy(found)}
 
     def _others(self, plan: Plan) -> Sequence[bytes]:
         """Of the newest round that anybody else was heard of; payloads of int4 are known by their size."""
