@@ -1,5 +1,8 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +20,13 @@ from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel, initialise
-from dlx.training.recipe.draft import DraftData
+from dlx.training.recipe.draft import DraftData, draft_from_toml
 from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Model, Outer, Plan
 from tests.training.conftest import tiny_draft
 
+ROOT = Path(__file__).parents[2]
 SPLIT = [(0, 1), (1, 3)]
 
 
@@ -193,3 +197,34 @@ def test_as_many_inner_steps_as_it_says_hide_the_exchange() -> None:
         assert times.hides is hides and times.round == max(times.training, times.exchange)
     waiting = seconds(tiny_draft(SPLIT, plan=Plan(inner_steps=fewest)), found, slow)
     assert not waiting.hides and waiting.round == waiting.training + waiting.exchange
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's counts of private memory")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_process_takes_as_much_memory_as_planned(precision: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"""
+name = "peak"
+precision = "{precision}"
+stages = [[0, 6]]
+rounds = 1
+[model.config]
+model_type = "qwen3"
+vocab_size = 4096
+hidden_size = 256
+intermediate_size = 688
+num_hidden_layers = 6
+num_attention_heads = 8
+num_key_value_heads = 4
+max_position_embeddings = 256
+[data]
+source = ["run.toml"]
+sequence_length = 256
+batch_size = 8
+micro_batches = 2
+""")
+    (cost,) = costs(draft_from_toml(path))
+    command = [sys.executable, "-m", "tests.training.peak", str(path)]
+    measured = int(subprocess.run(command, capture_output=True, check=True, timeout=300, cwd=ROOT).stdout)
+    assert cost.memory.host == pytest.approx(measured, rel=0.15)
+    assert cost.memory.activations > 100_000_000, "most of what it trains with"
