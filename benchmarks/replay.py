@@ -60,10 +60,11 @@ class Case:
     replica: int = 0  # whose data
     late: int = 0  # so many rounds ago the data was due
     precision: str = ""  # other than the run's
+    compile: bool = False  # the layers, as they are trained
 
     @property
     def trained_again(self) -> bool:
-        return not self.honest or bool(self.precision)
+        return not self.honest or bool(self.precision) or self.compile
 
     @property
     def false_stages(self) -> tuple[int, ...]:
@@ -84,6 +85,7 @@ HONEST = (
     Case("3 threads", threads=3),
     Case("AVX2", environment=_instructions("avx2", "AVX2", "AVX2")),
     Case("SSE", environment=_instructions("default", "SSE41", "SSE4_2")),
+    Case("trained with compiled layers", compile=True),
     Case("AVX-512 without bfloat16", environment=_instructions("avx512", "AVX512_CORE", "AVX512")),
 )
 CHEATS = (
@@ -270,7 +272,8 @@ def _train(
     steps = manifest.plan.inner_steps
 
     def slot(stage: int) -> Slot:
-        loop = _Loop(altered, stage, case.replica, dataset)
+        placement = Placement(device="cpu", threads=1, compile=case.compile)
+        loop = _Loop(altered, stage, case.replica, dataset, placement)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
         return Slot(manifest, loop, stage, slots / str(stage), folder)
 
