@@ -1,0 +1,33 @@
+"""A node whose stage two processes share, beside one with a single process, in a real run."""
+
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.devnets import Watched
+from tests.e2e.test_level3 import audit, checking
+from tests.node.command import dlx
+
+
+def test_a_node_of_two_ranks_trains_with_others_survives_the_loss_of_one_and_replays_as_honest(tmp_path: Path) -> None:
+    devnet = checking(tmp_path / "devnet", rounds=3, replicas=1)
+    shared = devnet.names[0]
+    config = devnet.folder(shared).config
+    config.write_text(config.read_text().replace("# ranks = 1", "ranks = 2"))
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+        watched.until("a sealed round", lambda: watched.sealed_rounds() >= 1)
+        status = devnet.status(shared)
+        assert status is not None and str(status.trained_on).startswith("2 ranks on cpu, "), status
+        psutil.Process(watched.trainer(shared)).children()[1].send_signal(signal.SIGKILL)
+        watched.until("all rounds", lambda: watched.sealed_rounds() >= 3)
+        assert all(seal.count == 1 for seal in watched.seals()), "the round was trained again"
+        stranger = tmp_path / "stranger"
+        dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")
+        report = audit(devnet, "--ledger", devnet.settings.ledger, "--datadir", stranger)
+        assert report["verdict"]["training"] == "3 of 3 replica-rounds replayed, all honest", report
+        assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
+    finally:
+        devnet.stop()
