@@ -6,15 +6,17 @@ the second round in its own way, from the honest state. Distances as in training
 justify. A row has the largest over the stages, for cheats the smallest: what the threshold must lie between.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 import typer
 from msgspec.structs import replace
 
@@ -29,6 +32,8 @@ from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link, queue_links
+from dlx.training.inner.ranks.group import Group
+from dlx.training.inner.ranks.loop import RankedLoop, serve
 from dlx.training.models import weights
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
@@ -61,10 +66,11 @@ class Case:
     late: int = 0  # so many rounds ago the data was due
     precision: str = ""  # other than the run's
     compile: bool = False  # the layers, as they are trained
+    ranks: int = 1  # of the middle stage
 
     @property
     def trained_again(self) -> bool:
-        return not self.honest or bool(self.precision) or self.compile
+        return not self.honest or bool(self.precision) or self.compile or self.ranks > 1
 
     @property
     def false_stages(self) -> tuple[int, ...]:
@@ -83,6 +89,8 @@ HONEST = (
     Case("another process"),
     Case("2 threads", threads=2),
     Case("3 threads", threads=3),
+    Case("middle stage by 2 ranks", ranks=2),
+    Case("middle stage by 3 ranks", ranks=3),
     Case("AVX2", environment=_instructions("avx2", "AVX2", "AVX2")),
     Case("SSE", environment=_instructions("default", "SSE41", "SSE4_2")),
     Case("trained with compiled layers", compile=True),
@@ -272,6 +280,8 @@ def _train(
     steps = manifest.plan.inner_steps
 
     def slot(stage: int) -> Slot:
+        if group is not None and stage == 1:
+            return Slot(manifest, RankedLoop(group, altered, stage, 0, dataset), stage, slots / str(stage), folder)
         placement = Placement(device="cpu", threads=1, compile=case.compile)
         loop = _Loop(altered, stage, case.replica, dataset, placement)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
@@ -284,9 +294,35 @@ def _train(
 
     links = [queue_links(3600.0) for _ in range(STAGES - 1)]
     before, after = [None, *(behind for _, behind in links)], [*(ahead for ahead, _ in links), None]
-    ours = [slot(stage) for stage in range(STAGES)]
-    with ThreadPoolExecutor(STAGES) as pool:
+    with _ranks(case.ranks) as group, ThreadPoolExecutor(STAGES) as pool:
+        ours = [slot(stage) for stage in range(STAGES)]
         return list(pool.map(work, ours, range(STAGES), before, after))
+
+
+@contextlib.contextmanager
+def _ranks(ranks: int) -> Iterator[Group | None]:
+    """Rank 0's group of several, of which the others are processes that serve it."""
+    if ranks == 1:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="dlx-ranks-") as folder:
+        store = str(Path(folder) / "store")
+        code = "import sys; from benchmarks.replay import serve_rank; serve_rank(*sys.argv[1:])"
+        others = [
+            subprocess.Popen([sys.executable, "-c", code, store, str(rank), str(ranks)]) for rank in range(1, ranks)
+        ]
+        try:
+            yield Group(dist.FileStore(store, ranks), 0, ranks, "cpu")
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+
+def serve_rank(store: str, rank: str, ranks: str) -> None:
+    """Until it is killed."""
+    torch.set_num_threads(1)
+    serve(Group(dist.FileStore(store, int(ranks)), int(rank), int(ranks), "cpu"))
 
 
 @dataclass(frozen=True)
