@@ -90,7 +90,6 @@ HONEST = (
     Case("2 threads", threads=2),
     Case("3 threads", threads=3),
     Case("middle stage by 2 ranks", ranks=2),
-    Case("middle stage by 3 ranks", ranks=3),
     Case("AVX2", environment=_instructions("avx2", "AVX2", "AVX2")),
     Case("SSE", environment=_instructions("default", "SSE41", "SSE4_2")),
     Case("trained with compiled layers", compile=True),

@@ -26,6 +26,7 @@ from dlx.node.cli import (
     options,
     peers,
     pull,
+    rank,
     run,
     start,
     status,
@@ -50,6 +51,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.command("start")(start.command)
+app.command("rank")(rank.command)
 app.command("status")(status.command)
 app.command("peers")(peers.command)
 app.command("history")(history.command)

@@ -51,7 +51,7 @@ class Verbs(typer.Typer):
         return super().command(name, cls=_Command, **given)
 
 
-_METAVARS = {"rpc_url": "URL", "devices": "DEVICES"}
+_METAVARS = {"rpc_url": "URL", "devices": "DEVICES", "rendezvous": "HOST:PORT"}
 
 
 def setting(key: str) -> Any:
@@ -89,6 +89,8 @@ PrivateDataOption = Annotated[str | None, setting("private_data")]
 DeviceOption = Annotated[str | None, setting("device")]
 RanksOption = Annotated[int | None, setting("ranks")]
 DevicesOption = Annotated[list[str] | None, setting("devices")]
+MachinesOption = Annotated[int | None, setting("machines")]
+RendezvousOption = Annotated[str | None, setting("rendezvous")]
 ThreadsOption = Annotated[str | None, setting("threads")]
 CompileOption = Annotated[bool | None, setting("compile")]
 CheckpointActivationsOption = Annotated[str | None, setting("checkpoint_activations")]

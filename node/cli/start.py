@@ -41,6 +41,8 @@ def command(
     threads: options.ThreadsOption = None,
     ranks: options.RanksOption = None,
     devices: options.DevicesOption = None,
+    machines: options.MachinesOption = None,
+    rendezvous: options.RendezvousOption = None,
     compile: options.CompileOption = None,
     checkpoint_activations: options.CheckpointActivationsOption = None,
     disk_quota: options.DiskQuotaOption = None,
@@ -71,7 +73,8 @@ def command(
         daily_budget=daily_budget, listen=listen, announce=announce,
         bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
         password_file=password_file, site=site, private_data=private_data,
-        device=device, threads=threads, ranks=ranks, devices=devices, compile=compile,
+        device=device, threads=threads, ranks=ranks, devices=devices, machines=machines, rendezvous=rendezvous,
+        compile=compile,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
         data_cache=data_cache, mirror_data=mirror_data, audit_share=audit_share,
     )  # fmt: skip

@@ -15,7 +15,7 @@ import msgspec
 
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.training.models.placement import MOST_RANKS, MOST_THREADS, Checkpoint, Placement, wrong_device
+from dlx.training.models.placement import MOST_RANKS, MOST_THREADS, Checkpoint, Placement, wrong_address, wrong_device
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_activations: Checkpoint = "none"
     ranks: int = 1
     devices: tuple[str, ...] = ()
+    machines: int = 1
+    rendezvous: str = ""
     disk_quota: int = 0
     disk_floor: int = 1 << 30
     data_cache: int = 64 * 10**9
@@ -55,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         threads = self.threads if isinstance(self.threads, int) else 0
         return Placement(
             device=self.device, threads=threads, compile=self.compile, checkpoint=self.checkpoint_activations,
-            ranks=self.ranks, devices=self.devices,
+            ranks=self.ranks, devices=self.devices, machines=self.machines, rendezvous=self.rendezvous,
         )  # fmt: skip
 
 
@@ -85,6 +87,8 @@ HELP: dict[str, str] = {
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
     "ranks": "Processes that share the stage, each with its part of every parameter: on the CPU, or cuda:0, cuda:1 ...",
     "devices": "The devices of the ranks, cuda:0,cuda:1, where they are others; as many ranks as devices.",
+    "machines": "Machines of this site that share the stage: this one, and as many others that run `dlx-node rank`.",
+    "rendezvous": "HOST:PORT of this machine for them to come to, open to nobody else.",
     "compile": "Train with compiled layers (torch.compile): faster after some minutes; a CPU needs a C++ compiler.",
     "checkpoint_activations": "What to compute again in the backward pass, to save memory: none, layers (all but their "
     "inputs; about a third more time) or selective (all but products of matrices and attention).",
@@ -96,16 +100,17 @@ def load(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str])
 
     Raises UsageFailure naming the source and the key of a value that cannot be.
     """
-    values: dict[str, Any] = {}
-    for source, given in (
+    return _settings(
         (str(datadir.contracts), _embedded_chain(datadir.contracts)),
         (str(datadir.config), _config_file(datadir.config)),
         ("environment", _environment(environ)),
-        ("command line", {key: value for key, value in flags.items() if value is not None}),
-    ):
-        for key, value in given.items():
-            values[key] = _checked(source, key, value)
-    return Settings(**values)
+        ("command line", flags),
+    )
+
+
+def of_flags(flags: Mapping[str, Any]) -> Settings:
+    """Settings of a command that has no data folder. Raises UsageFailure."""
+    return _settings(("command line", flags))
 
 
 def write(path: Path, given: Mapping[str, Any]) -> bool:
@@ -125,6 +130,16 @@ def write(path: Path, given: Mapping[str, Any]) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _settings(*sources: tuple[str, Mapping[str, Any]]) -> Settings:
+    """What each source says, the later ones before the earlier."""
+    values: dict[str, Any] = {}
+    for source, given in sources:
+        for key, value in given.items():
+            if value is not None:
+                values[key] = _checked(source, key, value)
+    return Settings(**values)
 
 
 def is_loopback(host: str) -> bool:
@@ -276,6 +291,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
     "device": wrong_device,
     "ranks": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
+    "machines": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
+    "rendezvous": wrong_address,
     "devices": lambda devices: next(filter(None, map(wrong_device, devices)), None),
     "threads": _wrong_threads,
     "disk_quota": _wrong_size,

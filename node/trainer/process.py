@@ -40,7 +40,7 @@ from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
 from dlx.training.slot.slot import Slot
 
-IDLE_SECONDS = 60.0  # ranks that hear nothing from rank 0 for much longer end
+IDLE_SECONDS = 5.0  # then the ranks look whether all are still there
 RECV_SECONDS = 60.0  # a neighbour silent for that long, or a round timeout, within a round has left it
 
 
@@ -77,11 +77,12 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 def _share(channel: socket.socket, came: bytes, placement: Placement) -> None:
     """Have the ranks of this placement do it."""
     try:
-        settled = settle(placement)
+        launch(channel, came, settle(placement))
     except PlacementError as error:
-        channel.sendall(m.pack(m.Failed(trouble_of(error))))
-    else:
-        launch(channel, came, settled)
+        trouble = trouble_of(error)
+    except RuntimeError as error:  # torch's own, before any rank was started
+        trouble = m.Trouble(m.Kind.LOCAL, f"the machines did not meet at {placement.rendezvous}: {error}")
+    channel.sendall(m.pack(m.Failed(trouble)))
 
 
 class Server:
@@ -166,7 +167,8 @@ class Server:
         slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs, self._device)
         notes = [note] if note else []
         if message.placement.compile and not placement.compile:
-            notes.append(f"the layers are not compiled: this machine has no {lacking(placement.device)}")
+            why = "ranks share the stage" if placement.is_shared else f"this machine has no {lacking(placement.device)}"
+            notes.append(f"the layers are not compiled: {why}")
         self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement, tuple(notes)))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot, loop.idle)

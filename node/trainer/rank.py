@@ -1,6 +1,7 @@
 """One rank of a training process of several: rank 0 is what talks to the network process, the others serve it.
 
-Run by the agent (see ranks) as `python -m dlx.node.trainer.rank FOLDER DEVICES THREADS`.
+Run by the agent (see ranks) as `python -m dlx.node.trainer.rank FOLDER STORE DEVICES THREADS`; without a STORE the
+ranks meet where the launcher's machines did.
 """
 
 import os
@@ -15,23 +16,27 @@ import torch
 import torch.distributed as dist
 
 from dlx.node.trainer.process import Server
-from dlx.node.trainer.ranks import STORE, take_hand
+from dlx.node.trainer.ranks import take_hand
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import serve
 
 _GRACE_SECONDS = 5.0  # an agent that ends takes its ranks with it, and nobody complains
 
 
-def main(folder: Path, devices: list[str], threads: int) -> None:
+def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
     """Until rank 0 has nobody to talk to any more, or any rank or the agent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
-    hand = take_hand(folder)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the agent's way to end us, also while torch waits
+    try:
+        hand = take_hand(folder)
+    except OSError:
+        sys.exit(1)  # the agent is gone
     life = threading.Thread(target=_end_with, args=(hand.agent, folder), daemon=True)
     life.start()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     def meet() -> Group:
-        return Group(dist.FileStore(str(folder / STORE), ranks), rank, ranks, devices[rank])
+        place = dist.FileStore(store, ranks) if store else next(dist.rendezvous("env://"))[0]
+        return Group(place, rank, ranks, devices[int(os.environ["LOCAL_RANK"])])
 
     if hand.channel is not None:
         server = Server(hand.channel, meet)
@@ -54,4 +59,4 @@ def _end_with(agent: socket.socket, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), int(sys.argv[4]))

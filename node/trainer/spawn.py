@@ -37,7 +37,7 @@ class Spawned:
                 control.shutdown(socket.SHUT_WR)
                 control.settimeout(STOP_SECONDS)
                 status = control.recv(NUMBER.size)
-        return _in_words(NUMBER.unpack(status)[0]) if len(status) == NUMBER.size else "no exit status"
+        return in_words(NUMBER.unpack(status)[0]) if len(status) == NUMBER.size else "no exit status"
 
 
 class ForkServer:
@@ -118,7 +118,8 @@ def _ask(path: Path, kind: bytes) -> Spawned:
     return Spawned(NUMBER.unpack(answer)[0], ours, control)
 
 
-def _in_words(status: int) -> str:
+def in_words(status: int) -> str:
+    """How a process ended, by its exit status as `subprocess` has it."""
     if status >= 0:
         return f"exit status {status}"
     return f"killed by {signal.Signals(-status).name}" + (", perhaps for want of memory" if status == -9 else "")

@@ -97,7 +97,7 @@ class InnerLoop:
         self._model.zero_grad(set_to_none=True)
 
     def idle(self) -> None:
-        """To be called every minute or so that nothing else is."""
+        """To be called now and then while nothing else is."""
 
     def positions(self, index: int) -> range:
         """Where the batch of inner step `index` lies in the order of whoever shares the data with nobody."""

@@ -64,13 +64,15 @@ def run_step(
         if previous is None:
             source = micro_batches[micro][:, :-1]  # type: ignore[index]
         else:
-            source = to_device(_tensor(previous.recv("activation", step, micro), shape), model.device).requires_grad_()
+            source = to_device(
+                as_tensor(previous.recv("activation", step, micro), shape), model.device
+            ).requires_grad_()
         if next is None:
             output = model(source, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
             losses.append(output.detach())
         else:
             output = model(source)
-            next.send("activation", step, micro, _bytes(output))
+            next.send("activation", step, micro, as_bytes(output))
         in_flight[micro] = (source, output)
 
     def backward(micro: int) -> None:
@@ -78,10 +80,10 @@ def run_step(
         source, output = in_flight.pop(micro)
         gradient = None
         if next is not None:
-            gradient = to_device(_tensor(next.recv("gradient", step, micro), shape), model.device)
+            gradient = to_device(as_tensor(next.recv("gradient", step, micro), shape), model.device)
         output.backward(gradient)
         if previous is not None:
-            previous.send("gradient", step, micro, _bytes(source.grad))  # type: ignore[arg-type]
+            previous.send("gradient", step, micro, as_bytes(source.grad))  # type: ignore[arg-type]
 
     _hand_on_embedding(model, step, previous, next)
     ahead = min(model.stages - model.stage - 1, count)
@@ -99,10 +101,10 @@ def _hand_on_embedding(model: StageModel, step: int, previous: Link | None, next
     if model.tied_shape is None:
         return
     if previous is None:
-        next.send("embedding", step, 0, _bytes(model.embedding.detach()))  # type: ignore[union-attr]
+        next.send("embedding", step, 0, as_bytes(model.embedding.detach()))  # type: ignore[union-attr]
         return
     data = previous.recv("embedding", step, 0)
-    tensor = _tensor(data, model.tied_shape)
+    tensor = as_tensor(data, model.tied_shape)
     if next is not None:
         next.send("embedding", step, 0, data)
     else:
@@ -116,11 +118,11 @@ def _hand_back_gradient(model: StageModel, step: int, previous: Link | None, nex
         return
     if next is None:
         assert model.tied_head is not None and model.tied_head.grad is not None
-        previous.send("tied gradient", step, 0, _bytes(model.tied_head.grad))  # type: ignore[union-attr]
+        previous.send("tied gradient", step, 0, as_bytes(model.tied_head.grad))  # type: ignore[union-attr]
         model.tied_head.grad = None
         return
     data = next.recv("tied gradient", step, 0)
-    tensor = _tensor(data, model.tied_shape)
+    tensor = as_tensor(data, model.tied_shape)
     if previous is not None:
         previous.send("tied gradient", step, 0, data)
     else:
@@ -236,12 +238,12 @@ def _check(stop: Callable[[], bool]) -> None:
         raise Stopped("asked to stop")
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def as_bytes(tensor: Tensor) -> memoryview:
     """The tensor's own memory, where that is main memory."""
     return to_host(tensor.detach()).contiguous().numpy().data.cast("B")
 
 
-def _tensor(data: Bytes, shape: tuple[int, ...]) -> Tensor:
+def as_tensor(data: Bytes, shape: tuple[int, ...]) -> Tensor:
     """float32, little-endian as on every supported machine."""
     expected = 4 * torch.Size(shape).numel()
     if len(data) != expected:

@@ -28,14 +28,19 @@ class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checkpoint: Checkpoint = "none"  # which activations are computed again in the backward pass
     ranks: int = 1  # processes that share the stage
     devices: tuple[str, ...] = ()  # one for each rank; none: as many like `device`, or that one
+    machines: int = 1  # that have such ranks
+    rendezvous: str = ""  # HOST:PORT of the first, where several meet
 
     @property
     def is_shared(self) -> bool:
-        return self.ranks > 1 or len(self.devices) > 1
+        return self.ranks > 1 or len(self.devices) > 1 or self.machines > 1
 
     def __str__(self) -> str:
         extra = ["compiled"] * self.compile + [f"checkpoints {self.checkpoint}"] * (self.checkpoint != "none")
-        where = f"{self.ranks} ranks on {' '.join(dict.fromkeys(self.devices))}" if self.is_shared else self.device
+        where = self.device
+        if self.is_shared:
+            ranks = f"{self.ranks} rank{'' if self.ranks == 1 else 's'} on {' '.join(dict.fromkeys(self.devices))}"
+            where = ranks + f", one of {self.machines} machines" * (self.machines > 1)
         return ", ".join((where, f"{self.threads} thread{'' if self.threads == 1 else 's'}", *extra))
 
 
@@ -46,6 +51,23 @@ def wrong_device(name: str) -> str | None:
     """What is wrong with such a setting, whatever the machine; None: nothing."""
     known = re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name, re.ASCII)
     return None if known else "expected auto, cpu, cuda, cuda:N or mps"
+
+
+def address(rendezvous: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError."""
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 1 << 16:
+        raise ValueError("expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def wrong_address(rendezvous: str) -> str | None:
+    """What is wrong with such a setting; None: nothing, or it is not set."""
+    try:
+        address(rendezvous or "none:1")
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def cores() -> int:
@@ -64,7 +86,7 @@ def settle(placement: Placement) -> Placement:
         devices = _devices(placement)
         threads = placement.threads or max(1, cores() // len(devices))
         settled = replace(placement, device=devices[0], threads=threads, ranks=len(devices), devices=devices)
-    return replace(settled, compile=placement.compile and lacking(settled.device) is None)
+    return replace(settled, compile=placement.compile and not placement.is_shared and lacking(settled.device) is None)
 
 
 def lacking(device: str) -> str | None:
@@ -83,6 +105,10 @@ def lacking(device: str) -> str | None:
 
 def _devices(placement: Placement) -> tuple[str, ...]:
     """One for each of several ranks."""
+    if placement.machines > 1 and not placement.rendezvous:
+        raise PlacementError(
+            f"{placement.machines} machines: say where they meet, HOST:PORT of the node's (rendezvous)"
+        )
     if placement.ranks > 1 and len(placement.devices) not in (0, placement.ranks):
         raise PlacementError(
             f"{len(placement.devices)} devices for {placement.ranks} ranks: name one for each, or none"

@@ -17,7 +17,7 @@ from dlx.node.trainer.client import Trainer
 from dlx.node.trainer.process import Server
 from dlx.p2p import wire
 from dlx.p2p.frames import FRAME_LIMIT
-from dlx.training.inner.pipeline import _bytes, _tensor
+from dlx.training.inner.pipeline import as_bytes, as_tensor
 from dlx.training.inner.traffic import Incoming
 from tests.p2p.network import Node, network, until
 from tests.patience import PATIENCE
@@ -87,15 +87,15 @@ def test_activations_of_128_mib_go_there_and_their_gradients_back(
 
     def train_first(link: Any) -> bool:
         for micro in range(AHEAD):
-            link.send("activation", 0, micro, _bytes(first + micro))
-        return all(torch.equal(_tensor(link.recv("gradient", 0, one), SHAPE), first * 2) for one in range(AHEAD))
+            link.send("activation", 0, micro, as_bytes(first + micro))
+        return all(torch.equal(as_tensor(link.recv("gradient", 0, one), SHAPE), first * 2) for one in range(AHEAD))
 
     def train_second(link: Any) -> bool:
         sound = True
         for micro in range(AHEAD):
-            activation = _tensor(link.recv("activation", 0, micro), SHAPE)
+            activation = as_tensor(link.recv("activation", 0, micro), SHAPE)
             sound = sound and torch.equal(activation, first + micro)
-            link.send("gradient", 0, micro, _bytes((activation - micro) * 2))
+            link.send("gradient", 0, micro, as_bytes((activation - micro) * 2))
         return sound
 
     async def main() -> None:

@@ -1,7 +1,11 @@
 """A training process of two ranks of gloo: what it trains, what it says, and what becomes of it when one dies."""
 
+import contextlib
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -61,3 +65,37 @@ def test_a_round_of_two_ranks_is_that_of_one_and_any_rank_that_dies_is_made_up_f
             assert trained.loss == pytest.approx(alone.loss, rel=1e-5)
 
     in_trio(test)
+
+
+@contextlib.contextmanager
+def _lent(rendezvous: str) -> Iterator[psutil.Process]:
+    """Another machine's `dlx-node rank`, on this one."""
+    command = [sys.executable, "-m", "dlx.node.cli.app", "rank", "--rendezvous", rendezvous]
+    with subprocess.Popen([*command, "--device", "cpu", "--threads", "1"]) as process:
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+
+
+def test_two_machines_share_a_stage_and_meet_again_when_one_loses_a_rank(run: Run, dataset: Dataset) -> None:
+    alone = run.trained_here(dataset)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        rendezvous = f"127.0.0.1:{listener.getsockname()[1]}"
+    site = Placement(device="cpu", threads=1, machines=2, rendezvous=rendezvous)
+
+    async def test(lent: psutil.Process) -> None:
+        async with trainer(run) as one:
+            opened = await one.open(msgspec.structs.replace(run.opening, placement=site), run.hear)
+            assert str(opened.placement) == "1 rank on cpu, one of 2 machines, 1 thread"
+            lent.children()[0].send_signal(signal.SIGKILL)
+            await run.next(m.Gone)
+            await run.next(m.Opened)
+            one.post(m.Train(run.inputs))
+            trained = (await run.next(m.Finished)).trained
+            assert trained.loss == pytest.approx(alone.loss, rel=1e-5)
+
+    with _lent(rendezvous) as lent:
+        in_trio(lambda: test(lent))

@@ -82,7 +82,7 @@ def test_two_ranks_take_the_steps_of_one(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("samples", [2, 1])
+@pytest.mark.parametrize(("samples", "tied"), [(2, False), (1, False), (1, True)])
 def test_a_stage_on_two_ranks_fits_between_stages_on_one(
     group: Group,
     tiny_run: Callable[..., Manifest],
@@ -90,10 +90,12 @@ def test_a_stage_on_two_ranks_fits_between_stages_on_one(
     together: Callable[..., list[Any]],
     stage: int,
     samples: int,
+    tied: bool,
 ) -> None:
-    """Also where a micro-batch has one sample for two ranks."""
+    """Also where a micro-batch has one sample for two ranks, and where the last stage borrows the first one's head."""
     data = DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=4 // samples, seed=7)
-    manifest = tiny_run([(0, 1), (1, 2), (2, 3)], data=data, inner=OPTIMISERS["muon"])
+    config = {"tie_word_embeddings": tied}
+    manifest = tiny_run([(0, 1), (1, 2), (2, 3)], data=data, inner=OPTIMISERS["muon"], config=config)
 
     def losses(ranked: int | None) -> tuple[list[float], InnerLoop]:
         loops = [

@@ -58,6 +58,7 @@ def test_ranks_are_as_many_devices_alike() -> None:
         (Placement(devices=("cpu", "cpu"), ranks=3), "2 devices for 3 ranks: name one for each, or none"),
         (Placement(devices=("cpu", "cuda:999")), "device cuda:999: this machine"),
         (Placement(device="cuda", ranks=999), "device cuda"),
+        (Placement(device="cpu", machines=2), "2 machines: say where they meet, HOST:PORT of the node's"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_in_one_line(wanted: Placement, reason: str) -> None:

@@ -16,7 +16,6 @@ from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
-from dlx.training.recipe.recipe import embedding_shape
 
 
 class RankedLoop(InnerLoop):
@@ -36,8 +35,6 @@ class RankedLoop(InnerLoop):
         placement: Placement = ONE_THREAD,
     ) -> None:
         self._group, self._one_at_a_time = group, threading.Lock()
-        if group.size > 1 and embedding_shape(manifest):
-            raise TrainingError("a stage of a run with tied embeddings trains on one rank")
         super().__init__(manifest, stage, replica, dataset, placement)
 
     def _hold(self, stage: int, placement: Placement) -> None:

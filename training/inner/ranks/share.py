@@ -19,6 +19,7 @@ from dlx.training.inner.ranks.muon import RankedMuon, Whole
 from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import owners
 from dlx.training.inner.ranks.rows import Rows, RowsLink
+from dlx.training.inner.ranks.tied import Tie
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
@@ -55,12 +56,17 @@ class Share:
         self._micro_batch = self._model.activation_shape
         self._model.activation_shape = (self._rows.each, *self._micro_batch[1:])
         self._parameters = dict(self._model.named_parameters())
+        tied, self._model.tied_shape = self._model.tied_shape, None  # it goes by the tie here
+        embedding = self._model.embedding if tied and self._model.is_first else None
+        self._embedding = next((name for name, one in self._parameters.items() if one is embedding), None)
         weights = {name: _mine(one).zero_() for name, one in self._parameters.items()}
         shapes = stage_shapes(manifest, stage)
         owner = owners(shapes, group.size)
         whole = {tensor: Whole(shapes[name], owner[name]) for name, tensor in weights.items()}
         self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
         self._weights, self._state = weights, {**weights, **self._optimisers.state}
+        rows = weights[self._embedding] if self._embedding else None
+        self._tie = Tie(group, tied, rows, self._model.tied_head) if tied else None
         self._shapes = {**shapes, **optimiser_shapes(manifest, stage)}
 
     @torch.no_grad()
@@ -112,7 +118,12 @@ class Share:
         next = self._link(order.next, pipes.next)
         self.free_gradients()
         try:
+            if self._tie is not None:
+                self._tie.hand_on(order.index, *pipes)
             mean = run_step(self._model, order.index, micro_batches, previous, next, lambda: self._is_stopped(stop))
+            if self._tie is not None:
+                own = self._parameters[self._embedding].grad if self._embedding else None
+                self._tie.hand_back(order.index, *pipes, None if own is None else _mine(own))
             gradients = [_mine(one.grad) for one in self._parameters.values() if one.grad is not None]
             squares = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) ** 2 for one in gradients])
             sums = group.add(torch.cat([squares.cpu(), torch.tensor([mean or 0.0], dtype=torch.float64)])).tolist()
