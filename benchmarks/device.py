@@ -28,7 +28,7 @@ from benchmarks.replay import Bench, Case
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
-from dlx.training.models.placement import Placement, PlacementError, settle
+from dlx.training.models.placement import Placement, PlacementError, settle, take
 from dlx.training.models.stages import initialise
 from dlx.training.outer import arithmetic
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
@@ -84,7 +84,7 @@ def main(
     size = size or ("100M" if on_gpu else "1M")
     if size not in SIZES or precision not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"no size {size} or precision {precision}")
-    torch.set_num_threads(placement.threads)
+    take(placement)
     result: dict[str, Any] = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.device", *sys.argv[1:]]),
         "machine": _machine(placement),

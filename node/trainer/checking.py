@@ -14,7 +14,7 @@ from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, TypedError
 from dlx.node.trainer.checks import LENGTH, Outcome, Work, pack
 from dlx.training.data.shards import DataError, Dataset
-from dlx.training.models.placement import Placement, PlacementError, settle
+from dlx.training.models.placement import Placement, PlacementError, settle, take
 from dlx.training.models.weights import WeightsError
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.slot import replay, trace
@@ -38,7 +38,7 @@ def carry_out(work: Work) -> Outcome:
     began = time.monotonic()
     try:
         placement = settle(work.placement)
-        torch.set_num_threads(placement.threads)
+        take(placement)
         try:
             outcome = _checked(work, placement)
         except torch.OutOfMemoryError:

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
@@ -29,7 +27,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import RankedLoop
-from dlx.training.models.placement import Placement, PlacementError, lacking, settle
+from dlx.training.models.placement import Placement, PlacementError, lacking, settle, take
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.products import Products
@@ -148,7 +146,7 @@ class Server:
 
     def _open(self, message: m.Open) -> None:
         placement = settle(message.placement)
-        torch.set_num_threads(placement.threads)
+        take(placement)
         selftest.run()
         blobs = Path(message.blobs)
         durable.drop_drafts(blobs)  # a process before this one may have been killed while it wrote

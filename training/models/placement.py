@@ -89,6 +89,15 @@ def settle(placement: Placement) -> Placement:
     return replace(settled, compile=placement.compile and not placement.is_shared and lacking(settled.device) is None)
 
 
+def take(settled: Placement) -> None:
+    """Have torch use these threads, and in this thread this device."""
+    import torch
+
+    torch.set_num_threads(settled.threads)
+    if settled.device.startswith("cuda"):
+        torch.cuda.set_device(settled.device)  # else pinned memory would be the first GPU's, and take a part of that
+
+
 def lacking(device: str) -> str | None:
     """What torch needs to compile for the device, and does not find."""
     from torch._inductor import cpp_builder, exc

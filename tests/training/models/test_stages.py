@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.training.models.placement import Placement
@@ -107,6 +108,28 @@ def test_compiled_layers_give_the_same_gradients_but_for_rounding(
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     for name, gradient in found[0].items():
         assert torch.allclose(gradient, found[1][name], rtol=1e-4, atol=1e-6), name
+
+
+class _Products(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_selective_checkpoints_compute_no_product_again(device: str, tiny_run: Callable[..., Manifest]) -> None:
+    manifest, ids, counts = tiny_run([(0, 3)]), torch.arange(32, device=device).view(2, 16), []
+    for recomputed in ("none", "selective", "layers"):
+        model = StageModel(manifest, 0, Placement(device=device, threads=1, checkpoint=recomputed))
+        model.load_state_dict(initialise(manifest, 0))
+        with _Products() as products:
+            model(ids, ids).backward()
+        counts.append(products.count)
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_the_loss_is_the_mean_in_nats(tiny_run: Callable[..., Manifest], build_stages: Callable[..., Any]) -> None:
