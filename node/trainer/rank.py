@@ -12,13 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from dlx.node.trainer.process import Server
 from dlx.node.trainer.ranks import take_hand
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import serve
+from dlx.training.models.placement import Placement, take
 
 _GRACE_SECONDS = 5.0  # an agent that ends takes its ranks with it, and nobody complains
 
@@ -44,7 +44,7 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
         server.run(hand.came)
         life.join(_GRACE_SECONDS)
         os._exit(0)
-    torch.set_num_threads(threads)
+    take(Placement(device=devices[rank], threads=threads))
     try:
         serve(meet())
     except RankLost as error:
