@@ -4,6 +4,7 @@ Only the first and the last stage of a replica read data. What a round needs is 
 its samples; what the next ones will need is foreseen, and fetched while this one trains.
 """
 
+import contextlib
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -33,7 +34,7 @@ class Shards:
         self._context, (self._replica, stage) = context, slot
         self.are_read = stage in (0, len(context.manifest.stages) - 1) and context.private_data is None
         self._owner = f"data/{context.run.hex()[:16]}"
-        self._recent: list[list[Shard]] = []  # of the last two rounds
+        self._recent: dict[int, list[Shard]] = {}  # of the round asked for last, and of the one before it
         self.is_looking = False  # whether shards of later rounds are being fetched
         self._looking, self._look = trio.open_memory_channel[tuple[RunView, int]](1)
 
@@ -48,9 +49,10 @@ class Shards:
         """Have the shards of a round's samples on disk. Raises ActionFailed, Failure."""
         lot = await self.samples(view, round)
         wanted = await trio.to_thread.run_sync(self._of, lot)
-        self._recent = [*self._recent[-1:], wanted]  # the round under way may be the one before
-        await trio.to_thread.run_sync(self._pin, [shard for one in self._recent for shard in one])
+        under_way = self._recent.get(round - 1, [])  # perhaps
+        self._recent = {round - 1: under_way, round: wanted}
         with told():
+            await trio.to_thread.run_sync(self._pin, [*under_way, *wanted])
             await self._fetch(wanted, f"the training data of round {round}")
 
     async def mend(self, blobs: Collection[bytes]) -> set[bytes]:
@@ -71,7 +73,8 @@ class Shards:
     async def run(self) -> None:
         """Until cancelled. Raises Failure."""
         if not self.are_read:
-            await trio.to_thread.run_sync(self._context.store.pin, self._owner, ())
+            with contextlib.suppress(OSError):  # what an earlier slot had pinned stays a while longer
+                await trio.to_thread.run_sync(self._context.store.pin, self._owner, ())
         async for view, round in self._look:
             try:
                 wanted = await trio.to_thread.run_sync(self._foreseen, view, round)

@@ -1,5 +1,6 @@
 """The training data of a slot: here before its round, gone after, and never all of it at once."""
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import Plan
 from dlx.node.daemon.shards import AHEAD, Shards
 from dlx.node.round.deals import Deals
-from dlx.node.round.faults import ActionFailed
+from dlx.node.round.faults import ActionFailed, LocalFault
 from dlx.node.round.plans import Terms
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.order import WINDOW
@@ -98,6 +99,31 @@ def test_a_shard_that_nobody_has_is_named_and_asked_for_again(tmp_path: Path) ->
     with pytest.raises(ActionFailed, match="nobody who was asked has"):
         trio.run(slot.shards.have, view(), 0)
     slot.network.lost = set()
+    trio.run(slot.shards.have, view(), 0)
+    assert slot.here()
+
+
+def test_however_often_a_round_is_asked_for_the_one_under_way_keeps_its_shards(tmp_path: Path) -> None:
+    slot = Slot(tmp_path)
+    trio.run(slot.shards.have, view(*[[1]] * 3), 3)
+    under_way = set(slot.network.served)
+    slot.network.lost = set(slot.network.names)
+    for _ in range(3):
+        with pytest.raises(ActionFailed):
+            trio.run(slot.shards.have, view(*[[1]] * 4), 4)
+    slot.store.shrink(Kind.SHARD, 0)
+    assert all(slot.store.has(bytes.fromhex(name)) for name in under_way)
+
+
+def test_a_disk_without_room_for_the_index_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(owner: str, hashes: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    slot = Slot(tmp_path)
+    monkeypatch.setattr(slot.store, "pin", full)
+    with pytest.raises(LocalFault, match="No space left"):
+        trio.run(slot.shards.have, view(), 0)
+    monkeypatch.undo()
     trio.run(slot.shards.have, view(), 0)
     assert slot.here()
 
