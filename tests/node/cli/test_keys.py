@@ -1,4 +1,4 @@
-"""`dlx-node keys`: an account moves to another machine and cannot contradict itself there."""
+"""`dlx-node keys`: an account moves to another machine and cannot contradict itself there; sites get their keys."""
 
 import json
 import shutil
@@ -134,3 +134,23 @@ def test_the_accounts_password_locks_the_bundle(tmp_path: Path, monkeypatch: pyt
     import_from = ("keys", "import-signed", tmp_path / "bundle", "--datadir", folder)
     assert "does not open" in dlx(*import_from, "--password-file", wrong, code=1).stderr
     dlx(*import_from)
+
+
+def test_a_site_gets_one_key_which_its_machines_need(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    missing = dlx("start", "--datadir", folder, "--site", "lyon", "--ledger", "0x" + "11" * 20, code=1).stderr
+    assert "lyon.key is missing: copy it from a machine of the site, or make the first with" in missing
+    made = json.loads(dlx("keys", "make-site", "lyon", "--datadir", folder, "--json").stdout)
+    path = Path(made["file"])
+    assert path == folder / "sites" / "lyon.key" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made["address"].startswith("0x") and path.read_text().strip() not in json.dumps(made)
+    assert "is there already" in dlx("keys", "make-site", "lyon", "--datadir", folder, code=1).stderr
+
+
+@pytest.mark.parametrize("arguments", [("--all-stages",), ("--all-stages", "--site", "lyon", "--stage", "1")])
+def test_all_stages_are_a_sites_and_each_nodes_own(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    folder = tmp_path / "node"
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    said = dlx("start", "--datadir", folder, *arguments, code=2).stderr
+    assert "--all-stages: name the site by --site, and leave out --stage" in said
