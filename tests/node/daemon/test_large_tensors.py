@@ -51,6 +51,7 @@ class Slot:
         self.peer = ""
         self.trainer, (ours, theirs) = Trainer(), socket.socketpair()
         self.server, self.spawned = Server(theirs), _Spawned(ours)
+        theirs.sendall(m.pack(m.Loaded()))
         threading.Thread(target=self.server.run, daemon=True).start()
         self.trainer._on_message = self._on_trainer
 
@@ -107,7 +108,8 @@ def test_activations_of_128_mib_go_there_and_their_gradients_back(
                 slot.peer = other.node.id
                 await nursery.start(slot.pipes.run)
                 await nursery.start(slot.trainer.run)
-                await slot.trainer.loaded.wait()
+                with trio.fail_after(PATIENCE):
+                    await slot.trainer.loaded.wait()
             slots[0].pipes.dial()
             with trio.fail_after(PATIENCE):
                 slots[1].pipes.take(await slots[1].node.pipes.incoming.receive())
