@@ -22,7 +22,12 @@ def test_a_node_of_two_ranks_trains_with_others_survives_the_loss_of_one_and_rep
         status = devnet.status(shared)
         assert status is not None and str(status.trained_on).startswith("2 ranks on cpu, "), status
         psutil.Process(watched.trainer(shared)).children()[1].send_signal(signal.SIGKILL)
-        watched.until("all rounds", lambda: watched.sealed_rounds() >= 3)
+
+        def served() -> bool:
+            found = [status.checks for status in watched.statuses().values()]
+            return len(found) == 2 and all(one is not None and one.served == 3 for one in found)
+
+        watched.until("all rounds to be trained, drawn and served", served)
         assert all(seal.count == 1 for seal in watched.seals()), "the round was trained again"
         stranger = tmp_path / "stranger"
         dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")

@@ -15,6 +15,7 @@ from dlx.training.inner.pipeline import Link, PipeBroken, Stopped
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.inner.ranks.owners import owners
+from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
@@ -117,6 +118,18 @@ def test_a_stage_on_two_ranks_fits_between_stages_on_one(
     assert _distance(alone, shared, initialise(manifest, stage)) < 5e-5
     assert isinstance(shared, RankedLoop)
     shared.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["layers", "selective"])
+def test_bfloat16_and_checkpoints_are_shared_too(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, checkpoint: Any
+) -> None:
+    manifest = tiny_run([(0, 3)], precision="bfloat16")
+    placement = Placement(device="cpu", threads=1, checkpoint=checkpoint)
+    one, two = _one(manifest, dataset), RankedLoop(group, manifest, 0, 0, dataset, placement)
+    two.load_weights(initialise(manifest, 0))
+    assert _steps(two, 0, 5) == pytest.approx(_steps(one, 0, 5), rel=1e-3)
+    two.close()
 
 
 class _Breaking:
