@@ -28,7 +28,9 @@ def command(
     ] = None,
     include_path: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Folder of tasks in YAML files of your own; their code is run."),
+        typer.Option(
+            metavar="DIR", help="Folder of tasks in YAML files of your own; their code is run.", show_default="none"
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.", show_default="all")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a task at a time.")] = 1,
