@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -18,6 +19,8 @@ from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
 from dlx.training.inner.traffic import Incoming
 
 REDIAL = Backoff(0.5, 5.0)
+WANT_SECONDS = 0.05  # between two wants of a neighbour that the session hears: each makes it think
+MOST_WANTS = 1000  # that may come meanwhile: no honest neighbour changes its mind so often
 log = logging.getLogger(__name__)
 
 
@@ -26,7 +29,8 @@ class Pipes:
 
     `holder(stage)` is (account, peer id) of our replica's holder of a stage, or None. `on_open(link)`,
     `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
-    pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there.
+    pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there. Of wants
+    that come close together the newest is told.
 
     All that a pipe brings is taken at once, or the library would end a neighbour's stream; what it may bring bounds how
     much memory that takes, here and in whatever `on_tensor` hands it to.
@@ -118,13 +122,16 @@ class Pipes:
     async def _pump(self, name: str, pipe: Pipe) -> None:
         # holds what training sends ahead of the neighbour's answers: one forward one backward bounds it
         outgoing, to_send = trio.open_memory_channel[PipeFrame](math.inf)
+        wants, to_tell = trio.open_memory_channel[PipeWant](MOST_WANTS)
         async with trio.open_nursery() as nursery:
-            link = _Link(next(self._numbers), pipe, nursery.cancel_scope, outgoing, Flow(self._incoming(name)))
+            flow = Flow(self._incoming(name))
+            link = _Link(next(self._numbers), pipe, nursery.cancel_scope, outgoing, wants, flow)
             if name in self._open:
                 self._open[name].scope.cancel()
                 self._on_gone(name)
             self._open[name] = link
             nursery.start_soon(self._write, link, to_send)
+            nursery.start_soon(self._tell, name, link, to_tell)
             self._on_open(name)
             try:
                 while True:
@@ -143,10 +150,22 @@ class Pipes:
     def _hear(self, name: str, link: "_Link", frame: PipeFrame) -> None:
         match frame:
             case PipeWant():
-                self._on_want(name, frame)
+                try:
+                    link.wants.send_nowait(frame)
+                except trio.WouldBlock:
+                    raise wire.WireError("flow", f"{MOST_WANTS} wants at once") from None
             case PipeTensor():
                 link.flow.came(frame)
                 self._on_tensor(name, link.number, frame)
+
+    async def _tell(self, name: str, link: "_Link", to_tell: trio.MemoryReceiveChannel[PipeWant]) -> None:
+        async for want in to_tell:
+            with suppress(trio.WouldBlock):
+                while True:
+                    want = to_tell.receive_nowait()
+            if self._open.get(name) is link:
+                self._on_want(name, want)
+            await trio.sleep(WANT_SECONDS)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
@@ -164,4 +183,5 @@ class _Link:
     pipe: Pipe
     scope: trio.CancelScope
     outgoing: trio.MemorySendChannel[PipeFrame]
+    wants: trio.MemorySendChannel[PipeWant]
     flow: Flow

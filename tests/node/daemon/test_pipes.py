@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dlx.ledger.abi import checksum
-from dlx.node.daemon.pipes import Pipes
+from dlx.node.daemon.pipes import MOST_WANTS, WANT_SECONDS, Pipes
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import PipeClosed
@@ -25,7 +25,7 @@ class FakePipe:
 
     def __init__(self, peer_id: str) -> None:
         self.peer_id, self.sent, self.closed = peer_id, list[PipeFrame](), False
-        self._arrive, self._arrived = trio.open_memory_channel[bytes](10)
+        self._arrive, self._arrived = trio.open_memory_channel[bytes](10_000)
 
     def arrive(self, data: bytes) -> None:
         self._arrive.send_nowait(data)
@@ -122,6 +122,7 @@ def test_frames_go_both_ways_until_the_neighbour_hangs_up() -> None:
         here.pipes.post("previous", number + 1, tensor)  # of an attempt over another pipe
         here.pipes.post("next", here.pipes.number("next"), tensor)  # there is none
         pipe.arrive(encode_frame(PipeWant(4, False)))
+        await wait_all_tasks_blocked()
         pipe.arrive(encode_frame(came))
         await wait_all_tasks_blocked()
         assert pipe.sent == [PipeWant(3, True), tensor]
@@ -159,6 +160,36 @@ def test_a_neighbour_that_sends_nonsense_is_counted_and_cut_off(reason: str, dat
     here.run(program, MockClock())
     assert here.told == [("open", "previous"), ("rejected", reason, PEERS[0]), ("gone", "previous")]
     assert pipe.closed
+
+
+def test_of_many_wants_the_session_hears_a_few_and_the_last_one() -> None:
+    """Each costs the round machine a good part of a millisecond, and a neighbour nine bytes."""
+    here, pipe = Neighbourhood(1), FakePipe(PEERS[0])
+
+    async def program() -> None:
+        here.pipes.take(pipe)  # type: ignore[arg-type]
+        for number in range(500):
+            pipe.arrive(encode_frame(PipeWant(number, True)))
+        await wait_all_tasks_blocked()
+        await trio.sleep(2 * WANT_SECONDS)
+
+    here.run(program)
+    wants = [told[2] for told in here.told if told[0] == "want"]
+    assert wants[-1] == PipeWant(499, True) and len(wants) <= 5
+
+
+def test_a_neighbour_that_floods_us_with_wants_is_cut_off() -> None:
+    here, pipe = Neighbourhood(1), FakePipe(PEERS[0])
+
+    async def program() -> None:
+        here.pipes.take(pipe)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        for number in range(2 * MOST_WANTS + 2):
+            pipe.arrive(encode_frame(PipeWant(number, True)))
+        await wait_all_tasks_blocked()
+
+    here.run(program, MockClock())
+    assert here.told[-2:] == [("rejected", "pipe_flow", PEERS[0]), ("gone", "previous")]
 
 
 def test_a_newer_pipe_replaces_the_older_one() -> None:
