@@ -94,7 +94,7 @@ class Session:
                     str(context.store.folder), str(context.private_data) if context.private_data else None,
                     context.placement,
                 ),
-                self._on_trainer,
+                self._on_trainer, context.manifest.genesis[self.stage].size,
             )  # fmt: skip
             own = await trio.to_thread.run_sync(context.signed.contributions, context.run, self.stage)
             await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)

@@ -17,8 +17,9 @@ from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
 
-OPEN_SECONDS = 120.0  # a large slot's state is read from disk
-REQUEST_SECONDS = 120.0  # for each payload of a request
+OPEN_SECONDS = 120.0  # and more for a large slot, whose state is read from disk
+REQUEST_SECONDS = 120.0  # for each payload of a request, and likewise
+SLOW_DISK = 8e6  # bytes of weights a second: opening and an outer step read and write up to six files of that size
 RESTART = Backoff(first=0.5, cap=60.0)
 SILENCES = 2  # questions in a row without even a late answer: it hangs
 STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
@@ -79,6 +80,7 @@ class Trainer:
         self._requests = count(1)
         self._answers: dict[int, trio.MemorySendChannel[m.Answer]] = {}
         self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
+        self._disk_seconds = 0.0  # that a stage of this size may take on a slow disk
         self._silences = 0  # in a row, of the process that runs now
         self._life = trio.CancelScope()  # of that process
         self._given_up = ""  # why its life was cancelled
@@ -101,12 +103,13 @@ class Trainer:
             self._void(trouble)
             await trio.sleep(delay)
 
-    async def open(self, opening: m.Open, on_message: OnMessage) -> m.Opened:
-        """Gives the process its slot, once; from then on `on_message` hears of everything else, in order.
+    async def open(self, opening: m.Open, on_message: OnMessage, weights: int = 0) -> m.Opened:
+        """Gives the process its slot, whose weights have so many bytes, once; from then on `on_message` hears of
+        everything else, in order.
 
         Waits as long as it takes: a process that cannot open the slot is started again, and `on_message` hears why.
         """
-        self._on_message, self._opening = on_message, opening
+        self._on_message, self._opening, self._disk_seconds = on_message, opening, weights / SLOW_DISK
         self.post(opening)
         self._asked.set()
         await self._was_opened.wait()
@@ -152,7 +155,7 @@ class Trainer:
         """`payloads`: how many it has to decode, about."""
         if not self._is_open.is_set():
             raise LocalTrouble("the training process is being started")
-        request, seconds = next(self._requests), REQUEST_SECONDS * max(1, payloads)
+        request, seconds = next(self._requests), REQUEST_SECONDS * max(1, payloads) + self._disk_seconds
         send, receive = trio.open_memory_channel[m.Answer](1)
         self._answers[request] = send
         try:
@@ -212,10 +215,11 @@ class Trainer:
     async def _await_opening(self) -> None:
         """A process that does not open its slot in time is given up."""
         await self._asked.wait()
-        with trio.move_on_after(OPEN_SECONDS):
+        seconds = OPEN_SECONDS + self._disk_seconds
+        with trio.move_on_after(seconds):
             await self._is_open.wait()
             return
-        self._give_up(f"it did not open its slot within {OPEN_SECONDS:.0f} s")
+        self._give_up(f"it did not open its slot within {seconds:.0f} s")
 
     def _give_up(self, reason: str) -> None:
         """End the process that runs now; `run` starts another."""

@@ -50,7 +50,7 @@ class Trainer:
         self.fresh = True
         self.tell: Callable[[Any], None] = lambda message: None
 
-    async def open(self, opening: m.Open, on_message: Callable[[Any], None]) -> m.Opened:
+    async def open(self, opening: m.Open, on_message: Callable[[Any], None], weights: int) -> m.Opened:
         self.tell = on_message
         return m.Opened(None, ({0: 1000},))
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -158,6 +159,39 @@ def test_a_process_that_hangs_is_ended_after_two_silences_and_comes_back(
             await one.check(payload, run.manifest.plan)
 
     in_trio(test)
+
+
+@pytest.mark.parametrize(("weights", "least", "most"), [(0, 60, 300), (50 * 10**9, 3600, 5 * 3600)])
+def test_a_process_that_does_not_open_its_slot_is_given_up_not_before_it_can_have_read_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, weights: int, least: float, most: float
+) -> None:
+    ours, theirs = socket.socketpair()
+    gone = trio.Event()
+
+    class Deaf:
+        pid, channel = 0, ours
+
+        def end(self) -> str:
+            return ""
+
+    def hear(message: m.FromTrainer) -> None:
+        if isinstance(message, m.Gone):
+            gone.set()
+
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            one = Trainer()
+            await nursery.start(one.run)
+            nursery.start_soon(one.open, run.opening, hear, weights)
+            await gone.wait()
+            nursery.cancel_scope.cancel()
+        assert least < trio.current_time() - began < most
+
+    monkeypatch.setattr(client, "spawn", Deaf)
+    clock = trio.testing.MockClock(autojump_threshold=0.05)
+    began = clock.current_time()
+    with theirs:
+        trio.run(test, clock=clock)
 
 
 def test_a_process_killed_in_a_round_leaves_the_state_before_it_and_the_next_trains_the_same_bits(
