@@ -5,6 +5,7 @@ put in its place is not.
 """
 
 import os
+import threading
 import time
 from typing import NamedTuple
 
@@ -20,15 +21,17 @@ class _File(NamedTuple):
 
 
 _known: dict[_File, bytes] = {}
+_one_at_a_time = threading.Lock()
 
 
 def remember(descriptor: int, sha256: bytes) -> None:
     """This process has read or written all of the open file, and it has this hash."""
     file = _of(descriptor)
     if file.changed < time.time_ns() - _RACE:
-        _known[file] = sha256
-        while len(_known) > _MOST:
-            _known.pop(next(iter(_known)), None)
+        with _one_at_a_time:
+            _known[file] = sha256
+            while len(_known) > _MOST:
+                _known.pop(next(iter(_known)))
 
 
 def is_known(descriptor: int, sha256: bytes) -> bool:

@@ -1,0 +1,52 @@
+"""What a process remembers of files' hashes, told by several threads at a time."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlx.ground import known
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_may_remember_more_files_than_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switching: None
+) -> None:
+    monkeypatch.setattr(known, "_MOST", 20)
+    monkeypatch.setattr(known, "_known", {})
+    descriptors, errors = list[int](), list[Exception]()
+    for number in range(200):
+        path = tmp_path / str(number)
+        path.touch()
+        os.utime(path, (1, 1))
+        descriptors.append(os.open(path, os.O_RDONLY))
+
+    def remember(mine: list[int]) -> None:
+        try:
+            for _ in range(60):
+                for descriptor in mine:
+                    known.remember(descriptor, b"h" * 32)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=remember, args=(descriptors[one::4],)) for one in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = sum(known.is_known(one, b"h" * 32) for one in descriptors)
+    for one in descriptors:
+        os.close(one)
+    assert not errors
+    assert kept == 20
