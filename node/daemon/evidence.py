@@ -68,7 +68,7 @@ class Evidence:
             except Absent:
                 if whole:
                     raise
-        async with self._data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
+        async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
             found = await self._checked(work, drawn, most)
             if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
                 again = await self._checked(work, drawn, most)
@@ -78,12 +78,14 @@ class Evidence:
         return found, disputed
 
     @asynccontextmanager
-    async def _data(self, wanted: Sequence[Shard]) -> AsyncIterator[None]:
-        """These shards are here, and stay. Raises CheckFailed."""
+    async def data(self, wanted: Sequence[Shard]) -> AsyncIterator[None]:
+        """These shards are here, sound, and stay. Raises CheckFailed, OSError."""
         context, owner = self.context, f"check/{self.context.run.hex()[:16]}"
         names = [bytes.fromhex(shard.sha256) for shard in wanted]
         await trio.to_thread.run_sync(context.store.pin, owner, names)
         try:
+            for name in names:
+                await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
             await PublicData(context.store, context.exchange).shards(context.data, wanted, Kind.SHARD, "a check")
             yield
         except (BlobError, DataError) as error:

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import Plan
+from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.shards import AHEAD, Shards
 from dlx.node.round.deals import Deals
 from dlx.node.round.faults import ActionFailed, LocalFault
@@ -53,12 +54,12 @@ class Slot:
         terms = Terms(
             rounds=99, delay=0, plan=Plan(4, 0, STEPS), codec="int4", adaptive=None, tokens_per_step=BATCH * LENGTH
         )
-        context: Any = SimpleNamespace(
+        self.context: Any = SimpleNamespace(
             run=b"r" * 32, manifest=SimpleNamespace(data=data, stages=[(0, 1)] * 3), private_data=private,
             data=DataManifest([Listed(name, SIZE, SIZE) for name in self.network.names], []),
             deals=Deals(terms, 4, BATCH), data_cache=cache, store=self.store, exchange=self.network,
         )  # fmt: skip
-        self.shards = Shards(context, (1, stage))
+        self.shards = Shards(self.context, (1, stage))
 
     def here(self) -> int:
         return sum(self.store.has(bytes.fromhex(name)) for name in self.network.names)
@@ -135,6 +136,19 @@ def test_what_this_disk_has_lost_is_had_again(tmp_path: Path) -> None:
     slot.store.path(name).write_bytes(b"damaged")
     assert trio.run(slot.shards.mend, [name, b"p" * 32]) == {name}, "a payload is none of its business"
     assert slot.store.sound(name)
+
+
+def test_a_check_has_a_shard_again_that_this_disk_has_damaged(tmp_path: Path) -> None:
+    slot = Slot(tmp_path)
+    evidence, wanted = Evidence(slot.context, Effort(1)), slot.context.data.train[:2]
+
+    async def sound() -> list[bool]:
+        async with evidence.data(wanted):
+            return [slot.store.sound(bytes.fromhex(shard.sha256)) for shard in wanted]
+
+    assert trio.run(sound) == [True, True]
+    slot.store.path(bytes.fromhex(wanted[0].sha256)).write_bytes(b"damaged")
+    assert trio.run(sound) == [True, True]
 
 
 @pytest.mark.parametrize(("stage", "private"), [(1, None), (0, Path("/own")), (2, Path("/own"))])
