@@ -31,7 +31,7 @@ SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_VOCABULARY = 1 << 20
-OPEN_SHARDS = 64  # mapped at a time: each takes a file descriptor
+OPEN_SHARDS = 16  # mapped at a time: four windows; a file that is removed takes its room on the disk while it is mapped
 BYTE_VALUES = 256  # the vocabulary of data without a tokenizer
 PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 

@@ -11,6 +11,7 @@ import pytest
 import rfc8785
 
 from dlx.training.data import shards
+from dlx.training.data.order import WINDOW
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import DataDamaged, DataError, Dataset, parse_data_manifest
 from dlx.training.recipe.recipe import BlobRef
@@ -250,3 +251,18 @@ def test_more_shards_than_a_process_may_have_files_open(tmp_path: Path, monkeypa
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert (rows[:, 1:] == (rows[:, :-1] + 1) % 256).all(), "no sample is of another shard"
+
+
+def test_shards_that_are_removed_give_their_room_back_as_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
+    (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(8192))
+    ref = prepare([tmp_path / "text"], tmp_path)
+    dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
+    dataset.batch("train", range(dataset.len_samples("train", 8)), 8)
+    for shard in {one.sha256 for one in dataset.manifest.train}:
+        (tmp_path / shard).unlink()
+    held = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/" in line]
+    assert len(dataset.manifest.train) > 100
+    assert len(held) <= 4 * WINDOW, "the windows that a round may be in the midst of, and no more"
