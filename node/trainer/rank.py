@@ -33,10 +33,11 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
     life = threading.Thread(target=_end_with, args=(hand.agent, folder), daemon=True)
     life.start()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = devices[int(os.environ["LOCAL_RANK"])]  # of this machine's
 
     def meet() -> Group:
         place = dist.FileStore(store, ranks) if store else next(dist.rendezvous("env://"))[0]
-        return Group(place, rank, ranks, devices[int(os.environ["LOCAL_RANK"])])
+        return Group(place, rank, ranks, device)
 
     if hand.channel is not None:
         server = Server(hand.channel, meet)
@@ -44,7 +45,7 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
         server.run(hand.came)
         life.join(_GRACE_SECONDS)
         os._exit(0)
-    take(Placement(device=devices[rank], threads=threads))
+    take(Placement(device=device, threads=threads))
     try:
         serve(meet())
     except RankLost as error:
