@@ -103,7 +103,7 @@ class Node:
         self._membership = Membership(
             client, self._follower, self._host, startup.run, account, startup.node_key.secret, startup.site
         )
-        self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage)
+        self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement)
         self._judge: Judge | None = None
         self._door = Door(self._host, self._gossip, lambda: self._seat.session, lambda: self._judge)
         directory = datadir.state / startup.run.hex()[:16]

@@ -15,6 +15,7 @@ from dlx.node.home import logs
 from dlx.node.round import plans
 from dlx.node.round.plans import Terms
 from dlx.node.trainer.client import Trainer
+from dlx.training.models.placement import ONE_THREAD, Placement
 
 log = logs.get(__name__)
 
@@ -22,12 +23,20 @@ log = logs.get(__name__)
 class Seat:
     """`run` loads the training process at once; `open` says, once, what there is to train.
 
-    `stage`: the one that the user wants, or None.
+    `stage`: the one that the user wants, or None. No seat is taken on a machine that lacks the placement.
     """
 
-    def __init__(self, follower: Follower, membership: Membership, supervisor: Supervisor, stage: int | None) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        membership: Membership,
+        supervisor: Supervisor,
+        stage: int | None,
+        placement: Placement = ONE_THREAD,
+    ) -> None:
         self.session: Session | None = None
         self._follower, self._membership, self._supervisor, self._stage = follower, membership, supervisor, stage
+        self._placement = placement
         self._context: RunContext | None = None
         self._terms: Terms | None = None
         self._opened = trio.Event()
@@ -55,7 +64,7 @@ class Seat:
         """Train until the run is over, then return. Raises what a session raises."""
         while True:
             async with trio.open_nursery() as nursery:
-                self._trainer = trainer = Trainer()
+                self._trainer = trainer = Trainer(self._placement)
                 await nursery.start(trainer.run)
                 await self._opened.wait()
                 context = self._context

@@ -13,6 +13,7 @@ from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.spawn import Spawned, spawn
+from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
@@ -65,9 +66,10 @@ def error_of(trouble: m.Trouble) -> TrainerError:
 
 class Trainer:
     """`await nursery.start(trainer.run)` makes the process; `open` gives it a slot, which a later process of this
-    trainer gets again."""
+    trainer gets again. `placement`: what it has to find on this machine before it is `loaded`."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement = ONE_THREAD) -> None:
+        self._placement = placement
         self.trouble: str | None = None  # why there is no open slot, or no process; None: all is well, as far as known
         self.pid: int | None = None  # None while there is no process
         self.loaded = trio.Event()  # a slot would open quickly now
@@ -197,6 +199,7 @@ class Trainer:
         """Until the process hangs up, or says why it cannot go on."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(spawned.channel))
         self._outgoing, to_send = trio.open_memory_channel[m.ToTrainer](math.inf)
+        self.post(m.Load(self._placement))
         if self._opening is not None:
             self.post(self._opening)
         async with stream, trio.open_nursery() as nursery:

@@ -34,8 +34,14 @@ class Trouble(Struct, frozen=True):
     blobs: tuple[Hash, ...] = ()  # the inputs of Kind.BLOBS
 
 
+class Load(Struct, frozen=True, tag="load"):
+    """First message: what a slot will be trained on, so that a node without it takes no seat."""
+
+    placement: Placement
+
+
 class Open(Struct, frozen=True, tag="open"):
-    """First message: which slot to train, and where its files are."""
+    """Which slot to train, and where its files are."""
 
     manifest: Hash
     stage: int
@@ -107,7 +113,7 @@ class Tensor(Struct, frozen=True, tag="tensor"):
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """The process is there, with torch and the rest imported: a slot would open quickly now."""
+    """The process is there, with torch and the rest imported, and so is the placement: a slot would open quickly now."""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -166,7 +172,7 @@ class Gone(Struct, frozen=True, tag="gone"):
     blobs: tuple[Hash, ...] = ()  # public blobs without which the slot cannot be opened: fetch them again
 
 
-ToTrainer = Open | Train | Stop | Outer | Measure | Check | Start | Tensor
+ToTrainer = Load | Open | Train | Stop | Outer | Measure | Check | Start | Tensor
 FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
 
 LENGTH = struct.Struct(">I")

@@ -47,7 +47,6 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
     with socket.socket(fileno=descriptor) as channel:
         with contextlib.suppress(ConnectionError):
-            channel.sendall(m.pack(m.Loaded()))
             came, opening = _opening(channel)
             if opening is not None and opening.placement.is_shared:
                 _share(channel, came, opening.placement)
@@ -61,9 +60,21 @@ def _opening(channel: socket.socket) -> tuple[bytes, m.Open | None]:
     while True:
         header = _exactly(channel, m.LENGTH.size)
         body = _exactly(channel, m.LENGTH.unpack(header)[0]) if header else b""
+        message = m.to_trainer.decode(body) if body else None
+        if isinstance(message, m.Load):
+            channel.sendall(m.pack(_loaded(message.placement)))
+            continue
         came += header + body
-        if not body or isinstance(message := m.to_trainer.decode(body), m.Open):
-            return bytes(came), message if body else None
+        if message is None or isinstance(message, m.Open):
+            return bytes(came), message
+
+
+def _loaded(placement: Placement) -> m.Loaded | m.Failed:
+    try:
+        settle(placement)
+    except PlacementError as error:
+        return m.Failed(trouble_of(error))
+    return m.Loaded()
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:

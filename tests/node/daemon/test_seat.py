@@ -52,7 +52,7 @@ class Session:
 class Trainer:
     alive = 0
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Any) -> None:
         self.loaded = trio.Event()
         self.loaded.set()
 

@@ -351,6 +351,20 @@ def test_a_manifest_that_is_none_ends_the_node(run: Run) -> None:
     assert caught.value.subgroup(Failure) is not None
 
 
+def test_a_device_that_is_not_here_is_told_before_a_seat_is_taken() -> None:
+    async def test() -> None:
+        one = Trainer(Placement(device="cuda:63"))
+        with trio.fail_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(one.run)
+                await one.loaded.wait()
+                nursery.cancel_scope.cancel()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        in_trio(test)
+    assert caught.group_contains(Failure, match="device cuda:63: this machine has")
+
+
 _OWNER = """\
 import sys, trio
 from dlx.node.trainer.client import Trainer
