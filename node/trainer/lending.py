@@ -20,8 +20,15 @@ def lend(placement: Placement, machine: int) -> None:
     """Until Ctrl-C. `placement` is settled, and says where the node's `machine` 0 is."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    random, failures = Random(), 0
     log.info("lent to a node of this site", ranks=str(placement), at=placement.rendezvous)
+    try:
+        _lend(placement, machine)
+    except SignalException:  # torch's way with signals, which it keeps when the ranks have ended
+        raise KeyboardInterrupt from None
+
+
+def _lend(placement: Placement, machine: int) -> None:
+    random, failures = Random(), 0
     while True:
         life = _await(placement.rendezvous)
         began = time.monotonic()
@@ -33,8 +40,6 @@ def lend(placement: Placement, machine: int) -> None:
             reason = str(error)
         except RuntimeError as error:  # torch's own, of machines that do not meet
             reason = f"the machines did not meet: {error}"
-        except SignalException:
-            raise KeyboardInterrupt from None
         failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
         delay = AGAIN.delay(failures, random)
         log.warning("the ranks ended", reason=reason, again_in_seconds=round(delay, 1))
