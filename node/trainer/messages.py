@@ -113,7 +113,7 @@ class Tensor(Struct, frozen=True, tag="tensor"):
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """The process is there, with torch and the rest imported, and so is the placement: a slot would open quickly now."""
+    """The process is there, with torch and the rest imported, and has found the placement: a slot opens quickly now."""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
