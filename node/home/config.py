@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -199,7 +199,9 @@ def _checked(source: str, key: str, value: Any) -> Any:
         # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
         result = msgspec.convert(meant, _TYPES[key], strict=source != "environment")
     except msgspec.ValidationError as error:
-        raise UsageFailure(f"{source}: {name}: {error} (got {value!r})") from None
+        choices = get_args(_TYPES[key]) if get_origin(_TYPES[key]) is Literal else ()
+        why = f"expected {' or '.join(choices)}" if choices else str(error)
+        raise UsageFailure(f"{source}: {name}: {why} (got {value!r})") from None
     wrong = _RULES[key](result) if key in _RULES else None
     if wrong:
         raise UsageFailure(f"{source}: {name}: {wrong} (got {value!r})")

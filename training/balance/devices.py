@@ -56,4 +56,4 @@ def device_of(kind: str) -> Device | None:
         flops = float(kind)
     except ValueError:
         return None
-    return Device("device", flops, flops, 0, UTILISATION) if 0 < flops < 1e21 else None
+    return Device("device", flops, flops, 0, UTILISATION) if 1 <= flops < 1e21 else None

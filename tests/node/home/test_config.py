@@ -110,6 +110,11 @@ def test_a_wrong_environment_variable_is_named(folder: DataDir) -> None:
         config.load(folder, {}, {"DLX_HTTP_PORT": "many"})
 
 
+def test_a_word_that_is_none_of_several_is_refused_with_all_of_them(folder: DataDir) -> None:
+    with pytest.raises(UsageFailure, match="checkpoint_activations: expected none or layers or selective"):
+        config.load(folder, {"checkpoint_activations": "some"}, {})
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("0", 0), ("123", 123), ("1000B", 1000), ("20GB", 20_000_000_000), ("20 GiB", 20 << 30), ("1.5TiB", 3 << 39),
