@@ -48,8 +48,9 @@ class DataDir:
 
     @property
     def blob_folders(self) -> list[Path]:
-        """Where nodes of this folder keep blobs, as far as the folders exist: its own and those of a demo's nodes."""
-        return [path for path in (self.blobs, *sorted(self.root.glob("nodes/*/blobs"))) if path.is_dir()]
+        """Where nodes of this folder keep blobs, as far as the folders exist: its own, a demo's nodes', a site's."""
+        others = sorted(path for name in ("nodes", "stages") for path in self.root.glob(f"{name}/*/blobs"))
+        return [path for path in (self.blobs, *others) if path.is_dir()]
 
     @property
     def state(self) -> Path:

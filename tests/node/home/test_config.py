@@ -220,3 +220,10 @@ def test_only_one_process_runs_in_a_folder(folder: DataDir) -> None:
         holder.wait()
     with folder.lock():  # the dead process holds nothing
         pass
+
+
+def test_blobs_of_all_nodes_in_the_folder_are_found(folder: DataDir) -> None:
+    kept = [folder.root / name / "blobs" for name in ("nodes/a", "stages/0", "stages/1")]
+    for path in kept:
+        path.mkdir(parents=True)
+    assert folder.blob_folders == [folder.blobs, *kept]
