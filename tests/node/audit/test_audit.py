@@ -717,9 +717,9 @@ def test_a_conviction_by_too_few_fails(honest_history: History, folder: Path, ru
         for log in result or []:
             found.append(log)
             if history.run.hex() in log["topics"][1] and _is_sealed(log, 0, 1):
-                index = hex(int(log["logIndex"], 16) + 1)
+                index = hex(int(log["logIndex"], 16) + 1000)  # after all that the block has
                 found.append(log | {"topics": ["0x" + topic for topic in topics], "data": data, "logIndex": index})
-        return found
+        return sorted(found, key=lambda log: (int(log["blockNumber"], 16), int(log["logIndex"], 16)))
 
     with _proxy(history.rpc_url, change) as url:
         report = run_audit(history, own=[folder], client=LedgerClient(url, history.ledger))
