@@ -32,7 +32,7 @@ def _no_compiler() -> str:
     raise InvalidCxxCompiler
 
 
-@pytest.mark.parametrize("name", ["cuda:999", *({"mps", "cuda"} - {*DEVICES})])
+@pytest.mark.parametrize("name", ["cuda:999", *sorted({"mps", "cuda"} - {*DEVICES})])
 def test_a_device_that_is_not_here_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(PlacementError, match=f"device {name}: this machine.*: choose another, or auto") as caught:
         settle(Placement(device=name))
