@@ -182,7 +182,7 @@ def _seconds(step: Callable[[int], None], placement: Placement, steps: int) -> f
 
 
 def _node(manifest: Manifest, dataset: Dataset, placement: Placement) -> Callable[[int], None]:
-    loop = InnerLoop(manifest, 0, 0, dataset, placement)
+    loop = InnerLoop(manifest, 0, dataset, placement)
     loop.load_weights(initialise(manifest, 0))
 
     def step(index: int) -> None:

@@ -70,7 +70,7 @@ class Member:
         if lie.bfloat16:
             manifest = replace(manifest, precision="bfloat16")
         self._manifest, self._replica, self._lie = manifest, replica, lie
-        self._loop = InnerLoop(manifest, 0, replica, dataset)
+        self._loop = InnerLoop(manifest, 0, dataset)
         self._codec, self._plan = codec(manifest.codec.name), manifest.plan
         self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
         self._before: Tensors | None = None

@@ -280,9 +280,9 @@ def _train(
 
     def slot(stage: int) -> Slot:
         if group is not None and stage == 1:
-            return Slot(manifest, RankedLoop(group, altered, stage, 0, dataset), stage, slots / str(stage), folder)
+            return Slot(manifest, RankedLoop(group, altered, stage, dataset), stage, slots / str(stage), folder)
         placement = Placement(device="cpu", threads=1, compile=case.compile)
-        loop = _Loop(altered, stage, case.replica, dataset, placement)
+        loop = _Loop(altered, stage, dataset, placement)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
         return Slot(manifest, loop, stage, slots / str(stage), folder)
 
@@ -350,7 +350,6 @@ def _check(
         after = finished[stage + 1] if stage + 1 < STAGES else None
         drawn = replay.Drawn(
             stage=stage,
-            replica=0,
             segment=one.segments - 1,
             statement=_Said(one),  # type: ignore[arg-type]
             trace=kept.trace,

@@ -258,7 +258,7 @@ class _Rounds:
         self._shapes = stage_shapes(manifest, 0)
         self._versions: list[tuple[bytes, bytes | None]] = [(bytes.fromhex(manifest.genesis[0].sha256), None)]
         self._received = self._sealed(payloads)
-        self._open = partial(slot.Slot.open, manifest, 0, 0, folder / "slot", self._blobs)
+        self._open = partial(slot.Slot.open, manifest, 0, folder / "slot", self._blobs)
         self._spent: dict[str, list[Spent]] = {}
 
     def run(self, begin: Callable[[str], object]) -> None:

@@ -65,7 +65,7 @@ def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tenso
 
     The manifest's one replica does the work of all: its micro-batches are the replicas' batches.
     """
-    loop = InnerLoop(manifest, 0, 0, dataset)
+    loop = InnerLoop(manifest, 0, dataset)
     loop.load_weights(genesis)
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     total = manifest.rounds * manifest.plan.inner_steps
@@ -117,7 +117,7 @@ class _Member:
 
     def __init__(self, run: _Run, replica: int, replicas: int, dataset: Dataset) -> None:
         self._run, self._place, folder = run, (replica, replicas), run.folder / f"slot-{replica}"
-        self._slot = Slot.open(run.manifest, 0, replica, folder, run.blobs, dataset)
+        self._slot = Slot.open(run.manifest, 0, folder, run.blobs, dataset)
         self._undecided = Undecided(folder)
 
     def round(self, t: int, plan: Plan) -> Trained:

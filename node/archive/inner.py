@@ -68,7 +68,6 @@ class Inner:
             manifest=self.view.config.manifest,
             blobs=str(blobs),
             stage=drawn.stage,
-            replica=drawn.replica,
             segment=drawn.segment,
             statement=said.encode(),
             trace=trace,

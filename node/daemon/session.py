@@ -90,7 +90,7 @@ class Session:
             context = self.context
             opened = await self.trainer.open(
                 m.Open(
-                    context.manifest_hash, self.stage, self.replica, str(self._directory / "slot"),
+                    context.manifest_hash, self.stage, str(self._directory / "slot"),
                     str(context.store.folder), str(context.private_data) if context.private_data else None,
                     context.placement,
                 ),

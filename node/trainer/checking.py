@@ -59,7 +59,6 @@ def _checked(work: Work, placement: Placement) -> Outcome:
     manifest = parse(read_blob(blobs / work.manifest.hex(), MAX_BYTES))
     drawn = replay.Drawn(
         stage=work.stage,
-        replica=work.replica,
         segment=work.segment,
         statement=said,
         trace=trace.decode(work.trace, said.segments, said.inner_steps),

@@ -28,7 +28,6 @@ class Work(Struct, frozen=True, kw_only=True):
     manifest: Hash
     blobs: str
     stage: int
-    replica: int
     segment: int
     statement: bytes  # as signed
     trace: bytes

@@ -45,7 +45,6 @@ class Open(Struct, frozen=True, tag="open"):
 
     manifest: Hash
     stage: int
-    replica: int
     directory: str
     blobs: str
     private_data: str | None = None  # a prepared folder, trained on instead of the run's data

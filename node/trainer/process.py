@@ -171,7 +171,7 @@ class Server:
         self._threads = max(placement.threads, 2)  # of the outer step: arithmetic beside hashing
         self._device, note = selftest.arithmetic_device(placement.device)
         self._products = Products(codec(manifest.codec.name, self._device), self._shapes, self._threads)
-        slot_of = manifest, message.stage, message.replica, dataset, placement
+        slot_of = manifest, message.stage, dataset, placement
         loop = InnerLoop(*slot_of) if self._meet is None else RankedLoop(self._meet(), *slot_of)
         slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs, self._device)
         notes = [note] if note else []

@@ -116,7 +116,7 @@ def test_two_and_three_layers_tell_about_any_number(checkpoint: str, optimiser: 
 def test_costs_are_what_a_slot_has(tiny_run: Callable[..., Manifest], dataset: Any) -> None:
     manifest = tiny_run(SPLIT)
     for stage, cost in enumerate(costs(manifest)):
-        loop = InnerLoop(manifest, stage, 0, dataset)
+        loop = InnerLoop(manifest, stage, dataset)
         assert cost.layers == manifest.stages[stage]
         assert cost.parameters == sum(tensor.numel() for tensor in loop.weights().values())
         assert cost.optimiser == sum(tensor.numel() for tensor in loop.optimiser_state().values())

@@ -36,13 +36,12 @@ class InnerLoop:
         self,
         manifest: Manifest,
         stage: int,
-        replica: int,
         dataset: Dataset | None,
         placement: Placement = ONE_THREAD,
     ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
-        self._manifest, self._replica, self._dataset = manifest, replica, dataset
+        self._manifest, self._dataset = manifest, dataset
         self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
         self._needs_data = stage in (0, len(manifest.stages) - 1)
         if self._needs_data:

@@ -79,7 +79,6 @@ class Drawn:
     """A drawn contribution. `statement` and `trace` are as its maker signed them, with the plan's numbers."""
 
     stage: int
-    replica: int
     segment: int
     statement: Statement
     trace: Trace
@@ -339,9 +338,7 @@ def _loop(
     if needs_data and dataset is None:
         raise NotCheckable("the first and the last stage of this replica train on data of its own")
     try:
-        loop = InnerLoop(
-            manifest, drawn.stage, drawn.replica, dataset if needs_data else None, replace(placement, compile=False)
-        )
+        loop = InnerLoop(manifest, drawn.stage, dataset if needs_data else None, replace(placement, compile=False))
         loop.load_weights(weights.tensors(start))
         loop.load_optimiser_state(weights.tensors(moments))
     except TrainingError as error:

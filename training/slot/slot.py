@@ -66,7 +66,6 @@ class Slot:
         cls,
         manifest: Manifest,
         stage: int,
-        replica: int,
         directory: Path,
         blobs: Path,
         dataset: Dataset | None,
@@ -77,7 +76,7 @@ class Slot:
         `blobs` holds the versions and gets the payloads. `dataset` is needed on the first and on the last stage.
         `placement` is settled. The same stage's state may go on in another replica. Raises SlotError, TrainingError.
         """
-        loop = InnerLoop(manifest, stage, replica, dataset, placement)
+        loop = InnerLoop(manifest, stage, dataset, placement)
         return cls(manifest, loop, stage, directory, blobs)
 
     @property

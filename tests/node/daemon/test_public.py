@@ -24,13 +24,13 @@ LISTED = DataManifest([Shard(NAME.hex(), len(GOOD), len(GOOD))], [])
 
 
 class Exchange:
-    """Each fetch does the next of `answers`: an error to raise, or bytes that then lie on the disk."""
+    """Each fetch does the next of its name's `answers`: an error to raise, or bytes that then lie on the disk."""
 
-    def __init__(self, store: BlobStore, *answers: bytes | Exception) -> None:
-        self.store, self.answers = store, list(answers)
+    def __init__(self, store: BlobStore, answers: dict[bytes, list[bytes | Exception]]) -> None:
+        self.store, self.answers = store, answers
 
     async def fetch(self, name: bytes, size: int, providers: Any, deadline: float, kind: Kind = Kind.PUBLIC) -> Path:
-        answer = self.answers.pop(0)
+        answer = self.answers[name].pop(0)
         if isinstance(answer, Exception):
             raise answer
         self.store.note(name, kind)
@@ -40,7 +40,9 @@ class Exchange:
 
 def test_it_is_asked_for_until_it_is_here_and_a_damaged_copy_is_had_again(tmp_path: Path) -> None:
     store, told = BlobStore(tmp_path), list[str]()
-    exchange: Any = Exchange(store, BlobNotFound("nobody has it"), OSError(28, "No space left"), b"damaged!", GOOD)
+    exchange: Any = Exchange(
+        store, {NAME: [BlobNotFound("nobody has it"), OSError(28, "No space left"), b"damaged!", GOOD]}
+    )
 
     async def main() -> None:
         supervisor = Supervisor(lambda part: told.extend(one.reason for one in supervisor.troubles.values()))
@@ -51,14 +53,14 @@ def test_it_is_asked_for_until_it_is_here_and_a_damaged_copy_is_had_again(tmp_pa
         await supervisor.keep("preparing the run", part)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert not exchange.answers and store.path(NAME).read_bytes() == GOOD
+    assert exchange.answers == {NAME: []} and store.path(NAME).read_bytes() == GOOD
     assert told == ["nobody has it", "No space left"], "each with its reason"
     assert store.kind(NAME) is Kind.SHARD
 
 
 def test_a_disk_that_damages_everything_is_at_fault_and_nobody_else(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
-    exchange: Any = Exchange(store, b"damaged!", b"damaged!")
+    exchange: Any = Exchange(store, {NAME: [b"damaged!", b"damaged!"]})
     with pytest.raises(OSError, match="this disk damages what is written to it"):
         trio.run(PublicData(store, exchange).shards, LISTED, LISTED.train, Kind.SHARD, "a test")
 
@@ -67,7 +69,7 @@ def test_a_shard_of_tokens_that_the_vocabulary_lacks_is_refused_whoever_serves_i
     store, tokens = BlobStore(tmp_path), b"\7\0\10\0"
     shard = Shard(hashlib.sha256(tokens).hexdigest(), 4, 2)
     listed = DataManifest([shard], [], BlobRef("ab" * 32, 9), vocab_size=8, dtype="uint16")
-    exchange: Any = Exchange(store, tokens)
+    exchange: Any = Exchange(store, {bytes.fromhex(shard.sha256): [tokens]})
     with pytest.raises(DataError, match="holds token 8, which is not below vocab_size"):
         trio.run(PublicData(store, exchange).shards, listed, listed.train, Kind.SHARD, "a test")
 
@@ -76,10 +78,10 @@ def test_what_is_here_is_not_asked_for_and_one_that_nobody_has_keeps_none_of_the
     store, here, missing = BlobStore(tmp_path), b"here already", hashlib.sha256(b"gone").hexdigest()
     store.put(here)
     shards = [Shard(hashlib.sha256(here).hexdigest(), len(here), len(here)), Shard(missing, 4, 4), *LISTED.train]
-    exchange: Any = Exchange(store, BlobNotFound("nobody has it"), GOOD)
+    exchange: Any = Exchange(store, {bytes.fromhex(missing): [BlobNotFound("nobody has it")], NAME: [GOOD]})
     with pytest.raises(BlobNotFound):
         trio.run(PublicData(store, exchange).shards, LISTED, shards, Kind.SHARD, "a test")
-    assert not exchange.answers and store.has(NAME)
+    assert not any(exchange.answers.values()) and store.has(NAME)
 
 
 def test_a_node_begins_with_the_list_of_the_data_and_without_the_data(tmp_path: Path) -> None:
@@ -87,14 +89,14 @@ def test_a_node_begins_with_the_list_of_the_data_and_without_the_data(tmp_path: 
     listed = canonical_bytes(LISTED)
     named = BlobRef(hashlib.sha256(listed).hexdigest(), len(listed))
     manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=named), genesis=[])
-    exchange: Any = Exchange(store, listed)
+    exchange: Any = Exchange(store, {bytes.fromhex(named.sha256): [listed]})
     assert trio.run(PublicData(store, exchange).begin, manifest) == LISTED
     assert store.hashes() == {bytes.fromhex(named.sha256)}
 
 
 def test_a_manifest_that_the_ledger_contradicts_takes_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BlobStore(tmp_path)
-    exchange: Any = Exchange(store, GOOD)
+    exchange: Any = Exchange(store, {NAME: [GOOD]})
     view: Any = type("View", (), {"config": type("Config", (), {"manifest": NAME})})
     monkeypatch.setattr(module, "parse", lambda content: content)
     monkeypatch.setattr(module, "differences", lambda manifest, view: ["rounds is 5, there 6"])

@@ -46,7 +46,7 @@ class Run:
 
     @property
     def opening(self) -> m.Open:
-        return m.Open(self.name, 0, 0, str(self.folder / "slot"), str(self.blobs))
+        return m.Open(self.name, 0, str(self.folder / "slot"), str(self.blobs))
 
     @property
     def inputs(self) -> RoundInputs:
@@ -65,7 +65,7 @@ class Run:
 
     def trained_here(self, dataset: Dataset) -> Trained:
         """The same round in this process, with a state of its own."""
-        slot = Slot.open(self.manifest, 0, 0, self.folder / "here", self.blobs, dataset)
+        slot = Slot.open(self.manifest, 0, self.folder / "here", self.blobs, dataset)
         return _bits(slot.train(self.inputs, None, None))
 
 

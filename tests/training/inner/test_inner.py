@@ -27,10 +27,10 @@ TOTAL = 20
 OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
 
 
-def _loop(manifest: Manifest, stage: int, dataset: Dataset, replica: int = 0, device: str = "cpu") -> InnerLoop:
+def _loop(manifest: Manifest, stage: int, dataset: Dataset, device: str = "cpu") -> InnerLoop:
     needs_data = stage in (0, len(manifest.stages) - 1)
     placement = Placement(device=device, threads=1)
-    loop = InnerLoop(manifest, stage, replica, dataset if needs_data else None, placement)
+    loop = InnerLoop(manifest, stage, dataset if needs_data else None, placement)
     loop.load_weights(initialise(manifest, stage))
     return loop
 
@@ -193,7 +193,7 @@ from dlx.training.recipe.manifest import parse
 from dlx.training.models.stages import stage_shapes
 torch.set_num_threads(1)
 manifest, blobs = parse(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
-loop = InnerLoop(manifest, 0, 0, Dataset.open(blobs / manifest.data.manifest.sha256, blobs))
+loop = InnerLoop(manifest, 0, Dataset.open(blobs / manifest.data.manifest.sha256, blobs))
 loop.load_weights(weights.read(blobs / manifest.genesis[0].sha256, stage_shapes(manifest, 0)))
 for index in range(4):
     loop.step(index, 20, loop.positions(index), None, None)
@@ -213,7 +213,7 @@ def test_training_resumes_from_weights_and_moments_as_if_never_interrupted(
     assert state["step"].tolist() == [3]
     _steps(loop, 3, 6)
 
-    resumed = InnerLoop(manifest, 0, 0, dataset)
+    resumed = InnerLoop(manifest, 0, dataset)
     resumed.load_weights(values)
     resumed.load_optimiser_state(state)
     _steps(resumed, 3, 6)
@@ -323,13 +323,13 @@ def test_weights_of_another_stage_are_refused(
 
 def test_data_that_does_not_fit_is_refused(tiny_run: Callable[..., Manifest], dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="need the run's data"):
-        InnerLoop(tiny_run(SPLITS[0]), 0, 0, None)
+        InnerLoop(tiny_run(SPLITS[0]), 0, None)
     with pytest.raises(TrainingError, match="more than the model's vocab_size"):
-        InnerLoop(tiny_run(SPLITS[0], config={"vocab_size": 128}), 0, 0, dataset)
+        InnerLoop(tiny_run(SPLITS[0], config={"vocab_size": 128}), 0, dataset)
     (tmp_path / "short.txt").write_bytes(b"short")
     short = prepare([tmp_path / "short.txt"], tmp_path)
     with pytest.raises(TrainingError, match="shorter than one sample"):
-        InnerLoop(tiny_run(SPLITS[0]), 0, 0, Dataset.open(tmp_path / short.sha256, tmp_path))
+        InnerLoop(tiny_run(SPLITS[0]), 0, Dataset.open(tmp_path / short.sha256, tmp_path))
 
 
 def test_what_is_loaded_is_copied_and_what_is_handed_out_is_the_state_itself(

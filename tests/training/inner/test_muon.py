@@ -41,7 +41,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(
     tiny_run: Callable[..., Manifest], dataset: Dataset
 ) -> None:
     manifest = tiny_run([(0, 3)], inner=Inner(optimiser="muon"))
-    loop = InnerLoop(manifest, 0, 0, dataset)
+    loop = InnerLoop(manifest, 0, dataset)
     matrices = {name for name in loop.shapes if name.startswith("model.layers.") and "norm" not in name}
     others = loop.shapes.keys() - matrices
     assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} < others and len(matrices) == 3 * 7
@@ -56,7 +56,7 @@ def test_the_step_is_the_written_one(tiny_run: Callable[..., Manifest], dataset:
     """Two steps against the rule written out in float64: momentum, Nesterov, decoupled decay, one schedule for both."""
     inner = Inner(optimiser="muon", muon_lr=3e-2, muon_momentum=0.9, weight_decay=0.2, clip=1e6, warmup=0.1)
     manifest = tiny_run([(0, 3)], inner=inner)
-    loop = InnerLoop(manifest, 0, 0, dataset)
+    loop = InnerLoop(manifest, 0, dataset)
     loop.load_weights(initialise(manifest, 0))
     name = "model.layers.1.mlp.up_proj.weight"
     momentum = torch.zeros(loop.shapes[name], dtype=torch.float64)

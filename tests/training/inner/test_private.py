@@ -75,7 +75,7 @@ def _train(
         lot = (0, manifest.plan.inner_steps * manifest.data.batch_size)
         return slots[stage].train(RoundInputs(0, manifest.plan, 0, 20, 0, weights, (lot,)), previous, next)
 
-    slots = [Slot.open(manifest, stage, 1, folder / str(stage), blobs, one) for stage, one in enumerate(datasets)]
+    slots = [Slot.open(manifest, stage, folder / str(stage), blobs, one) for stage, one in enumerate(datasets)]
     return together(len(datasets), work)
 
 
@@ -108,7 +108,7 @@ def test_private_data_is_walked_through_whatever_the_ledger_deals(
     manifest, seen = tiny_run([(0, 3)], data=DATA), list[int]()
     honest = Dataset.ids
     monkeypatch.setattr(Dataset, "ids", lambda *known: seen.extend(known[2]) or honest(*known))
-    slot = Slot.open(manifest, 0, 3, tmp_path / "slot", blobs, private)
+    slot = Slot.open(manifest, 0, tmp_path / "slot", blobs, private)
     weights, steps = bytes.fromhex(manifest.genesis[0].sha256), manifest.plan.inner_steps
     slot.train(RoundInputs(0, manifest.plan, 5 * steps, 20 * steps, 0, weights, ((1000, 2000),)), None, None)
     need = steps * manifest.data.batch_size

@@ -42,13 +42,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 
 def _one(manifest: Manifest, dataset: Dataset, stage: int = 0) -> InnerLoop:
-    loop = InnerLoop(manifest, stage, 0, dataset)
+    loop = InnerLoop(manifest, stage, dataset)
     loop.load_weights(initialise(manifest, stage))
     return loop
 
 
 def _two(group: Group, manifest: Manifest, dataset: Dataset, stage: int = 0) -> RankedLoop:
-    loop = RankedLoop(group, manifest, stage, 0, dataset)
+    loop = RankedLoop(group, manifest, stage, dataset)
     loop.load_weights(initialise(manifest, stage))
     return loop
 
@@ -126,7 +126,7 @@ def test_bfloat16_and_checkpoints_are_shared_too(
 ) -> None:
     manifest = tiny_run([(0, 3)], precision="bfloat16")
     placement = Placement(device="cpu", threads=1, checkpoint=checkpoint)
-    one, two = _one(manifest, dataset), RankedLoop(group, manifest, 0, 0, dataset, placement)
+    one, two = _one(manifest, dataset), RankedLoop(group, manifest, 0, dataset, placement)
     two.load_weights(initialise(manifest, 0))
     assert _steps(two, 0, 5) == pytest.approx(_steps(one, 0, 5), rel=1e-3)
     two.close()
@@ -207,7 +207,7 @@ def test_a_state_goes_from_one_rank_to_two_and_back(
     losses = _steps(one, 3, 6)
     assert _steps(two, 3, 6) == pytest.approx(losses, rel=1e-5)
     assert _distance(one, two, middle) < 5e-5
-    back = InnerLoop(manifest, 0, 0, dataset)
+    back = InnerLoop(manifest, 0, dataset)
     back.load_weights(two.weights())
     back.load_optimiser_state(two.optimiser_state())
     assert _steps(back, 6, 8) == pytest.approx(_steps(two, 6, 8), rel=1e-5)

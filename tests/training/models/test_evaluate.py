@@ -27,7 +27,7 @@ def trained(
 ) -> tuple[Manifest, list[Path], Path]:
     """A manifest, stage files after 60 inner steps, and the exported folder."""
     manifest, folder = tiny_run(SPLIT), tmp_path_factory.mktemp("trained")
-    loops = [InnerLoop(manifest, stage, 0, dataset) for stage in range(2)]
+    loops = [InnerLoop(manifest, stage, dataset) for stage in range(2)]
     for stage, loop in enumerate(loops):
         loop.load_weights(initialise(manifest, stage))
 

@@ -67,7 +67,7 @@ class _Replica:
         base = max(0, t - delay)
 
         def slot(stage: int) -> Slot:
-            loop = (cheats or {}).get(stage, InnerLoop)(self.manifest, stage, 1, self.dataset)
+            loop = (cheats or {}).get(stage, InnerLoop)(self.manifest, stage, self.dataset)
             return Slot(self.manifest, loop, stage, self.folder / str(stage), self.blobs)
 
         def work(stage: int, previous: Link | None, next: Link | None) -> Trained:
@@ -113,7 +113,6 @@ class _Replica:
         values |= {"folded_payload": folded[0], "folded_payload2": folded[1]}
         return Drawn(
             stage=stage,
-            replica=1,
             segment=segment,
             statement=SimpleNamespace(**(values | said)),  # type: ignore[arg-type]
             trace=self.traces[round][stage],
@@ -192,13 +191,13 @@ def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alo
 class _Cheat(InnerLoop):
     """A stage that trains otherwise, or sends something else."""
 
-    def __init__(self, how: str, manifest: Manifest, stage: int, replica: int, dataset: Dataset) -> None:
+    def __init__(self, how: str, manifest: Manifest, stage: int, dataset: Dataset) -> None:
         inner, precision = manifest.inner, manifest.precision
         if how == "lr":
             inner = replace(inner, lr=inner.lr * 1.1)
         if how == "precision":
             precision = "bfloat16"
-        super().__init__(replace(manifest, inner=inner, precision=precision), stage, replica, dataset)
+        super().__init__(replace(manifest, inner=inner, precision=precision), stage, dataset)
         need = manifest.plan.inner_steps * manifest.data.batch_size
         self._how, self._aside = how, {"last round's data": -2 * need, "other data": need}.get(how, 0)
 

@@ -55,7 +55,7 @@ class _History:
     ) -> None:
         self.manifest, self.blobs, self.folder = manifest, blobs, folder
         self.stage, self.left_out = stage, left_out
-        self.slot = Slot.open(manifest, stage, 0, folder / f"slot-{stage}", blobs, dataset)
+        self.slot = Slot.open(manifest, stage, folder / f"slot-{stage}", blobs, dataset)
         self.versions = [bytes.fromhex(manifest.genesis[stage].sha256)]
         self.trained: list[Trained] = []
         journal = folder / f"journal-{stage}"
@@ -116,9 +116,9 @@ def history(tiny_run: RunMaker, dataset: Dataset, blobs: Path, tmp_path: Path) -
 def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., _History], dataset: Dataset) -> None:
     """Against the rule written out once more, with seals that leave out rounds 1, 2 and 3."""
     run = history(delay, left_out=(1, 2, 3))
-    manifest, shapes = run.manifest, InnerLoop(run.manifest, 0, 0, dataset).shapes
+    manifest, shapes = run.manifest, InnerLoop(run.manifest, 0, dataset).shapes
     chosen, alpha = codec("int4"), torch.tensor(manifest.outer.alpha, dtype=torch.float32)
-    loop, residual = InnerLoop(manifest, 0, 0, dataset), {name: torch.zeros(shape) for name, shape in shapes.items()}
+    loop, residual = InnerLoop(manifest, 0, dataset), {name: torch.zeros(shape) for name, shape in shapes.items()}
     own: list[dict[str, Tensor]] = []
     fold_at = {0: {2: [1], 3: [2], 4: [3]}, 1: {3: [1], 4: [2], 5: [3]}}[delay]
     for t in range(7):
@@ -219,7 +219,7 @@ def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
 ) -> None:
     steps = 2 * SEGMENT_STEPS + 1
     run = history(0, plan=Plan(inner_steps=steps))
-    loop = InnerLoop(run.manifest, 0, 0, dataset)
+    loop = InnerLoop(run.manifest, 0, dataset)
     loop.load_weights(weights.read(run.blobs / run.versions[0].hex(), loop.shapes))
     states, files = [], set()
     for index in range(steps + 1):
@@ -426,7 +426,7 @@ def test_state_of_another_stage_or_run_is_refused(tiny_run: RunMaker, history: C
     run.round()
     with pytest.raises(SlotError, match="state of another run or stage"):
         history(0, inner=msgspec.structs.replace(run.manifest.inner, lr=0.5))
-    moved = Slot.open(run.manifest, 0, 3, run.folder / "slot-0", run.blobs, run.slot._loop._dataset)
+    moved = Slot.open(run.manifest, 0, run.folder / "slot-0", run.blobs, run.slot._loop._dataset)
     assert moved.last == run.trained[0]  # another replica, same stage: goes on
 
 

@@ -30,12 +30,11 @@ class RankedLoop(InnerLoop):
         group: Group,
         manifest: Manifest,
         stage: int,
-        replica: int,
         dataset: Dataset | None,
         placement: Placement = ONE_THREAD,
     ) -> None:
         self._group, self._one_at_a_time = group, threading.Lock()
-        super().__init__(manifest, stage, replica, dataset, placement)
+        super().__init__(manifest, stage, dataset, placement)
 
     def _hold(self, stage: int, placement: Placement) -> None:
         with self._in_step():
