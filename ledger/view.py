@@ -296,16 +296,16 @@ class RunView:
         if len({*accounts}) < len(accounts) or any(self.site_of(account) != site for account in accounts):
             return False
         return all(
-            self.holder(replica, stage) == account or self._may_take(account, replica, stage, now)
+            self.holder(replica, stage) == account or self.may_take(account, replica, stage, now)
             for stage, account in enumerate(accounts)
         )
 
-    def _may_take(self, account: str, replica: int, stage: int, now: int) -> bool:
-        """Whether a machine could be seated there."""
+    def may_take(self, account: str, replica: int, stage: int, now: int) -> bool:
+        """Whether its site may seat the account there. Whether it is registered is not looked at."""
         member = self._member(account)
         able = not member.holds and not self.finished and not self.is_convicted(account)
         stays = stage == member.stage or not self._changed_now(member)
-        return able and stays and self._enlisted[account].until >= now and self.is_free(replica, stage, account, now)
+        return able and stays and self.enlisted_until(account) >= now and self.is_free(replica, stage, account, now)
 
     def site_of(self, account: str) -> str | None:
         """The site that last named the account its own."""
@@ -586,8 +586,6 @@ class RunView:
             raise ViewError(f"site {event.site} cannot have taken replica {event.replica}")
         places = enumerate(event.accounts)
         newcomers = [(stage, account) for stage, account in places if self.holder(event.replica, stage) != account]
-        for _, account in newcomers:
-            self._enlisted[account] = replace(self._enlisted[account], until=0)
         self._due = tuple(Joined(self.run, account, event.replica, stage, event.at) for stage, account in newcomers)
 
     def _join(self, event: Joined, due: bool) -> None:
@@ -613,6 +611,8 @@ class RunView:
             self._standings[account] = replace(standing, stages=standing.stages | 1 << stage)
         since = max(0, self._stages[stage].non_empty - before.since)
         member = replace(before, holds=True, replica=replica, stage=stage, since=since, took_at=now)
+        if account in self._enlisted:
+            self._enlisted[account] = replace(self._enlisted[account], until=0)
         self._members[account] = member
         if self._changed_now(member):
             self._change(replica, stage)

@@ -207,7 +207,6 @@ contract TrainingLedger is EIP712 {
             if (enlisted.site != site) revert NotEnlisted(account);
             if (r.stages[stage].holders[replica] == account) continue;
             if (enlisted.until < block.timestamp) revert NotEnlisted(account);
-            r.enlisted[account].until = 0;
             if (!r.isFree(replica, stage, account)) revert Runs.NoFreeSeat(stage);
             _seat(run, r, _newcomer(r, account), account, replica, stage);
         }
@@ -666,6 +665,7 @@ contract TrainingLedger is EIP712 {
         uint32 next = r.nextRound(member.stage);
         if (stage != member.stage && member.changedRound == next + 1) revert SealPending(member.stage, next);
         r.take(member, account, replica, stage);
+        if (r.enlisted[account].until != 0) r.enlisted[account].until = 0;
         emit Joined(run, account, uint16(replica), stage);
     }
 

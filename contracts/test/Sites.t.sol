@@ -157,8 +157,19 @@ contract SitesTest is Fixture {
         bytes memory unregistered = abi.encodeWithSelector(TrainingLedger.NotRegistered.selector, who[1]);
         refused(run, who[0], 0, some(who[0], who[1]), unregistered);
         join(run, who[2], 0);
+        enlist(run, who[2], SITE);
         bytes memory holding = abi.encodeWithSelector(TrainingLedger.AlreadyHolding.selector, who[2], 0, 0);
         refused(run, who[0], 1, some(who[0], who[2]), holding);
+    }
+
+    /// @dev Its consent was to one seat: having taken one by itself, it is not seated again when that is over.
+    function test_aSeatTakenAloneEndsTheConsent() public {
+        bytes32 run = newRun(4);
+        for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
+        join(run, who[1], 0);
+        vm.prank(who[1]);
+        ledger.leaveRun(run);
+        refused(run, who[0], 1, some(who[0], who[1]), notEnlisted(who[1]));
     }
 
     /// @dev Being a site earns nothing: a replica of one that is not counted for three rounds is dealt like any other.

@@ -103,7 +103,7 @@ class Membership:
         try:
             while self.slot is None:
                 seen = await self._follower.first()
-                step = next_step(seen.view, site.address, self._account, seen.head.time)
+                step = next_step(seen.view, site.address, self._account, seen.head.time, seen.nodes.nodes)
                 match step:
                     case Enlist(until=until):
                         await self._enlist(site, stage, until)

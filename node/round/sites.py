@@ -1,6 +1,6 @@
 """How the machines of one site come to sit together: what one of them does next, from the ledger alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dlx.ledger.typed import ANY_STAGE
@@ -33,21 +33,24 @@ class Wait:
     reason: str
 
 
-def next_step(view: RunView, site: str, account: str, now: int) -> Enlist | TakeSeats | Wait:
+def next_step(
+    view: RunView, site: str, account: str, now: int, registered: Collection[str]
+) -> Enlist | TakeSeats | Wait:
     """Of a machine of the site that holds no seat. A replica where others of the site wait for one comes first."""
     if view.site_of(account) != site or view.enlisted_until(account) < now + RENEWED_SECONDS:
         return Enlist(now + ENLISTED_SECONDS)
-    able, stages = view.enlisted(site, now), view.config.stages
+    able = {one: stage for one, stage in view.enlisted(site, now).items() if one in registered}
+    stages = view.config.stages
     replicas = range(view.config.max_replicas)
     mates = {replica: sum(view.holder(replica, stage) is not None for stage in range(stages)) for replica in replicas}
     for replica in sorted(replicas, key=lambda one: (-mates[one], one)):
-        accounts = _seating(view, replica, able)
+        accounts = _seating(view, replica, able, now)
         if accounts is not None and view.may_seat(site, replica, accounts, now):
             newcomers = sorted(set(accounts) & set(able))
             if account in newcomers:
                 return TakeSeats(replica, accounts, newcomers.index(account))
             return Wait("more machines of the site: others of it take the next replica")
-    if _fill({}, able, stages) is None:
+    if _fill({}, able, stages, lambda *_: True) is None:
         return Wait(f"the site's other machines: {len(able)} of {stages} are here, asking for {_asked(able)}")
     return Wait("a replica that nobody else holds a seat of")
 
@@ -61,22 +64,32 @@ def stays(view: RunView, account: str) -> bool:
     return any(other is not None and view.site_of(other) == site for other in others)
 
 
-def _seating(view: RunView, replica: int, able: Mapping[str, int]) -> tuple[str, ...] | None:
+def _seating(view: RunView, replica: int, able: Mapping[str, int], now: int) -> tuple[str, ...] | None:
     """Who would sit where; None where a seat stays empty, or all are taken."""
     stages = range(view.config.stages)
     held = {stage: holder for stage in stages if (holder := view.holder(replica, stage)) is not None}
-    return None if len(held) == len(stages) else _fill(held, able, len(stages))
+    if len(held) == len(stages):
+        return None
+    return _fill(held, able, len(stages), lambda account, stage: view.may_take(account, replica, stage, now))
 
 
-def _fill(held: Mapping[int, str], able: Mapping[str, int], stages: int) -> tuple[str, ...] | None:
-    """Each free seat to the first that asks for its stage, else to the first that takes any."""
-    seats, anywhere = dict(held), [account for account, stage in able.items() if stage == ANY_STAGE]
-    for account, stage in able.items():
-        if stage < stages:
-            seats.setdefault(stage, account)
-    for stage in range(stages):
-        if stage not in seats and anywhere:
-            seats[stage] = anywhere.pop(0)
+def _fill(
+    held: Mapping[int, str], able: Mapping[str, int], stages: int, may_take: Callable[[str, int], bool]
+) -> tuple[str, ...] | None:
+    """Each free seat to the first that asks for its stage, else to the first that takes any. Who may not take it, as
+    one that was convicted, is passed over: one machine keeps no others from their seats."""
+    seats = dict(held)
+    for asked in (True, False):
+        for stage in range(stages):
+            fit = (
+                account
+                for account, wish in able.items()
+                if wish == (stage if asked else ANY_STAGE)
+                and account not in seats.values()
+                and may_take(account, stage)
+            )
+            if stage not in seats and (account := next(fit, None)) is not None:
+                seats[stage] = account
     return tuple(seats[stage] for stage in range(stages)) if len(seats) == stages else None
 
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from dlx.ledger.events import EventPosition, Joined, Left, RunCreated, SiteEnlisted, SiteSeated
+from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated, SiteEnlisted, SiteSeated
 from dlx.ledger.typed import ANY_STAGE, Domain
 from dlx.ledger.view import RunView, ViewError
-from dlx.node.round.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, next_step, stays
+from dlx.node.round import sites
+from dlx.node.round.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, stays
 from tests.ledger.ledger_run import config
 
 RUN, SITE, OTHER_SITE = b"\1" * 32, f"0x{0xA:040x}", f"0x{0xB:040x}"
@@ -37,6 +38,10 @@ def seat(made: RunView, replica: int, *accounts: str) -> None:
             made.apply(Joined(RUN, account, replica, stage, AT))
     if not made.is_whole:
         made.apply(made._due[0])  # round 0 opens
+
+
+def next_step(made: RunView, site: str, account: str, now: int) -> Enlist | TakeSeats | Wait:
+    return sites.next_step(made, site, account, now, {A, B, C, D})
 
 
 def test_who_is_not_enlisted_enlists_and_again_before_it_is_over() -> None:
@@ -87,6 +92,27 @@ def test_machines_beyond_one_replica_wait_for_as_many_more() -> None:
     seat(made, 0, A, B)
     enlist(made, D)
     assert next_step(made, SITE, C, NOW) == TakeSeats(1, (C, D), 0)
+
+
+def test_a_machine_that_cannot_be_seated_keeps_no_others_from_their_seats() -> None:
+    made = view()
+    enlist(made, STRANGER, A, B)  # enlisted, and no node's account any more
+    assert next_step(made, SITE, A, NOW) == TakeSeats(0, (A, B), 0)
+    enlist(made, STRANGER, stage=0)
+    enlist(made, D, stage=0)
+    made.apply(Joined(RUN, D, 0, 0, AT))
+    made.apply(Left(RUN, D, 0, 0, AT))
+    made.apply(Convicted(RUN, D, 0, 0, bytes(32), b"", AT))
+    enlist(made, D, stage=0)
+    assert next_step(made, SITE, A, NOW + 1) == TakeSeats(0, (A, B), 0)
+
+
+def test_a_seat_taken_alone_ends_the_consent_to_be_seated() -> None:
+    made = view()
+    enlist(made, A, B)
+    made.apply(Joined(RUN, A, 0, 0, AT))
+    made.apply(Left(RUN, A, 0, 0, AT))
+    assert made.enlisted_until(A) == 0 and not made.may_seat(SITE, 0, (A, B), NOW + 1)
 
 
 def test_whoever_comes_back_sits_with_those_who_stayed() -> None:
