@@ -72,8 +72,8 @@ def command(
 
     if checkpoint not in RECOMPUTED:
         raise UsageFailure(f"--checkpoint {shown.text(checkpoint, 40)}: expected {' or '.join(RECOMPUTED)}")
-    if utilisation is not None and not 0 < utilisation <= 1:
-        raise UsageFailure(f"--utilisation {utilisation:g}: expected a part above 0 and up to 1")
+    if utilisation is not None and not 0.001 <= utilisation <= 1:
+        raise UsageFailure(f"--utilisation {utilisation:g}: expected a part from 0.001 to 1")
     kind = device_of(device)
     if kind is None:
         raise UsageFailure(f"--device {shown.text(device, 40)}: expected {DEVICE_KINDS}")

@@ -4,11 +4,12 @@ The data manifest is written last: whatever interrupts this leaves shards that n
 of its own also how far it was.
 """
 
+import fcntl
 import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -88,20 +89,8 @@ def prepare_folder(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreparationError(f"{folder}: cannot be made a folder ({error.strerror})") from None
-    names = sorted(path.name for path in folder.iterdir())
-    if PREPARED in names:
-        raise PreparationError(f"{folder}: holds prepared data already; name another folder")
-    foreign = [name for name in names if unfinished.NAME not in names or not _OURS.fullmatch(name)]
-    if foreign:
-        raise PreparationError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
-    manifest = _write(preparation, folder, progress, resume=True)
-    kept = {unfinished.NAME, *(blob.sha256 for blob in manifest.blobs())}
-    for path in folder.iterdir():
-        if path.name not in kept:
-            path.unlink()
-    durable.write_bytes(folder / PREPARED, shards.canonical_bytes(manifest))
-    (folder / unfinished.NAME).unlink()
-    return manifest
+    with _alone(folder):
+        return _prepare_here(preparation, folder, progress)
 
 
 def adopt_folder(folder: Path, blobs: Path, progress: Progress = lambda done, total: None) -> BlobRef:
@@ -135,6 +124,36 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         with open(source, "rb") as file:
             durable.write_chunks(target, iter(partial(file.read, _CHUNK), b""))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raises PreparationError while another process prepares data there."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise PreparationError(f"{folder}: another process prepares data there; wait for it, or name another") from None
+    finally:
+        os.close(opened)
+
+
+def _prepare_here(preparation: Preparation, folder: Path, progress: Progress) -> DataManifest:
+    names = sorted(path.name for path in folder.iterdir())
+    if PREPARED in names:
+        raise PreparationError(f"{folder}: holds prepared data already; name another folder")
+    foreign = [name for name in names if unfinished.NAME not in names or not _OURS.fullmatch(name)]
+    if foreign:
+        raise PreparationError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
+    manifest = _write(preparation, folder, progress, resume=True)
+    kept = {unfinished.NAME, *(blob.sha256 for blob in manifest.blobs())}
+    for path in folder.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    durable.write_bytes(folder / PREPARED, shards.canonical_bytes(manifest))
+    (folder / unfinished.NAME).unlink()
+    return manifest
 
 
 def _write(preparation: Preparation, blobs: Path, progress: Progress, resume: bool) -> DataManifest:

@@ -114,7 +114,8 @@ def test_the_largest_payload_that_an_adapting_plan_can_come_to_counts(tmp_path: 
     [
         (["--device", "h1000"], "--device h1000: expected cpu, b200, h200,"),
         (["--device", "nan"], "--device nan: expected"),
-        (["--utilisation", "1.5"], "--utilisation 1.5: expected a part above 0 and up to 1"),
+        (["--utilisation", "1e-320"], "--utilisation 9.99989e-321: expected a part from 0.001 to 1"),
+        (["--utilisation", "1.5"], "--utilisation 1.5: expected a part from 0.001 to 1"),
         (["--checkpoint", "all"], "--checkpoint all: expected none or layers or selective"),
         (["--link", "1Gb"], "--link 1Gb: expected a speed such as 100Mbit/s"),
         (["--lan", "0Gbit/s"], "--lan 0Gbit/s: expected a speed"),

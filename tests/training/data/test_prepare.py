@@ -209,6 +209,18 @@ def test_an_interrupted_preparation_is_no_data_and_the_next_one_goes_on_and_leav
         prepare_folder(preparation, rows.parent)
 
 
+def test_two_at_once_do_not_write_into_one_folder(rows: Path, tmp_path: Path) -> None:
+    preparation, out, refused = Preparation([rows]), tmp_path / "out", list[str]()
+
+    def progress(done: int, total: int | None) -> None:
+        with pytest.raises(DataError) as error:
+            prepare_folder(preparation, out)
+        refused.append(str(error.value))
+
+    assert prepare_folder(preparation, out, progress) == prepare_folder(preparation, tmp_path / "expected")
+    assert {f"{out}: another process prepares data there; wait for it, or name another"} == {*refused}
+
+
 def test_bytes_go_on_too_and_a_lost_shard_is_made_again(rows: Path, tmp_path: Path, small_shards: None) -> None:
     preparation, out = Preparation([rows]), tmp_path / "out"
     expected = prepare_folder(preparation, tmp_path / "expected")
