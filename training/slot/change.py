@@ -9,9 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from dlx.training.codecs.base import Decoder
+from dlx.training.codecs.base import Codec, Decoder
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
+from dlx.training.recipe.recipe import Plan
 
 _PIECE = 1 << 16  # values
 
@@ -32,6 +33,36 @@ class Start:
         self._version.read_into(out, name)
         if self._own is not None:
             combine(np.subtract, out, self._own.decoder(name), self._alpha)
+
+
+class Change:
+    """What a round has changed, encoded tensor by tensor, in any order.
+
+    `residual` is what the round before has left, `folded` payloads come back into the change, and from `newest`, the
+    slot's last payload, the codec may start its search.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        shapes: Shapes,
+        plan: Plan,
+        start: Start,
+        residual: Source,
+        folded: Sequence[Payload],
+        newest: Payload | None,
+    ) -> None:
+        self._codec, self._shapes, self._plan = codec, shapes, plan
+        self._start, self._residual, self._folded, self._newest = start, residual, folded, newest
+
+    def encode(self, name: str, end: np.ndarray, part: np.ndarray, left: np.ndarray) -> None:
+        """Fill `part`, the tensor's of the payload (uint8), and `left`, flat float32, with what decoding it does not
+        give back: the next residual. Raises CodecError."""
+        shape, decay = self._shapes[name], self._codec.info.decay
+        change_into(left, name, self._start, end, self._residual, decay, self._folded)
+        old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
+        self._codec.encode_part(name, left.reshape(shape), self._plan, part, old)
+        combine(np.subtract, left, self._codec.decoder(name, part, shape, self._plan))
 
 
 def change_into(

@@ -32,8 +32,7 @@ from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Scratch, Source, Start, change_into, combine
+from dlx.training.slot.change import Change, Scratch, Source, Start
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -134,7 +133,7 @@ class Slot:
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
         self._loop.free_gradients()
-        payload, last, residual_after = self._end(inputs.plan, start, residual, folded, folder)
+        payload, last, residual_after = self._end(inputs, start, residual, folded, folder)
         after.append(last)
         ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
@@ -217,45 +216,27 @@ class Slot:
         return positions(inputs.samples, step * size, size)
 
     def _end(
-        self, plan: Plan, start: Start, before: Source, folded: Sequence[Own], folder: Path
+        self, inputs: RoundInputs, start: Start, residual: Source, folded: Sequence[Own], folder: Path
     ) -> tuple[np.ndarray, SegmentState, bytes]:
         """The payload, the state after the last step and the residual, written: what decoding does not give back."""
-        shapes = self._loop.shapes
+        shapes, plan, weights_after = self._loop.shapes, inputs.plan, self._loop.weights()
+        payloads, newest = [self._payload(own) for own in folded], self._newest_own()
+        change = Change(self._codec, shapes, plan, start, residual, payloads, newest)
+        payload, scratch = np.empty(self._codec.size(shapes, plan), np.uint8), Scratch(shapes)
         with (
             ThreadPoolExecutor(3, "files") as threads,
             weights.Writer(shapes, folder) as ends,
             weights.Writer(shapes, folder) as left,
         ):
             moments = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder)
-            payload = self._encode(plan, start, before, folded, ends, left)
+            for name, where in self._codec.parts(shapes, plan).items():
+                ends.add(name, end := weights.array(weights_after[name]))
+                change.encode(name, end, payload[where], kept := scratch.of(name))
+                left.add(name, kept.reshape(shapes[name]))
             after, residual_after = (
                 one.result().sha256 for one in [threads.submit(one.finish) for one in (ends, left)]
             )
             return payload, SegmentState(after, moments.result()), residual_after
-
-    def _encode(
-        self,
-        plan: Plan,
-        start: Start,
-        residual: Source,
-        folded: Sequence[Own],
-        ends: weights.Writer,
-        left: weights.Writer,
-    ) -> np.ndarray:
-        """The payload; each tensor of the weights is taken from the loop once, for it and for `ends`."""
-        chosen, shapes, after = self._codec, self._loop.shapes, self._loop.weights()
-        payloads, newest = [self._payload(own) for own in folded], self._newest_own()
-        payload, scratch = np.empty(chosen.size(shapes, plan), np.uint8), Scratch(shapes)
-        for name, where in chosen.parts(shapes, plan).items():
-            update, end = scratch.of(name), weights.array(after[name])
-            ends.add(name, end)
-            change_into(update, name, start, end, residual, chosen.info.decay, payloads)
-            tensor = update.reshape(shapes[name])
-            old = None if newest is None else (newest.part(name), newest.plan)
-            chosen.encode_part(name, tensor, plan, payload[where], old)
-            combine(np.subtract, update, chosen.decoder(name, payload[where], shapes[name], plan))
-            left.add(name, tensor)
-        return payload
 
     def _newest_own(self) -> Payload | None:
         """The slot's last payload, from which the codec may start: a lost one costs no round."""

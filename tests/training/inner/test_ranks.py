@@ -158,14 +158,16 @@ def test_a_broken_pipe_leaves_every_rank_as_it_was(
 ) -> None:
     manifest = tiny_run([(0, 1), (1, 3)])
     whole, first, last = _one(tiny_run([(0, 3)]), dataset), _two(group, manifest, dataset), _one(manifest, dataset, 1)
-    expected = _steps(whole, 0, 3)
+    expected, neighbour = _steps(whole, 0, 3), _one(manifest, dataset, 1)
 
     def broken(stage: int, previous: Link | None, following: Link | None) -> None:
         if stage == 0:
             assert following is not None
             first.step(0, TOTAL, first.positions(0), None, _Breaking(following, count))
+        else:
+            neighbour.step(0, TOTAL, neighbour.positions(0), previous, None)
 
-    assert isinstance(together(2, broken)[0], PipeBroken)
+    assert isinstance(together(2, broken, timeout=1.0)[0], PipeBroken)
 
     def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
         loop = (first, last)[stage]
