@@ -152,7 +152,7 @@ class _Breaking:
             raise PipeBroken("the neighbour is gone")
 
 
-@pytest.mark.parametrize("count", range(0, 10, 3))
+@pytest.mark.parametrize("count", [0, 1, 3, 5])  # of six
 def test_a_broken_pipe_leaves_every_rank_as_it_was(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]], count: int
 ) -> None:
