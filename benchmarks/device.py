@@ -28,7 +28,7 @@ from benchmarks.replay import Bench, Case
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
-from dlx.training.models.placement import Placement, PlacementError, settle, take
+from dlx.training.models.placement import Placement, PlacementError, hardware, settle, take
 from dlx.training.models.stages import initialise
 from dlx.training.outer import arithmetic
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
@@ -108,9 +108,8 @@ def main(
 
 
 def _machine(placement: Placement) -> str:
-    name = f", {torch.cuda.get_device_name(placement.device)}" if placement.device.startswith("cuda") else ""
     cores = f"{os.cpu_count()} cores, {placement}"
-    return f"{platform.machine()}, {cores}{name}, torch {torch.__version__}, Python {platform.python_version()}"
+    return f"{hardware(placement.device)}, {cores}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 # ---- tokens a second

@@ -4,7 +4,6 @@ convictions (see node.round.turns).
 
 import contextlib
 import math
-import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -250,7 +249,7 @@ class Judge:
             reasons=printable(reasons),
             disputed=disputed,
             software=version()[:32],
-            hardware=f"{platform.machine()} cpu"[:32],
+            hardware=printable((outcome.hardware,))[0][:32],
             checker=to_canonical_address(context.account),
         )
         verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)

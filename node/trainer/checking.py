@@ -14,7 +14,7 @@ from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, TypedError
 from dlx.node.trainer.checks import LENGTH, Outcome, Work, pack
 from dlx.training.data.shards import DataError, Dataset
-from dlx.training.models.placement import Placement, PlacementError, settle, take
+from dlx.training.models.placement import Placement, PlacementError, hardware, settle, take
 from dlx.training.models.weights import WeightsError
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.slot import replay, trace
@@ -80,6 +80,7 @@ def _checked(work: Work, placement: Placement) -> Outcome:
         loss_stated=found.loss_stated,
         loss_replayed=found.loss_replayed,
         disputed=found.disputed,
+        hardware=hardware(placement.device),
     )
 
 

@@ -74,6 +74,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     disputed: bool = False  # the stage after names other norms than this one passes on
     missing: tuple[Hash, ...] = ()
     refusal: str = ""  # why nobody, or not this machine, can say anything
+    hardware: str = ""  # that it was done on
     seconds: float = 0.0  # that it took
 
 

@@ -5,6 +5,7 @@ another number of threads, and compiles nothing.
 """
 
 import os
+import platform
 import re
 from typing import Literal
 
@@ -110,6 +111,15 @@ def lacking(device: str) -> str | None:
     except exc.InvalidCxxCompiler:
         return "C++ compiler"
     return None
+
+
+def hardware(device: str) -> str:
+    """What it is, in words that a stranger can compare: "cuda NVIDIA H100", "x86_64 cpu". `device` is settled."""
+    if device.startswith("cuda"):
+        import torch
+
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"{platform.machine()} {device}"
 
 
 def _devices(placement: Placement) -> tuple[str, ...]:

@@ -24,7 +24,14 @@ from dlx.p2p import wire
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
 TIMEOUT, PROPOSAL = 12.0, 3.0
-HONEST = Outcome(done=True, weights=1e-5, optimiser=2e-5, loss_stated=2.5, loss_replayed=2.5)
+HONEST = Outcome(
+    done=True,
+    weights=1e-5,
+    optimiser=2e-5,
+    loss_stated=2.5,
+    loss_replayed=2.5,
+    hardware="cuda NVIDIA RTX\t6000 Ada Generation",
+)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +134,7 @@ def test_what_a_check_finds_is_signed_kept_and_said(bench: Bench) -> None:
     assert (
         read.checker == bench.account and read.report.is_about(bench.drawn[0]) and read.report.distances.weights == 1e-5
     )
+    assert read.report.hardware == "cuda NVIDIA RTX?6000 Ada Generat", "what it ran on, as a report takes it"
     assert bench.store.since(0) == [read]
     assert bench.look() == [Finding.HONEST] and len(bench.said) == 1, "once"
 
