@@ -1,4 +1,4 @@
-"""A run's public data, by hash, from whoever has it: manifest, data shards, first weights."""
+"""A run's public data, by hash, from whoever has it: manifest, data shards, and for mirrors the first weights."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -38,14 +38,18 @@ class PublicData:
         return manifest
 
     async def begin(self, manifest: Manifest) -> DataManifest:
-        """Have what every member needs from the start, sound: the list of the data, its tokenizer, and the first
-        weights. What the list says. Raises DataError."""
+        """Have what every member needs from the start, sound: the list of the data and its tokenizer. What the list
+        says. Raises DataError."""
         named = manifest.data.manifest
         path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
         listed = shards.parse_data_manifest(path.read_bytes())
-        tokenizer = [] if listed.tokenizer == "bytes" else [listed.tokenizer]
-        await self._have([*tokenizer, *manifest.genesis], self._fetch_one)
+        if listed.tokenizer != "bytes":
+            await self._have([listed.tokenizer], self._fetch_one, "the tokenizer")
         return listed
+
+    async def first_weights(self, manifest: Manifest) -> None:
+        """Have those of all stages, sound. A member needs only its own stage's, as any version of it."""
+        await self._have(manifest.genesis, self._fetch_one, "the first weights of all stages")
 
     async def shards(self, listed: DataManifest, wanted: Sequence[Shard], kind: Kind, why: str) -> None:
         """Have these shards of the data, sound; those that are fetched are stored as `kind`. Raises DataError for one
@@ -64,9 +68,7 @@ class PublicData:
 
         await self._have([BlobRef(shard.sha256, shard.size) for shard in wanted], one, why)
 
-    async def _have(
-        self, blobs: Sequence[BlobRef], fetch: Callable[[BlobRef], Awaitable[None]], why: str = "the first weights"
-    ) -> None:
+    async def _have(self, blobs: Sequence[BlobRef], fetch: Callable[[BlobRef], Awaitable[None]], why: str) -> None:
         """Fetch those that are not here, a few at a time. What cannot be had is raised when all were tried."""
         missing = [blob for blob in dict.fromkeys(blobs) if not self.store.has(_hash(blob))]
         if not missing:

@@ -35,7 +35,7 @@ class Retention:
                 self.store.release(owner)
         for owner, version in versions.items():
             if owner not in pinned or version >= adopted:  # a reorg may have put another in its place
-                self._pin(owner, version_hashes(view, self.stage, version), Kind.VERSION if version else Kind.PUBLIC)
+                self._keep_version(owner, view, version)
         for owner, round in rounds.items():
             seal = view.sealed.get((self.stage, round))
             if seal is not None and (owner not in pinned or round >= adopted - 1):
@@ -49,6 +49,14 @@ class Retention:
         run = f"{self.run.hex()[:16]}/"
         for owner in self.store.owners(run) - self.store.owners(f"{run}{self.stage}/"):
             self.store.release(owner)
+
+    def _keep_version(self, owner: str, view: RunView, version: int) -> None:
+        """The genesis is whatever it was: a creator and a mirror keep it also once they have left the stage."""
+        names, first = version_hashes(view, self.stage, version), view.weights(self.stage, 0)
+        self.store.pin(owner, names)
+        for name in names:  # empty seals repeat a version
+            if name != first:
+                self.store.note(name, Kind.VERSION)
 
     def _names(self, record: Record) -> list[bytes]:
         """Of a counted contribution's public blobs: the statement, which may not be here, says which is its trace."""

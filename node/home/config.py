@@ -81,7 +81,7 @@ HELP: dict[str, str] = {
     "disk_quota": "Bytes (or 20GB, 1.5TiB) that blobs may take; 0: any number. Old payloads and versions give way.",
     "disk_floor": "Bytes (or 20GB, 512MiB) that blobs leave free on the disk; 0: none.",
     "data_cache": "Bytes (or 20GB, 1.5TiB) of training data that stay here after their round; older shards give way.",
-    "mirror_data": "Fetch all of the run's training data and keep it, so that others can have it.",
+    "mirror_data": "Fetch all of the run's training data and first weights, and keep them for others.",
     "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon import public as module
+from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
@@ -84,14 +85,28 @@ def test_what_is_here_is_not_asked_for_and_one_that_nobody_has_keeps_none_of_the
     assert not any(exchange.answers.values()) and store.has(NAME)
 
 
-def test_a_node_begins_with_the_list_of_the_data_and_without_the_data(tmp_path: Path) -> None:
+def test_a_node_begins_with_the_list_of_the_data_and_without_the_data_or_any_weights(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     listed = canonical_bytes(LISTED)
     named = BlobRef(hashlib.sha256(listed).hexdigest(), len(listed))
-    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=named), genesis=[])
+    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=named), genesis=[BlobRef(NAME.hex(), len(GOOD))])
     exchange: Any = Exchange(store, {bytes.fromhex(named.sha256): [listed]})
     assert trio.run(PublicData(store, exchange).begin, manifest) == LISTED
     assert store.hashes() == {bytes.fromhex(named.sha256)}
+
+
+def test_a_mirror_has_all_data_and_the_first_weights_of_all_stages_and_keeps_them(tmp_path: Path) -> None:
+    store, stages = BlobStore(tmp_path), [b"weights of stage 0", b"weights of stage 1"]
+    own, other = (hashlib.sha256(data).digest() for data in stages)
+    store.put(stages[0], Kind.VERSION)  # had for its own seat
+    genesis = [BlobRef(one.hex(), len(stages[0])) for one in (own, other)]
+    context: Any = SimpleNamespace(
+        store=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),
+        exchange=Exchange(store, {other: [stages[1]], NAME: [GOOD]}),
+    )  # fmt: skip
+    trio.run(Mirror(context).run, lambda: None)
+    assert {name: store.kind(name) for name in (own, other, NAME)} == dict.fromkeys((own, other, NAME), Kind.PUBLIC)
+    assert store.hashes() == {own, other, NAME}
 
 
 def test_a_manifest_that_the_ledger_contradicts_takes_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,3 +168,19 @@ def test_a_stage_that_was_left_needs_nothing_any_more(tmp_path: Path) -> None:
     assert store.has(mine) and store.has(theirs), "another run needs it"
     store.release("another run/0/own")
     assert not store.has(theirs)
+
+
+@pytest.mark.parametrize("kind", [Kind.VERSION, Kind.PUBLIC], ids=["a member", "who created the run or mirrors it"])
+def test_the_first_weights_are_kept_as_long_as_the_seat_and_by_creator_and_mirrors_longer(
+    tmp_path: Path, kind: Kind
+) -> None:
+    store = BlobStore(tmp_path)
+    here = retention(store)
+    first = store.put(version_bytes(0), kind)
+    put(store, 1, 14)
+    keep(here, View(14, empty={0}), 14)  # V[1] is V[0]
+    store.evict(Kind.VERSION)
+    assert store.has(first) and store.kind(first) is kind
+    Retention(store, here.manifest, RUN, STAGE + 1).release_other_stages()
+    store.evict(Kind.VERSION)
+    assert store.has(first) == (kind is Kind.PUBLIC)
