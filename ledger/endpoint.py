@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import requests
 
+from dlx.ground.meter import Meter
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.whole import WholeAnswers
 
@@ -84,6 +85,7 @@ class Endpoint:
         self.closed_until = 0.0  # before which it wants no requests
         self.checked = False  # whether it is on the chain that it should be on
         self.wrong: str | None = None  # why it is never asked again
+        self.meter = Meter()  # of requests and answers with their headers
         self._url, self._direct = url, urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
         self._own = threading.local()
 
@@ -132,7 +134,7 @@ class Endpoint:
             session = requests.Session()
             session.trust_env = not self._direct  # a proxy cannot know our own machine
             for scheme in ("http://", "https://"):
-                session.mount(scheme, WholeAnswers())
+                session.mount(scheme, WholeAnswers(self.meter))
             self._own.session = session
         return self._own.session
 

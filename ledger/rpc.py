@@ -71,6 +71,11 @@ class Rpc:
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
         self.web3 = Web3(_Provider(self), middleware=(), ens=None)  # type: ignore[arg-type]
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes (sent, received) so far, with the headers of HTTP: of all who share these chain nodes."""
+        return self._endpoints.traffic
+
     def with_patience(self, patience: float) -> "Rpc":
         """The same chain nodes, and what is known of them."""
         return Rpc(self._endpoints, self._timeout, patience)
@@ -186,6 +191,10 @@ class _Endpoints:
             raise LedgerError("no RPC URL is given")
         self._chain_id = chain_id
         self._risen: tuple[int, float] = (-1, 0.0)  # the highest head seen, and when
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        return sum(one.meter.sent for one in self._all), sum(one.meter.received for one in self._all)
 
     def next(self) -> Endpoint:
         """The first that is well, else the one whose rest ends first. Raises WrongLedger."""

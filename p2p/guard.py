@@ -7,7 +7,8 @@ import importlib.metadata
 import inspect
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -52,11 +53,12 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from dlx.ground.errors import DlxError
+from dlx.ground.meter import Meter
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.places import Place, is_loopback, prefix, worst
 from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
-from dlx.p2p.transport import Meter, MeteredStream, MeteredTCP
+from dlx.p2p.transport import MeteredStream, MeteredTCP
 
 LIBP2P_VERSION = "0.8.1"
 BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one connection
@@ -201,7 +203,7 @@ class _LeanStream(YamuxStream):
     async def read(self, n: int | None = -1) -> bytes:
         data = await super().read(n)
         if self.meter is not None:
-            self.meter.received += len(data)
+            self.meter.add(received=len(data))
         return data
 
     async def write(self, data: bytes) -> None:
@@ -217,7 +219,7 @@ class _LeanStream(YamuxStream):
             header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece))
             await self.conn._write_frame(header + piece)
             if self.meter is not None:
-                self.meter.sent += len(piece)
+                self.meter.add(sent=len(piece))
             view = view[len(piece) :]
 
     async def _wait_for_window(self) -> None:
@@ -412,6 +414,7 @@ class GuardedHost(BasicHost):
             DHT_STREAMS, DHT_STREAMS_PER_PEER, network.registered, lambda peer: reject("dht_busy", peer)
         )
         self._announced: list[Multiaddr] = []
+        self.meters = defaultdict[str, Meter](Meter)  # by protocol: what its streams carry
         super().__init__(network, disable_identify_address_discovery=True)
 
     def announce(self, addresses: list[Multiaddr]) -> None:
@@ -421,15 +424,25 @@ class GuardedHost(BasicHost):
     def get_addrs(self) -> list[Multiaddr]:
         return list(self._announced)  # the library's own makes them anew with every message
 
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
+        stream = await super().new_stream(peer_id, protocol_ids)
+        count_on(stream, self.meters[str(stream.get_protocol())])
+        return stream
+
     def set_stream_handler(self, protocol_id: TProtocol, stream_handler: StreamHandlerFn) -> None:
-        async def admitted(stream: INetStream) -> None:
-            if await self._admit(stream.muxed_conn.peer_id):
+        meter = self.meters[protocol_id]
+
+        async def handle(stream: INetStream) -> None:
+            count_on(stream, meter)
+            if protocol_id in self._open_protocols:
+                await stream_handler(stream)
+            elif await self._admit(stream.muxed_conn.peer_id):
                 if protocol_id == KAD_ID:
                     await self._serve_dht(stream, stream_handler)
                 else:
                     await stream_handler(stream)
 
-        super().set_stream_handler(protocol_id, stream_handler if protocol_id in self._open_protocols else admitted)
+        super().set_stream_handler(protocol_id, handle)
 
     async def _serve_dht(self, stream: INetStream, handler: StreamHandlerFn) -> None:
         """The library serves 12 streams at once, whoever comes first, and waits for ever on each."""

@@ -15,19 +15,22 @@ from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
+from dlx.ground.meter import Meter
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, parse_address, parse_peer_id, usable
 from dlx.p2p.discovery import Dialer, Discovery
 from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject, check_layout, count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
-from dlx.p2p.transport import Meter
 
 HELLO = TProtocol("/dlx/hello/2")
 PING = TProtocol("/dlx/ping/1")
+RECORDS, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
+GOSSIP = (PROTOCOL_ID_V11, RECORDS, VERDICTS)  # what carries what members say
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
 HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
@@ -39,7 +42,7 @@ CROWDED = 60.0  # s before a peer is dialled again whose connection had to go
 BAN = 60.0  # s that a peer that misbehaved stays out
 
 log = logging.getLogger(__name__)
-TRAFFIC = ("payload", "pipe", "blobs", "signalling")  # what bytes are counted apart as
+TRAFFIC = ("payload", "pipe", "blobs", "gossip", "signalling")  # what bytes are counted apart as
 Service = Callable[..., Awaitable[None]]  # async, takes task_status, runs until cancelled
 
 
@@ -91,7 +94,7 @@ class Host:
         self._hello = hello
         self._on_reject = on_reject
         self._meter = Meter()
-        self._meters = {kind: Meter() for kind in TRAFFIC if kind != "signalling"}
+        self._meters = {kind: Meter() for kind in ("payload", "pipe", "blobs")}
         self._member_hosts: frozenset[str] = frozenset()  # IP addresses that the ledger has of them
         self._network = GuardedSwarm(create_new_key_pair(secret), self._meter, self.is_registered, self._dropped)
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
@@ -164,15 +167,21 @@ class Host:
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes (sent, received) so far, by each of TRAFFIC; together they are `bytes_sent` and `bytes_received`.
 
-        What streams of the other three kinds carry is theirs; all else is signalling: gossip, hello, DHT, ping,
-        handshakes, and the headers of Yamux and Noise.
+        What streams of the other kinds carry is theirs, gossip with the records and verdicts that are asked for; all
+        else is signalling: hello, identify, DHT, ping, handshakes, and the headers of Yamux and Noise.
         """
         found = {kind: (meter.sent, meter.received) for kind, meter in self._meters.items()}
+        said = [self.libp2p.meters[name] for name in GOSSIP]
+        found["gossip"] = sum(one.sent for one in said), sum(one.received for one in said)
         sent, received = map(sum, zip(*found.values(), strict=True))
         return found | {"signalling": (self._meter.sent - sent, self._meter.received - received)}
 
+    def protocols(self) -> dict[str, tuple[int, int]]:
+        """Bytes (sent, received) so far of the streams of each protocol, but those that `count_as` counts."""
+        return {name: (meter.sent, meter.received) for name, meter in sorted(self.libp2p.meters.items())}
+
     def count_as(self, kind: str, stream: INetStream) -> None:
-        """From now on the stream's bytes are counted as `kind`, one of TRAFFIC but signalling."""
+        """From now on the stream's bytes are counted as `kind`: payload, pipe or blobs."""
         count_on(stream, self._meters[kind])
 
     def meet(self, members: Mapping[str, Sequence[str]]) -> None:

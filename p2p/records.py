@@ -8,10 +8,9 @@ from libp2p.abc import INetStream
 
 from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
-from dlx.p2p.host import Host
+from dlx.p2p.host import RECORDS, Host
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
-RECORDS = "/dlx/records/1"
 RATE = 10.0  # requests/s of one peer, bursts of 100
 TURNS = 8  # requests for one round, so replies of 16 KiB
 DEADLINE = 10.0  # s, for one request and its reply

@@ -1,7 +1,6 @@
 """TCP for the swarm: counts bytes below Noise, buffers reads, never tears a frame in two."""
 
 import socket
-from dataclasses import dataclass
 from typing import cast
 
 import trio
@@ -14,18 +13,11 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
+from dlx.ground.meter import Meter
 from dlx.p2p.places import plain
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
 _READ_SIZE = 256 * 1024
-
-
-@dataclass
-class Meter:
-    """Bytes, both ways: of all connections of a host, dead ones included, or of all its streams of one kind."""
-
-    sent: int = 0
-    received: int = 0
 
 
 class MeteredStream(TrioTCPStream):
@@ -59,7 +51,7 @@ class MeteredStream(TrioTCPStream):
                         sent += await self.stream.socket.send(view[sent:])
                 finally:
                     self.sent += sent
-                    self._total.sent += sent
+                    self._total.add(sent=sent)
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
         finally:
@@ -74,7 +66,7 @@ class MeteredStream(TrioTCPStream):
                 raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
             self._position = 0
             self.received += len(self._buffer)
-            self._total.received += len(self._buffer)
+            self._total.add(received=len(self._buffer))
             if self.received > self.allowance:
                 self.kill()
                 raise ConnectionClosedError("a stranger sent too much", transport="tcp")

@@ -8,11 +8,10 @@ from libp2p.abc import INetStream
 
 from dlx.p2p import wire
 from dlx.p2p.guard import address_of
-from dlx.p2p.host import Host
+from dlx.p2p.host import VERDICTS, Host
 from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
-VERDICTS = "/dlx/verdicts/1"
 MOST = 10_000  # of one answer; who needs more asks from a later round on
 SERVED, SERVED_PER_PEER = 8, 2  # answers at once
 DEADLINE = 30.0  # s for an answer

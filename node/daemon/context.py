@@ -45,5 +45,5 @@ class RunContext:
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_trained: Callable[[Trained], None]
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
-    traffic: Callable[[], Traffic]  # with peers, since the start
+    traffic: Callable[[], Traffic]  # since the start
     now: Callable[[], float]  # the chain's time, in Unix seconds

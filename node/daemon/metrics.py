@@ -104,9 +104,14 @@ class Metrics:
             self._held = stage, made
         return self._held[1]
 
-    def count_bytes(self, traffic: Callable[[], Traffic]) -> None:
-        """From now on `dlx_bytes_total` says what `traffic` does."""
-        self.registry.register(_Bytes(traffic))
+    def count_bytes(self, traffic: Callable[[], Traffic], protocols: Callable[[], Traffic]) -> None:
+        """From now on `dlx_bytes_total` says what `traffic` does, `dlx_protocol_bytes_total` what `protocols` does."""
+        self.registry.register(_Bytes(traffic, "dlx_bytes", "Bytes to and from peers and the chain node", "kind"))
+        self.registry.register(
+            _Bytes(
+                protocols, "dlx_protocol_bytes", "Bytes of protocols other than payloads, pipes and blobs", "protocol"
+            )
+        )
 
     def count_gossip(self, traffic: Callable[[], Traffic]) -> None:
         """From now on `dlx_gossip_messages_total` and `dlx_gossip_bytes_total` say what `traffic` does."""
@@ -136,13 +141,13 @@ class Metrics:
 
 
 class _Bytes(Collector):
-    """Read from the host when asked, so that nobody has to keep it up to date."""
+    """Read when asked, so that nobody has to keep it up to date."""
 
-    def __init__(self, traffic: Callable[[], Traffic]) -> None:
-        self._traffic = traffic
+    def __init__(self, traffic: Callable[[], Traffic], name: str, words: str, label: str) -> None:
+        self._traffic, self._name, self._words, self._label = traffic, name, words, label
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily("dlx_bytes", "Bytes to and from peers", labels=["direction", "kind"])
+        family = CounterMetricFamily(self._name, self._words, labels=["direction", self._label])
         for kind, (sent, received) in self._traffic().items():
             family.add_metric(["sent", kind], sent)
             family.add_metric(["received", kind], received)

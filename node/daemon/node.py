@@ -26,7 +26,7 @@ from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
@@ -91,7 +91,7 @@ class Node:
         self._signed = SignedBook(datadir.signed, account)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
-        self._metrics.count_bytes(self._host.traffic)
+        self._metrics.count_bytes(self._traffic, self._host.protocols)
         self._exchange = BlobExchange(self._host, self._store)
         run = startup.run
         self._gossip = Gossip(
@@ -114,7 +114,7 @@ class Node:
         self._overview = Overview(
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
             membership=self._membership, seat=self._seat, tally=self._tally, supervisor=self._supervisor,
-            clock=self._clock, metrics=self._metrics,
+            clock=self._clock, metrics=self._metrics, traffic=self._traffic,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -210,7 +210,7 @@ class Node:
             private_data=private, data_cache=startup.settings.data_cache,
             placement=startup.settings.placement, records=self._door.records,
             peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
-            traffic=self._host.traffic, now=self._clock.now,
+            traffic=self._traffic, now=self._clock.now,
         )  # fmt: skip
         self._seat.open(context)
         self._context = context
@@ -257,6 +257,9 @@ class Node:
     def _peer_of(self, account: str) -> str | None:
         seen = self._follower.seen.value
         return None if seen is None else seen.peer_of(account)
+
+    def _traffic(self) -> Traffic:
+        return self._host.traffic() | {"chain": self._client.rpc.traffic}
 
     def _reject(self, reason: str, source: str) -> None:
         """Counts something refused, whoever sent it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlx.node import version
@@ -13,6 +14,7 @@ from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
@@ -38,6 +40,7 @@ class Overview:
     supervisor: Supervisor
     clock: ChainClock
     metrics: Metrics
+    traffic: Callable[[], Counted]
     custody: Custody | None = None
     judge: Judge | None = None
     stopping: bool = False
@@ -76,7 +79,7 @@ class Overview:
             notices=standing.notices(seen.view, self.account, self.clock.now()) if seen and seen.view.created else (),
             loss=progress.loss if progress else None,
             tokens_per_second=progress.tokens_per_second if progress else None,
-            traffic=Traffic.of(self.host.traffic()),
+            traffic=Traffic.of(self.traffic()),
             last_seal=self._last_seal(),
             checks=self._checks(),
             not_ready=self._not_ready(),

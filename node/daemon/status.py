@@ -29,16 +29,18 @@ class Bytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """With peers since the start. Payloads are what the protocol saves; pipes carry activations inside a replica."""
+    """Since the start. Payloads are what the protocol saves; pipes carry activations inside a replica."""
 
     payload: Bytes
     pipe: Bytes
     blobs: Bytes  # all others: manifest, data, versions
-    signalling: Bytes  # statements, discovery, pings, handshakes
+    gossip: Bytes  # what members say of rounds and work
+    signalling: Bytes  # discovery, pings, handshakes, headers
+    chain: Bytes  # questions to the chain node and their answers
 
     @classmethod
     def of(cls, counted: Mapping[str, tuple[int, int]]) -> Traffic:
-        """`Host.traffic`."""
+        """By kind: (sent, received)."""
         return cls(**{kind: Bytes(sent=sent, received=received) for kind, (sent, received) in counted.items()})
 
 

@@ -118,7 +118,7 @@ async def test_traffic_is_counted_by_what_it_carries(tmp_path):
         await other.receive(5)
         for node, carried in ((one, 1), (two, 0)):  # received, sent
             traffic = node.host.traffic()
-            assert set(traffic) == {"payload", "pipe", "blobs", "signalling"}
+            assert set(traffic) == {"payload", "pipe", "blobs", "gossip", "signalling"}
             assert 3 * CHUNK <= traffic["payload"][carried] < 3.1 * CHUNK
             assert 2 * CHUNK <= traffic["blobs"][carried] < 2.1 * CHUNK
             assert CHUNK // 2 <= traffic["pipe"][1 - carried] < 0.6 * CHUNK

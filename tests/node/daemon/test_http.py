@@ -43,7 +43,10 @@ STATUS = NodeStatus(
     notices=(),
     loss=2.5,
     tokens_per_second=1000.0,
-    traffic=Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "signalling": (7, 8)}),
+    traffic=Traffic.of(
+        {"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "gossip": (9, 10)}
+        | {"signalling": (7, 8), "chain": (5, 6)}
+    ),
     last_seal=None,
     checks=CheckStatus(
         drawn=8,
@@ -140,8 +143,8 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             "slot         none held",
             "counted      NO in the last sealed round",
             "waiting for  a seal of round 2",
-            "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, signalling 7 B",
-            "received     payload 1 B, pipe 2 B, blobs 5.0 kB, signalling 8 B",
+            "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, gossip 9 B, signalling 7 B, chain 5 B",
+            "received     payload 1 B, pipe 2 B, blobs 5.0 kB, gossip 10 B, signalling 8 B, chain 6 B",
             "last seal    round 2, counted 1 of 3 replicas, weights 4444444444444444, transaction 0x3333",
             "refused      too_large 3",
         ):

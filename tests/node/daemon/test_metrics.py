@@ -56,13 +56,14 @@ def test_a_change_of_stage_leaves_counts_and_takes_what_was_true_of_the_old_one(
     assert f'dlx_tokens_total{{run="{RUN}",stage="1"}} 10.0' in text
 
 
-def test_bytes_are_those_of_the_host_by_direction_and_kind() -> None:
+def test_bytes_are_counted_by_direction_kind_and_protocol() -> None:
     metrics, traffic = Metrics(RUN), {"payload": (1, 2), "pipe": (3, 4)}
-    metrics.count_bytes(lambda: traffic)
+    metrics.count_bytes(lambda: traffic, lambda: {"/dlx/ping/1": (7, 8)})
     traffic["pipe"] = 5, 6
     text = generate_latest(metrics.registry).decode()
     assert 'dlx_bytes_total{direction="sent",kind="payload"} 1.0' in text
     assert 'dlx_bytes_total{direction="received",kind="pipe"} 6.0' in text
+    assert 'dlx_protocol_bytes_total{direction="sent",protocol="/dlx/ping/1"} 7.0' in text
 
 
 def test_metrics_say_what_runs_and_what_it_takes() -> None:

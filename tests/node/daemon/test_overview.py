@@ -44,9 +44,7 @@ def overview(
 ) -> Overview:
     """Of the first member's node, whose session trains, or waits for a seal."""
     nobody: Any = None
-    host: Any = SimpleNamespace(
-        peer_id="16U", addresses=(), agreed=lambda: ("peer",) * peers, traffic=lambda: dict.fromkeys(TRAFFIC, (0, 0))
-    )
+    host: Any = SimpleNamespace(peer_id="16U", addresses=(), agreed=lambda: ("peer",) * peers)
     clock, metrics, supervisor = ChainClock(), Metrics("0x" + RUN.hex()), Supervisor(now=lambda: 0.0)
     follower = Follower(nobody, RUN, clock)
     follower.seen.value = chain
@@ -62,6 +60,7 @@ def overview(
     return Overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
         membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
+        traffic=lambda: dict.fromkeys((*TRAFFIC, "chain"), (0, 0)),
     )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ class Scene:
             private_data=None, placement=Placement(), records=None,
             peer_of=lambda account: None, reject=lambda reason, source: None,
             on_trained=lambda trained: None, on_sealed=lambda sealed, counted: self.counted.append(counted),
-            traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "signalling"), (0, 0)),
+            traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
             now=lambda: START + trio.current_time(), domain=DOMAIN,
         )  # fmt: skip
         self.domain = DOMAIN

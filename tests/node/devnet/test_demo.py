@@ -47,7 +47,10 @@ def observed(*rounds: tuple[int, int]) -> Observed:
             outcome = Outcome(*(bytes(32),) * 4, 1, Plan(4, 0, 1))
             seen.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
         assert list(seen.complete(now=STARTED + seconds)) == [round]
-    traffic = Traffic.of({"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "signalling": (7, 7)})
+    traffic = Traffic.of(
+        {"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "gossip": (7, 7)}
+        | dict.fromkeys(("signalling", "chain"), (3, 3))
+    )
     status: Any = SimpleNamespace(peers=3, traffic=traffic, checks=None)
     seen.statuses = {"node-0": status, "node-1": status}
     return seen
@@ -92,7 +95,7 @@ def test_the_last_word_is_the_share_of_work_counted_and_what_to_change() -> None
 def test_traffic_is_told_by_kind() -> None:
     both = Traffic(**{kind: Bytes(sent=600_000, received=1) for kind in Traffic.__struct_fields__})
     said = command._sent({"traffic_per_node": [both, both]})
-    assert said == "payload 1.2 MB, pipe 1.2 MB, blobs 1.2 MB, signalling 1.2 MB"
+    assert said == "payload 1.2 MB, pipe 1.2 MB, blobs 1.2 MB, gossip 1.2 MB, signalling 1.2 MB, chain 1.2 MB"
 
 
 def test_the_draft_names_no_place_of_this_machine() -> None:
