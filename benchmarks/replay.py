@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,8 @@ from dlx.training.recipe.families import LlamaConfig
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Plan
 from dlx.training.slot import replay, segments
+from dlx.training.slot.owned import take_part
+from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.undecided import Undecided
@@ -280,7 +283,7 @@ def _train(
 
     def slot(stage: int) -> Slot:
         if group is not None and stage == 1:
-            return Slot(manifest, RankedLoop(group, altered, stage, dataset), stage, slots / str(stage), folder)
+            return RankedSlot(manifest, RankedLoop(group, altered, stage, dataset), stage, slots / str(stage), folder)
         placement = Placement(device="cpu", threads=1, compile=case.compile)
         loop = _Loop(altered, stage, dataset, placement)
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
@@ -311,7 +314,7 @@ def _ranks(ranks: int) -> Iterator[Group | None]:
             subprocess.Popen([sys.executable, "-c", code, store, str(rank), str(ranks)]) for rank in range(1, ranks)
         ]
         try:
-            yield Group(dist.FileStore(store, ranks), 0, ranks, "cpu")
+            yield Group(dist.FileStore(store, ranks), 0, ranks, "cpu", beside=ranks)
         finally:
             for other in others:
                 other.kill()
@@ -321,7 +324,8 @@ def _ranks(ranks: int) -> Iterator[Group | None]:
 def serve_rank(store: str, rank: str, ranks: str) -> None:
     """Until it is killed."""
     torch.set_num_threads(1)
-    serve(Group(dist.FileStore(store, int(ranks)), int(rank), int(ranks), "cpu"))
+    group = Group(dist.FileStore(store, int(ranks)), int(rank), int(ranks), "cpu", beside=int(ranks))
+    serve(group, partial(take_part, device=None))
 
 
 @dataclass(frozen=True)

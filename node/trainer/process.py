@@ -36,6 +36,7 @@ from dlx.training.outer.step import OuterError, SealedPayload, apply_round, meas
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.files import SlotError
+from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.slot import Slot
 
 IDLE_SECONDS = 5.0  # then the ranks look whether all are still there
@@ -172,8 +173,11 @@ class Server:
         self._device, note = selftest.arithmetic_device(placement.device)
         self._products = Products(codec(manifest.codec.name, self._device), self._shapes, self._threads)
         slot_of = manifest, message.stage, dataset, placement
-        loop = InnerLoop(*slot_of) if self._meet is None else RankedLoop(self._meet(), *slot_of)
-        slot = Slot(manifest, loop, message.stage, Path(message.directory), blobs, self._device)
+        kept = message.stage, Path(message.directory), blobs, self._device
+        if self._meet is None:
+            slot = Slot(manifest, loop := InnerLoop(*slot_of), *kept)
+        else:
+            slot = RankedSlot(manifest, loop := RankedLoop(self._meet(), *slot_of), *kept)
         notes = [note] if note else []
         if message.placement.compile and not placement.compile:
             why = "ranks share the stage" if placement.is_shared else f"this machine has no {lacking(placement.device)}"

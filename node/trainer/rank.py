@@ -10,15 +10,18 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
 from dlx.node.trainer.process import Server
 from dlx.node.trainer.ranks import take_hand
+from dlx.training import selftest
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import serve
 from dlx.training.models.placement import Placement, take
+from dlx.training.slot.owned import take_part
 
 _GRACE_SECONDS = 5.0  # an agent that ends takes its ranks with it, and nobody complains
 
@@ -37,7 +40,7 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
 
     def meet() -> Group:
         place = dist.FileStore(store, ranks) if store else next(dist.rendezvous("env://"))[0]
-        return Group(place, rank, ranks, device)
+        return Group(place, rank, ranks, device, beside=int(os.environ["LOCAL_WORLD_SIZE"]))
 
     if hand.channel is not None:
         server = Server(hand.channel, meet)
@@ -47,7 +50,7 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
         os._exit(0)
     take(Placement(device=device, threads=threads))
     try:
-        serve(meet())
+        serve(meet(), partial(take_part, device=selftest.arithmetic_device(device)[0]))
     except RankLost as error:
         life.join(_GRACE_SECONDS)
         sys.exit(f"rank {rank} of {ranks}: {error}")

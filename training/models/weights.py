@@ -75,6 +75,14 @@ class Zeros(Lazy[np.ndarray]):
         out.fill(0)
 
 
+class Layout(NamedTuple):
+    """Of a canonical file: its first bytes, where each tensor's begin, and how many there are in all."""
+
+    header: bytes
+    starts: Mapping[str, int]
+    size: int
+
+
 class Stored(Lazy[np.ndarray]):
     """The float32 arrays of a canonical file, each read when it is asked for. One thread at a time.
 
@@ -90,10 +98,9 @@ class Stored(Lazy[np.ndarray]):
 
     def __init__(self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> None:
         super().__init__(shapes, self._read)
-        self._path, self._sha256 = path, sha256
+        self.path, self._sha256 = path, sha256
         self._finite, self._is_finite = finite, True  # whether it must be, and is as far as it was read
-        header = _header(shapes)
-        self._starts, self._size = _offsets(self.shapes, len(header))
+        header, self._starts, self._size = layout(shapes)
         self._digest, self._hashed = hashlib.sha256(header), len(header)  # and the number of bytes in it
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  as long as the object
@@ -157,7 +164,7 @@ class Stored(Lazy[np.ndarray]):
 
     def _judge(self) -> None:
         if not self._is_finite:
-            raise WeightsError(f"{self._path.name}: holds a value that is not finite")
+            raise WeightsError(f"{self.path.name}: holds a value that is not finite")
 
     def _faults(self, header: bytes) -> str:
         if os.fstat(self._file.fileno()).st_size != self._size:
@@ -168,20 +175,18 @@ class Stored(Lazy[np.ndarray]):
 
     def _not_canonical(self, wrong: str) -> Exception:
         try:
-            if self._sha256 is not None and blobs.file_hash(self._path) != self._sha256:
+            if self._sha256 is not None and blobs.file_hash(self.path) != self._sha256:
                 return blobs.Damaged(self._sha256, wrong)
         except OSError as error:
             return self._lost(error)
-        return WeightsError(f"{self._path.name}: {wrong}")
+        return WeightsError(f"{self.path.name}: {wrong}")
 
     def _lost(self, error: OSError) -> Exception:
         if error.errno not in blobs.LOST:
             return error
         reason = os.strerror(error.errno or 0)
         return (
-            WeightsError(f"{self._path.name}: {reason}")
-            if self._sha256 is None
-            else blobs.Damaged(self._sha256, reason)
+            WeightsError(f"{self.path.name}: {reason}") if self._sha256 is None else blobs.Damaged(self._sha256, reason)
         )
 
 
@@ -306,7 +311,13 @@ def shapes_of(tensors: Values) -> Shapes:
 
 def file_size(shapes: Shapes) -> int:
     """Bytes of the canonical file of tensors of these shapes."""
-    return _offsets(shapes, len(_header(shapes)))[1]
+    return layout(shapes).size
+
+
+def layout(shapes: Shapes) -> Layout:
+    """Of the canonical file of tensors of these shapes."""
+    header = _header(shapes)
+    return Layout(header, *_offsets(shapes, len(header)))
 
 
 def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ class Payload:
     """
 
     def __init__(self, codec: Codec, shapes: Shapes, path: Path, plan: Plan) -> None:
-        self.plan, self._codec, self._shapes = plan, codec, shapes
+        self.path, self.plan, self._codec, self._shapes = path, plan, codec, shapes
         self._parts, size = codec.parts(shapes, plan), codec.size(shapes, plan)
         try:
             with open(path, "rb") as file:

@@ -1,25 +1,23 @@
 """A stage on two ranks of gloo is trained as on one."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Link, PipeBroken, Stopped
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
-from dlx.training.inner.ranks.owners import owners
+from dlx.training.inner.ranks.owners import owners, turns
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
+from tests.training.inner.ranked import meet
 
 TOTAL = 20
 OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
@@ -29,16 +27,8 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    store = str(tmp_path_factory.mktemp("ranks") / "store")
-    command = [sys.executable, "-m", "tests.training.inner.ranked", store, "1", str(RANKS)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        other = subprocess.Popen(command)
-        made = Group(dist.FileStore(store, RANKS), 0, RANKS, "cpu")
-    yield made
-    made.close()
-    other.kill()
-    other.wait()
+    with meet(tmp_path_factory.mktemp("ranks"), RANKS, beside=RANKS) as made:
+        yield made
 
 
 def _one(manifest: Manifest, dataset: Dataset, stage: int = 0) -> InnerLoop:
@@ -222,3 +212,7 @@ def test_ranks_own_about_the_same() -> None:
     shapes = {"a": (100, 10), "b": (60, 10), "c": (50, 10), "d": (5,)}
     assert owners(shapes, 2) == {"a": 0, "b": 1, "c": 1, "d": 0}
     assert set(owners(shapes, 1).values()) == {0}
+
+
+def test_in_a_turn_each_rank_has_one_of_its_own_at_most() -> None:
+    assert turns({"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}) == [["a", "b"], ["d", "c"], ["e"]]

@@ -28,8 +28,9 @@ class Group:
     Nothing is pickled. What passes in main memory goes over gloo, what lies on a GPU over NCCL.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, device: str) -> None:
-        """Waits for all ranks. Raises RankLost."""
+    def __init__(self, store: dist.Store, rank: int, size: int, device: str, beside: int) -> None:
+        """Waits for all ranks. `beside`: how many of this machine's there are; what rank 0 says of its own counts. They
+        are the first ones. Raises RankLost."""
         self.rank, self.size, self.device = rank, size, torch.device(device)
         backend = "gloo" if self.device.type == "cpu" else f"cpu:gloo,{self.device.type}:nccl"
         try:
@@ -37,6 +38,7 @@ class Group:
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=_TENSOR_SECONDS)
             )
             self._words = dist.new_group(timeout=timedelta(seconds=_WORD_SECONDS), backend="gloo")
+            self.beside = int(self._say(torch.tensor([beside])))  # ranks on rank 0's machine
         except (RuntimeError, ValueError) as error:
             raise RankLost(f"the ranks did not meet: {error}") from error
         self._broken: PipeBroken | None = None
@@ -75,6 +77,17 @@ class Group:
         if numbers[0]:
             raise PipeBroken("rank 0 says so")
         return numbers[1:].tolist()
+
+    def first(self, mine: bytes) -> bytes:
+        """What the first rank gives that does not give nothing."""
+        found = torch.tensor([self.rank if mine else self.size])
+        dist.all_reduce(found, dist.ReduceOp.MIN, self._words)
+        source = int(found)
+        if source == self.size:
+            return b""
+        size = self._say(torch.tensor([len(mine)]), source)
+        data = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if source == self.rank else None
+        return self._say(torch.empty(int(size), dtype=torch.uint8) if data is None else data, source).numpy().tobytes()
 
     def break_off(self, error: PipeBroken) -> None:
         """Rank 0 alone: the next decision is that the step is over."""
@@ -116,8 +129,8 @@ class Group:
         dist.all_reduce(tensor)
         return tensor
 
-    def _say(self, words: Tensor) -> Tensor:
-        dist.broadcast(words, 0, self._words)
+    def _say(self, words: Tensor, source: int = 0) -> Tensor:
+        dist.broadcast(words, source, self._words)
         return words
 
     def _chunk(self, shape: Sequence[int]) -> int:

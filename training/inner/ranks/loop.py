@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
+
+T = TypeVar("T")
 
 
 class RankedLoop(InnerLoop):
@@ -94,6 +97,12 @@ class RankedLoop(InnerLoop):
             self._group.tell(orders.Free())
             self._share.free_gradients()
 
+    def do(self, work: bytes, mine: Callable[[Group, Share], T]) -> T:
+        """Have all ranks do this work together: the others what `serve` was told, this one what `mine` does."""
+        with self._in_step():
+            self._group.tell(orders.Do(work))
+            return mine(self._group, self._share)
+
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
         with self._one_at_a_time, _together():
@@ -108,13 +117,13 @@ class RankedLoop(InnerLoop):
     def _give(self, name: str) -> Tensor:
         with self._in_step():
             self._group.tell(orders.Give(name))
-            found = self._share.give(name)
+            found = self._share.collect(name, 0)
         assert found is not None
         return found.cpu()
 
 
-def serve(group: Group) -> None:
-    """Every other rank's part, until rank 0 ends it. Raises RankLost."""
+def serve(group: Group, do: Callable[[Group, Share, bytes], None]) -> None:
+    """Every other rank's part, until rank 0 ends it; `do` is its part of `RankedLoop.do`. Raises RankLost."""
     share = None
     with _together():
         begin = group.hear(orders.Order)
@@ -124,7 +133,9 @@ def serve(group: Group) -> None:
                 case orders.Load(name):
                     share.load(name, None)
                 case orders.Give(name):
-                    share.give(name)
+                    share.collect(name, 0)
+                case orders.Do(work):
+                    do(group, share, work)
                 case orders.Clear():
                     share.clear()
                 case orders.Free():

@@ -37,6 +37,12 @@ class Give(Struct, frozen=True, tag="give"):
     name: str
 
 
+class Do(Struct, frozen=True, tag="do"):
+    """Something that concerns the layers above, in their words."""
+
+    work: bytes
+
+
 class Step(Struct, frozen=True, tag="step"):
     """An inner step, at `factor` times the manifest's rates; the batch follows where the stage has data."""
 
@@ -50,4 +56,4 @@ class End(Struct, frozen=True, tag="end"):
     """The last one."""
 
 
-Order = Begin | Idle | Load | Clear | Free | Give | Step | End
+Order = Begin | Idle | Load | Clear | Free | Give | Do | Step | End

@@ -2,6 +2,8 @@
 
 import heapq
 import math
+from collections.abc import Mapping
+from itertools import zip_longest
 
 from dlx.training.models.weights import Shapes
 
@@ -15,3 +17,11 @@ def owners(shapes: Shapes, ranks: int) -> dict[str, int]:
         found[name] = rank
         heapq.heapreplace(owned, (values + math.prod(shapes[name]), rank))
     return found
+
+
+def turns(owner: Mapping[str, int]) -> list[list[str]]:
+    """All names in turns that have at most one of each owner, an owner's in their order: what all may do at once."""
+    each: dict[int, list[str]] = {}
+    for name in sorted(owner):
+        each.setdefault(owner[name], []).append(name)
+    return [[name for name in turn if name is not None] for turn in zip_longest(*each.values())]

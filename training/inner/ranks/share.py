@@ -60,14 +60,15 @@ class Share:
         embedding = self._model.embedding if tied and self._model.is_first else None
         self._embedding = next((name for name, one in self._parameters.items() if one is embedding), None)
         weights = {name: _mine(one).zero_() for name, one in self._parameters.items()}
-        shapes = stage_shapes(manifest, stage)
+        self.shapes, self.optimiser_shapes = stage_shapes(manifest, stage), optimiser_shapes(manifest, stage)
+        shapes = self.shapes
         owner = owners(shapes, group.size)
         whole = {tensor: Whole(shapes[name], owner[name]) for name, tensor in weights.items()}
         self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
         self._weights, self._state = weights, {**weights, **self._optimisers.state}
         rows = weights[self._embedding] if self._embedding else None
         self._tie = Tie(group, tied, rows, self._model.tied_head) if tied else None
-        self._shapes = {**shapes, **optimiser_shapes(manifest, stage)}
+        self._shapes = {**shapes, **self.optimiser_shapes}
 
     @torch.no_grad()
     def load(self, name: str, whole: Tensor | None) -> None:
@@ -84,10 +85,12 @@ class Share:
             tensor.zero_()
 
     @torch.no_grad()
-    def give(self, name: str) -> Tensor | None:
-        """The whole tensor on rank 0."""
+    def collect(self, name: str, to: int) -> Tensor | None:
+        """The whole tensor on rank `to`."""
         mine = self._state[name]
-        return mine.clone() if name == "step" else self._group.gather(mine, self._shapes[name], 0)
+        if name == "step":  # every rank's is whole
+            return mine.clone() if self._group.rank == to else None
+        return self._group.gather(mine, self._shapes[name], to)
 
     def free_gradients(self) -> None:
         """Give back their memory until the next step."""

@@ -1,0 +1,125 @@
+"""The slot of a stage that ranks share, on rank 0, which has the pipes, the data and `slot.json`.
+
+At a segment's and a round's end each rank of this machine writes the tensors that it owns (see `owned`) to files that
+are made here; a file's sha256 is one sequence, so it is taken here too, as far as the file is whole while the owners go
+on.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dlx.ground import durable, known
+from dlx.training.inner.ranks.group import Group
+from dlx.training.inner.ranks.loop import RankedLoop
+from dlx.training.inner.ranks.share import Share
+from dlx.training.models.weights import Shapes, Stored, layout
+from dlx.training.slot.change import Source, Start
+from dlx.training.slot.files import Own
+from dlx.training.slot.owned import Encoding, Made, Trouble, Work, fill
+from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.segments import SegmentState
+from dlx.training.slot.slot import Slot
+
+_PIECE = 1 << 20  # bytes hashed at a time
+
+
+class RankedSlot(Slot):
+    """Whatever fails at another rank raises what it would raise here."""
+
+    _loop: RankedLoop
+
+    def _end(
+        self, inputs: RoundInputs, start: Start, residual: Source, folded: Sequence[Own], folder: Path
+    ) -> tuple[np.ndarray, SegmentState, bytes]:
+        shapes, own, newest = self._loop.shapes, self._own_in_start(inputs), self._newest_own()
+        with ExitStack() as stack:
+            file, payload = stack.enter_context(durable.draft(folder))
+            file.truncate(self._codec.size(shapes, inputs.plan))
+            files = [_Growing(one, folder, stack) for one in (shapes, self._loop.optimiser_shapes, shapes)]
+            encoding = Encoding(
+                codec=self._manifest.codec.name,
+                plan=inputs.plan,
+                version=str(self._blobs / inputs.base_weights.hex()),
+                own=None if own is None else self._made(own),
+                alpha=self._manifest.outer.alpha,
+                residual=str(residual.path) if isinstance(residual, Stored) else None,
+                folded=tuple(map(self._made, folded)),
+                newest=None if newest is None else Made(str(newest.path), newest.plan),
+                payload=str(payload),
+                left=str(files[-1].path),
+            )
+            weights, optimiser, left = self._filled(files, encoding)
+            with open(payload, "rb") as reader:
+                data = np.frombuffer(mmap.mmap(reader.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return data, SegmentState(weights, optimiser), left
+
+    def _write_state(self, folder: Path) -> SegmentState:
+        with ExitStack() as stack:
+            files = [_Growing(one, folder, stack) for one in (self._loop.shapes, self._loop.optimiser_shapes)]
+            return SegmentState(*self._filled(files))
+
+    def _filled(self, files: Sequence["_Growing"], encoding: Encoding | None = None) -> list[bytes]:
+        """The sha256 of each, once the ranks have written all and it is a blob of the folder. Weights come first, then
+        the optimiser's state."""
+        work = Work(str(files[0].path), str(files[1].path), encoding)
+
+        def written(names: Sequence[str]) -> None:
+            for one in files:
+                one.grow(names)
+
+        def mine(group: Group, share: Share) -> Trouble | None:
+            return fill(group, share, work, self._codec.device, written)
+
+        if trouble := self._loop.do(msgspec.msgpack.encode(work), mine):
+            raise trouble.error
+        return [one.result() for one in [one.placed() for one in files]]
+
+    def _made(self, own: Own) -> Made:
+        return Made(str(self._blobs / own.payload.hex()), own.plan)
+
+
+class _Growing:
+    """The canonical file of tensors that other processes write, hashed as far as it is whole."""
+
+    def __init__(self, shapes: Shapes, folder: Path, stack: ExitStack) -> None:
+        header, self._starts, self._size = layout(shapes)
+        self._to_come, self._here = sorted(shapes, reverse=True), set[str]()
+        self._file, self.path = stack.enter_context(durable.draft(folder))
+        self._file.write(header)
+        self._file.truncate(self._size)
+        self._reader = stack.enter_context(open(self.path, "rb", buffering=0))  # noqa: SIM115  the stack does
+        self._thread = stack.enter_context(ThreadPoolExecutor(1, "hashes"))
+        self._digest, self._hashed = sha256(), 0
+        self._piece = np.empty(_PIECE, np.uint8)
+
+    def grow(self, names: Sequence[str]) -> None:
+        """Those of the file's tensors among `names` are written."""
+        self._here.update(names)
+        while self._to_come and self._to_come[-1] in self._here:
+            self._to_come.pop()
+        self._thread.submit(self._hash, self._starts[self._to_come[-1]] if self._to_come else self._size)
+
+    def placed(self) -> Future[bytes]:
+        """Its sha256, once it is durable and named by that."""
+        return self._thread.submit(self._place)
+
+    def _hash(self, end: int) -> None:
+        while self._hashed < end:
+            count = os.preadv(self._reader.fileno(), [self._piece[: end - self._hashed].data], self._hashed)
+            self._digest.update(self._piece[:count].data)
+            self._hashed += count
+
+    def _place(self) -> bytes:
+        self._hash(self._size)
+        found = self._digest.digest()
+        durable.place(self._file, self.path, self.path.parent / found.hex())
+        known.remember(self._file.fileno(), found)
+        return found
