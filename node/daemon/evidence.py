@@ -107,6 +107,7 @@ class Evidence:
             if not found.missing:
                 return found
             for name in found.missing:
+                await trio.to_thread.run_sync(self.context.store.sound, name)  # a damaged one is missing too, and goes
                 try:
                     await self._fetch(name, most, maker)
                 except Absent:

@@ -291,7 +291,8 @@ class Session:
             self.emit(e.Done(task, outcome))
 
     async def _fetch_again(self, blobs: tuple[bytes, ...]) -> None:
-        """Public blobs without which the slot cannot be opened."""
+        """Without damaged ones among these, which go; those of the run are had again here, payloads when a round needs
+        them."""
         context = self.context
         for name in blobs:
             await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now

@@ -241,14 +241,19 @@ class RoundMachine:
 
     def _see_finished(self, trained: Trained, now: float) -> None:
         round = trained.round
-        self.last_trained = max(self.last_trained, round)
         plan = self._started.plan if self._started else plan_of(self.rules, self.view, self.stage, round)
         if round in self.own:
             self._see_trained(self.own[round], now)
-        elif plan is None:  # its seals were taken back meanwhile
+        elif plan is None or not self._began_with(trained):  # its seals were taken back meanwhile: it is trained again
             self._end_round(None, now)
         else:
+            self.last_trained = max(self.last_trained, round)
             self._unsigned = a.Contribute(trained, plan, self.exchange_seconds(round, now))
+
+    def _began_with(self, trained: Trained) -> bool:
+        """Whether it began with a version that the ledger still has."""
+        base = base_version(self.rules, trained.round)
+        return base <= self.unsealed and trained.base_weights == self.view.weights(self.stage, base)
 
     def _see_trained(self, signed: SignedContribution, now: float) -> None:
         round = signed.contribution.round

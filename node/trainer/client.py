@@ -1,6 +1,7 @@
 """The network process's handle on its training process, which it starts again whenever it ends by itself."""
 
 import math
+import signal
 from collections.abc import Callable
 from itertools import count
 from random import Random
@@ -12,7 +13,7 @@ from dlx.ground.errors import DlxError
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
-from dlx.node.trainer.spawn import Spawned, spawn
+from dlx.node.trainer.spawn import Spawned, in_words, spawn
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
@@ -84,6 +85,7 @@ class Trainer:
         self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
         self._disk_seconds = 0.0  # that a stage of this size may take on a slow disk
         self._silences = 0  # in a row, of the process that runs now
+        self._mapped: dict[bool, tuple[bytes, ...]] = {}  # payloads that it reads for its round, or else for a question
         self._life = trio.CancelScope()  # of that process
         self._given_up = ""  # why its life was cancelled
         self._random = Random()
@@ -125,6 +127,8 @@ class Trainer:
         """
         if self._outgoing is not None:
             self._outgoing.send_nowait(message)
+            if payloads := m.payloads_of(message):
+                self._mapped[isinstance(message, m.Train)] = payloads
 
     async def outer(
         self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...], ranks: tuple[int, ...] = ()
@@ -193,7 +197,14 @@ class Trainer:
             self.pid, self._outgoing, self._is_open = None, None, trio.Event()
             with trio.CancelScope(shield=True):
                 ended = await trio.to_thread.run_sync(spawned.end)
-        return failed or m.Trouble(m.Kind.LOCAL, ended)
+        return failed or self._trouble_of(ended)
+
+    def _trouble_of(self, status: int | None) -> m.Trouble:
+        """Payloads are mapped: one that is cut short, or lies on a bad sector, kills its reader with SIGBUS."""
+        if status != -signal.SIGBUS:
+            return m.Trouble(m.Kind.LOCAL, in_words(status))
+        payloads = dict.fromkeys(name for names in self._mapped.values() for name in names)
+        return m.Trouble(m.Kind.BLOBS, in_words(status), tuple(payloads))
 
     async def _talk(self, spawned: Spawned) -> m.Trouble | None:
         """Until the process hangs up, or says why it cannot go on."""
@@ -252,7 +263,7 @@ class Trainer:
 
     def _void(self, trouble: m.Trouble) -> None:
         """Nobody waits for what a process that has ended was asked."""
-        gone = m.Trouble(m.Kind.LOCAL, f"the training process ended: {trouble.reason}")
+        gone = m.Trouble(trouble.kind, f"the training process ended: {trouble.reason}", trouble.blobs)
         while self._answers:
             request, send = self._answers.popitem()
             send.send_nowait(m.Answer(request, gone))

@@ -168,11 +168,24 @@ class Gone(Struct, frozen=True, tag="gone"):
     open again. Made by the client; it never travels."""
 
     reason: str
-    blobs: tuple[Hash, ...] = ()  # public blobs without which the slot cannot be opened: fetch them again
+    blobs: tuple[Hash, ...] = ()  # among them are damaged ones: the slot cannot be opened, or a payload not be read
 
 
 ToTrainer = Load | Open | Train | Stop | Outer | Measure | Check | Start | Tensor
 FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
+
+
+def payloads_of(message: ToTrainer) -> tuple[bytes, ...]:
+    """Names of the payloads that the training process reads for it, all but an older own one in a round's start."""
+    match message:
+        case Outer(payloads=listed) | Measure(payloads=listed):
+            return tuple(one.payload for one in listed)
+        case Check(payload=payload) | Start(payload=payload):
+            return (payload,)
+        case Train(inputs=inputs):
+            return (*([inputs.previous] if inputs.previous else []), *inputs.left_out)
+    return ()
+
 
 LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()

@@ -28,8 +28,8 @@ class Spawned:
     channel: socket.socket
     _control: socket.socket
 
-    def end(self) -> str:
-        """Kill it, unless it has ended by itself; how it ended, in words."""
+    def end(self) -> int | None:
+        """Kill it, unless it has ended by itself; its exit status as `subprocess` has it, None where none came."""
         self.channel.close()
         with self._control as control:
             status = b""
@@ -37,7 +37,7 @@ class Spawned:
                 control.shutdown(socket.SHUT_WR)
                 control.settimeout(STOP_SECONDS)
                 status = control.recv(NUMBER.size)
-        return in_words(NUMBER.unpack(status)[0]) if len(status) == NUMBER.size else "no exit status"
+        return NUMBER.unpack(status)[0] if len(status) == NUMBER.size else None
 
 
 class ForkServer:
@@ -118,8 +118,10 @@ def _ask(path: Path, kind: bytes) -> Spawned:
     return Spawned(NUMBER.unpack(answer)[0], ours, control)
 
 
-def in_words(status: int) -> str:
+def in_words(status: int | None) -> str:
     """How a process ended, by its exit status as `subprocess` has it."""
-    if status >= 0:
-        return f"exit status {status}"
-    return f"killed by {signal.Signals(-status).name}" + (", perhaps for want of memory" if status == -9 else "")
+    if status is None or status >= 0:
+        return "no exit status" if status is None else f"exit status {status}"
+    perhaps = {signal.SIGKILL: ", perhaps for want of memory", signal.SIGBUS: ", over a file that it cannot read"}
+    ended = signal.Signals(-status)
+    return f"killed by {ended.name}" + perhaps.get(ended, "")

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +51,20 @@ def test_threads_may_remember_more_files_than_are_kept(
         os.close(one)
     assert not errors
     assert kept == 20
+
+
+def test_bytes_that_change_without_a_later_time_are_hashed_again_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, name = tmp_path / "file", b"h" * 32
+    path.write_bytes(b"as written")
+    os.utime(path, (1, 1))
+    with open(path, "rb") as file:
+        known.remember(file.fileno(), name)
+        path.write_bytes(b"rotten now")
+        os.utime(path, (1, 1))
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 3000)
+        assert known.is_known(file.fileno(), name)
+        monkeypatch.setattr(time, "monotonic", lambda: now + 3700)
+        assert not known.is_known(file.fileno(), name)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.ground.blobs import BlobError, Damaged, read_blob
+from dlx.ground.blobs import LOST, BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
 from dlx.training.data.order import SampleOrder
 from dlx.training.recipe.recipe import BlobRef
@@ -31,7 +31,7 @@ SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_VOCABULARY = 1 << 20
-OPEN_SHARDS = 16  # mapped at a time: four windows; a file that is removed takes its room on the disk while it is mapped
+OPEN_SHARDS = 16  # at a time: four windows; a file that is removed takes its room on the disk while it is open
 BYTE_VALUES = 256  # the vocabulary of data without a tokenizer
 PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 
@@ -171,18 +171,19 @@ def sample_order(manifest: DataManifest, seed: int, sequence_length: int) -> Sam
 
 
 class Dataset:
-    """Memory-mapped shards. A sample is `sequence_length` tokens and their successor, all from one shard.
+    """Samples read from shards. A sample is `sequence_length` tokens and their successor, all from one shard.
 
-    Shards are looked at when a sample of theirs is first asked for: any other may be missing. `private` data belongs to
-    one replica alone, which walks through all of it.
+    A shard is opened when a sample of it is asked for, and all its bytes are compared with its name each time that it
+    is: any other may be missing. Nothing is mapped: a file that is cut short or cannot be read is one to be had again,
+    and no signal. `private` data belongs to one replica alone, which walks through all of it.
     """
 
     def __init__(self, manifest: DataManifest, blobs: Path, private: bool = False) -> None:
         self.manifest, self.private = manifest, private
         self.vocab_size: int = manifest.vocab_size
         self._blobs = blobs
-        self._verified: set[str] = set()  # shards whose bytes were read
-        self._mapped = lru_cache(OPEN_SHARDS)(self._map)
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._opened = lru_cache(OPEN_SHARDS)(self._open)
         self._ends: dict[tuple[str, int], list[int]] = {}  # sample count up to and including each shard
         self._order = lru_cache(1)(partial(sample_order, manifest))
 
@@ -225,7 +226,7 @@ class Dataset:
                 raise DataError(f"no sample {sample} in the {split} data ({ends[-1] if ends else 0} samples)")
             shard = bisect_right(ends, sample)
             start = (sample - (ends[shard - 1] if shard else 0)) * sequence_length
-            row[:] = self._mapped(shards[shard])[start : start + sequence_length + 1]
+            row[:] = self._read(shards[shard], start, sequence_length + 1)
         return torch.from_numpy(rows)
 
     def ids(self, seed: int, positions: Sequence[int], sequence_length: int) -> list[int]:
@@ -238,16 +239,26 @@ class Dataset:
             self._ends[key] = list(accumulate(_sample_counts(self.manifest.shards(split), sequence_length)))
         return self._ends[key]
 
-    def _map(self, shard: Shard) -> np.ndarray:
-        path = self._blobs / shard.sha256
-        if shard.sha256 not in self._verified:
-            if problem := problem_of(self.manifest, BlobRef(shard.sha256, shard.size), path):
-                raise self._error(problem)
-            self._verified.add(shard.sha256)
+    def _read(self, shard: Shard, start: int, tokens: int) -> np.ndarray:
+        at, size = start * self._dtype.itemsize, tokens * self._dtype.itemsize
         try:
-            kind = np.dtype(self.manifest.dtype).newbyteorder("<")
-            return np.memmap(path, kind, "r", shape=(shard.tokens,))
-        except (FileNotFoundError, ValueError) as error:  # gone, or shorter than it was
+            data = os.pread(self._opened(shard).fileno(), size, at)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            data = b""
+        if len(data) < size:
+            self._opened.cache_clear()  # the good copy is another file
+            raise self._error(Problem(shard.sha256, "cannot be read any more", True))
+        return np.frombuffer(data, self._dtype)
+
+    def _open(self, shard: Shard) -> BinaryIO:
+        path = self._blobs / shard.sha256
+        if problem := problem_of(self.manifest, BlobRef(shard.sha256, shard.size), path):
+            raise self._error(problem)
+        try:
+            return open(path, "rb", buffering=0)
+        except FileNotFoundError as error:
             raise self._error(Problem(shard.sha256, str(error), True)) from None
 
     def _error(self, problem: Problem) -> DataError:

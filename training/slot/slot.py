@@ -91,7 +91,8 @@ class Slot:
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[int, float | None], None] = lambda done, loss: None,
     ) -> Trained:
-        """Train one round and make it the slot's state; a round that is finished already is returned as it was.
+        """Train one round and make it the slot's state; a round that is finished already is returned as it was, unless
+        the chain has taken back what it began with: then it is trained anew, from zero.
 
         `previous` and `next` lead to the stage neighbours. `on_step(steps done in this round, loss in nats)` is called
         after each inner step. Raises PipeBroken (Stopped after `stop()`), TrainingError, CodecError for a result that
@@ -101,11 +102,11 @@ class Slot:
         """
         if not self._is_as_on_disk:
             self._restore()
-        if self.last and self.last.round == inputs.round:
+        if self.last and self.last.round == inputs.round and self._is_same(inputs):
             return self.last
         self._check(inputs)
         self._is_as_on_disk = False
-        if self.last and inputs.previous not in (None, self.last.payload):
+        if self.last and (inputs.previous not in (None, self.last.payload) or self.last.round == inputs.round):
             self._begin_anew()  # what was stated since was trained elsewhere: this state is not its continuation
         folder = self._files.undecided.begin(inputs.round)
         with contextlib.closing(Recorder(folder, previous, next)) as recorder:
@@ -246,6 +247,11 @@ class Slot:
             return self._payload(self._state.own[-1])
         except (BlobError, CodecError):
             return None
+
+    def _is_same(self, inputs: RoundInputs) -> bool:
+        """Whether the newest round began as this one."""
+        assert self._state is not None
+        return (self._state.last.base_weights, self._state.own[-1].plan) == (inputs.base_weights, inputs.plan)
 
     def _check(self, inputs: RoundInputs) -> None:
         if self.last and inputs.round < self.last.round:

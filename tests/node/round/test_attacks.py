@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from coincurve import PrivateKey
@@ -242,3 +243,20 @@ def test_a_reorg_that_puts_another_seal_in_place_takes_the_version_back() -> Non
     assert version is not None and version >= 1
     actions = victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
     assert victim.machine.version == 0 and a.AdoptVersion(1) in actions
+
+
+def test_a_round_whose_base_version_was_taken_back_while_it_trained_is_not_contributed_but_trained_again() -> None:
+    sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
+    before = sim.view.copy()
+    assert sim.run(lambda: sim.view.next_round(0) >= 1 and all(m.machine.training == 1 for m in sim.alive()), 60)
+    victim = sim.members[sim.view.holder(0, 0)]
+    sealed, trained = sim.view.sealed[0, 0], SimpleNamespace(round=1, base_weights=sim.view.weights(0, 1))
+    other = before.copy()
+    other.apply(replace(sealed, outcome=replace(sealed.outcome, weights=digest("another"))))
+    victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
+    actions = victim.machine.handle(e.RoundFinished(trained), sim.now)  # type: ignore[arg-type]
+    assert not any(isinstance(action, a.Contribute) for action in actions)
+    assert (victim.machine.training, victim.machine.last_trained, victim.machine.next_round()) == (None, 0, 1)
+    trained.base_weights = other.weights(0, 1)
+    actions = victim.machine.handle(e.RoundFinished(trained), sim.now)  # type: ignore[arg-type]
+    assert any(isinstance(action, a.Contribute) for action in actions) and victim.machine.last_trained == 1

@@ -240,6 +240,35 @@ def test_a_process_killed_in_an_outer_step_fails_the_question_as_local_and_the_n
     in_trio(test)
 
 
+def test_a_mapped_payload_that_cannot_be_read_any_more_names_the_payloads_and_says_nothing_of_them(
+    run: Run, dataset: Dataset
+) -> None:
+    """One that is cut short, or lies on a bad sector, kills whoever reads it with SIGBUS."""
+    payload, own = run.trained_here(dataset).payload, b"p" * 32
+    sealed = (m.SealedPayload(payload, 64, 32768, run.manifest.plan),)
+
+    async def asked(one: Trainer) -> None:
+        with pytest.raises(BlobTrouble, match="SIGBUS, over a file that it cannot read") as caught:
+            await one.outer(run.genesis, NO_HASH, sealed)
+        assert set(caught.value.blobs) == {payload, own}
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(run.opening, run.hear)
+            assert one.pid is not None
+            os.kill(one.pid, signal.SIGSTOP)
+            one.post(m.Train(msgspec.structs.replace(run.inputs, previous=own)))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(asked, one)
+                await trio.testing.wait_all_tasks_blocked()
+                os.kill(one.pid, signal.SIGBUS)
+                os.kill(one.pid, signal.SIGCONT)
+            assert set((await run.next(m.Gone)).blobs) == {payload, own}
+            await run.next(m.Opened)
+
+    in_trio(test)
+
+
 def test_kills_at_every_step_leave_the_bits_of_an_undisturbed_round(run: Run, dataset: Dataset) -> None:
     async def test() -> None:
         async with trainer(run) as one:

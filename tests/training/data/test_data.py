@@ -135,6 +135,31 @@ def test_a_damaged_shard_is_named_so_that_another_copy_is_had(corpus: Path, tmp_
     assert dataset.batch("train", [0], 16).shape == (1, 17)
 
 
+def test_a_shard_that_is_cut_short_or_overwritten_in_place_while_it_is_read_from_is_had_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlx.training.data.shards.OPEN_SHARDS", 1)
+    monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 4096)
+    ref = prepare([corpus], tmp_path)
+    dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
+    first, second = dataset.manifest.train[:2]
+    other = (first.tokens - 1) // 16
+    path, good = tmp_path / first.sha256, dataset.batch("train", [0], 16)
+    content, changed = path.read_bytes(), path.stat().st_mtime_ns
+    os.truncate(path, 8)
+    with pytest.raises(DataDamaged) as short:
+        dataset.batch("train", [0], 16)
+    assert short.value.blob.hex() == first.sha256
+    path.write_bytes(content)
+    assert dataset.batch("train", [0], 16).equal(good)
+    path.write_bytes(bytes(len(content)))
+    os.utime(path, ns=(changed, changed))
+    dataset.batch("train", [other], 16)  # the first is closed
+    with pytest.raises(DataDamaged) as zeros:
+        dataset.batch("train", [0], 16)
+    assert zeros.value.blob.hex() == first.sha256 != second.sha256
+
+
 def test_a_damaged_data_manifest_is_named(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / prepare([corpus], tmp_path).sha256
     path.write_bytes(b"{}")

@@ -246,10 +246,29 @@ def test_a_finished_round_is_returned_and_never_trained_again(history: Callable[
     calls: list[int] = []
     again = history(0).slot
     assert again.last == trained
-    inputs = RoundInputs(0, Plan(inner_steps=1), 0, 8, 0, run.versions[1])
+    inputs = RoundInputs(0, run.manifest.plan, 0, 8, 0, run.versions[0])
     assert again.train(inputs, None, None, on_step=lambda done, loss: calls.append(done)) == trained
     assert not calls
     assert msgspec.json.decode(msgspec.json.encode(trained), type=Trained) == trained
+
+
+@pytest.mark.parametrize("changed", ["base", "plan"])
+def test_a_finished_round_whose_start_the_chain_took_back_is_trained_anew_from_zero(
+    changed: str, history: Callable[..., _History]
+) -> None:
+    """Its state went on from a version, or under a plan, that is none any more."""
+    run = history(0)
+    run.round()
+    before = run.round()
+    other = {"base": {"base_weights": run.versions[0]}, "plan": {"plan": Plan(inner_steps=2)}}[changed]
+    samples = ((0, before.inner_steps * run.manifest.data.batch_size),)
+    inputs = run.inputs(round=1, base_version=1, base_weights=run.versions[1], samples=samples)
+    assert run.slot.train(inputs, None, None) == before
+    inputs = msgspec.structs.replace(inputs, **other)
+    anew = run.slot.train(inputs, None, None)
+    assert (anew.round, anew.base_weights, anew.inner_steps) == (1, inputs.base_weights, inputs.plan.inner_steps)
+    assert anew.reset and (anew.optimiser_before, anew.residual_before) == unused(run.manifest, 0)
+    assert run.slot.train(inputs, None, None) == anew == history(0).slot.last
 
 
 def test_progress_is_reported(history: Callable[..., _History]) -> None:
