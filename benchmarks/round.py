@@ -50,7 +50,7 @@ SIZES = {  # parameters, about -> layers, width, width of the feed-forward layer
 ROUNDS, INNER_STEPS = 3, 1
 THREADS = 2  # of the outer step, as in a node
 _WARMING = (1, 64, 64, 256)
-_PHASES = ("load", "end", "encode", "commit")  # of a round; files are hashed and written while the end is encoded
+_PHASES = ("load", "end", "commit")  # of a round: the end is encoded while files are hashed and written
 
 _SAMPLING = 0.004  # s
 _DRAFT = """
@@ -363,7 +363,6 @@ class _Rounds:
     def _timed(self, slot: Any) -> Iterator[None]:
         methods = (
             (slot, "_load", "load"),
-            (slot, "_encode", "encode"),
             (slot, "_end", "end"),
             (slot._files, "commit", "commit"),
             (slot._loop, "step", "inner steps"),

@@ -7,9 +7,15 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 Chunk = Any  # bytes, memoryview or a contiguous uint8 array: whatever offers the buffer protocol
+
+
+class Flushable(Protocol):
+    def flush(self) -> None: ...
+    def fileno(self) -> int: ...
+
 
 _DRAFT = re.compile(r"\.([0-9]{1,9})-[0-9a-f]{16}\.tmp")  # of the process with this id
 
@@ -40,7 +46,7 @@ def draft(folder: Path, mode: int = PUBLIC) -> Iterator[tuple[BinaryIO, Path]]:
         name.unlink(missing_ok=True)
 
 
-def place(file: BinaryIO, draft: Path, path: Path) -> None:
+def place(file: Flushable, draft: Path, path: Path) -> None:
     """Make a finished draft the file `path`, in the same folder, durably. Raises OSError."""
     file.flush()
     os.fsync(file.fileno())

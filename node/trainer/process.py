@@ -27,7 +27,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import Bytes, PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import RankedLoop
-from dlx.training.models.placement import Placement, PlacementError, lacking, settle, take
+from dlx.training.models.placement import Placement, PlacementError, arithmetic_threads, lacking, settle, take
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.products import Products
@@ -169,11 +169,11 @@ class Server:
             dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
-        self._threads = max(placement.threads, 2)  # of the outer step: arithmetic beside hashing
+        self._threads = arithmetic_threads(placement)
         self._device, note = selftest.arithmetic_device(placement.device)
         self._products = Products(codec(manifest.codec.name, self._device), self._shapes, self._threads)
         slot_of = manifest, message.stage, dataset, placement
-        kept = message.stage, Path(message.directory), blobs, self._device
+        kept = message.stage, Path(message.directory), blobs, self._device, self._threads
         if self._meet is None:
             slot = Slot(manifest, loop := InnerLoop(*slot_of), *kept)
         else:

@@ -1,7 +1,7 @@
 """What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before.
 
-A part is encoded, checked and decoded alone, a decoded one in blocks that stay in the processor's cache: so whoever
-sums payloads needs neither a whole payload nor a whole decoded tensor in memory.
+A part is encoded, checked and decoded alone, in blocks that stay in the processor's cache and may be shared by threads:
+so whoever sums payloads needs neither a whole payload nor a whole decoded tensor in memory.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ class Decoder(ABC):
         of `block`; as many as a block has, or the tensor has left. Raises CodecError unless this piece is canonical.
 
         A codec on a device fills tensors too: those that lie there without a detour."""
+
+
+class Encoder(ABC):
+    """A tensor's part in the making, from blocks of `block` values, in any order and by several threads."""
+
+    block: int
+
+    @abstractmethod
+    def take(self, values: np.ndarray, start: int) -> None:
+        """Encode the block from number `start` on, flat float32, and leave in `values` what decoding will not give
+        back. Raises CodecError."""
 
 
 class Codec(ABC):
@@ -71,6 +82,17 @@ class Codec(ABC):
         if not is_float32(tensor):
             raise CodecError(f"{name}: expected float32, got {tensor.dtype}")
         self._encode(name, array(tensor), plan, out, previous)
+
+    def encoder(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> Encoder:
+        """To fill `out` as `encode_part` does. A codec that cannot take a tensor apart takes it as one block."""
+        return _Whole(self, name, shape, plan, out, previous)
 
     def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
@@ -173,6 +195,37 @@ class Examiner:
     def fault(self) -> str:
         """Why not; empty where it may have."""
         return self._fault
+
+
+class _Whole(Encoder):
+    def __init__(
+        self,
+        codec: Codec,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None,
+    ) -> None:
+        self._codec, self._name, self._shape, self._plan = codec, name, shape, plan
+        self._out, self._previous, self.block = out, previous, count(shape)
+
+    def take(self, values: np.ndarray, start: int) -> None:
+        self._codec.encode_part(self._name, values.reshape(self._shape), self._plan, self._out, self._previous)
+        combine(np.subtract, values, self._codec.decoder(self._name, self._out, self._shape, self._plan))
+
+
+def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: float = 1.0, start: int = 0) -> None:
+    """`values`, flat, = operation(values, factor x what is decoded from number `start` on, where a block begins).
+    Raises CodecError."""
+    block = np.empty(min(decoder.block, len(values)), np.float32)
+    for low in range(0, len(values), decoder.block):
+        piece = values[low : low + decoder.block]
+        decoded = block[: len(piece)]
+        decoder.into(decoded, start + low)
+        if factor != 1:
+            decoded *= np.float32(factor)
+        operation(piece, decoded, out=piece)
 
 
 def too_large(name: str) -> CodecError:

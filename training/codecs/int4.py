@@ -8,7 +8,7 @@ scale and codes are all zero, or some code is at one of the two ends.
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, Decoder, count, row_sums, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
@@ -31,6 +31,16 @@ class Int4(Codec):
     ) -> None:
         encode_part(name, tensor, plan.level, out)
 
+    def encoder(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> Encoder:
+        return Packer(name, shape, plan.level, out)
+
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return Groups(name, data, shape, plan.level)
 
@@ -42,19 +52,54 @@ def part_size(shape: tuple[int, ...], bits: int) -> int:
 
 def encode_part(name: str, tensor: np.ndarray, bits: int, out: np.ndarray) -> None:
     """Fill a tensor's part (uint8) from contiguous float32. Raises CodecError."""
-    groups = _groups(tuple(tensor.shape))
-    flat = tensor.reshape(-1)
-    scales, packed = out[: 2 * groups].reshape(groups, 2), out[2 * groups :].reshape(groups, GROUP * bits // 8)
-    whole = len(flat) // GROUP
-    values = flat[: whole * GROUP].reshape(whole, GROUP)
-    scratch = np.empty((min(_BLOCK, groups), GROUP), np.float32)
-    for start in range(0, whole, _BLOCK):
-        here = slice(start, min(start + _BLOCK, whole))
-        scales[here], packed[here] = _encode_groups(name, values[here], bits, scratch[: here.stop - start])
-    if whole < groups:
-        last = np.zeros((1, GROUP), np.float32)
-        last[0, : len(flat) - whole * GROUP] = flat[whole * GROUP :]
-        scales[whole:], packed[whole:] = _encode_groups(name, last, bits, scratch[:1])
+    packer, flat = Packer(name, tuple(tensor.shape), bits, out), tensor.reshape(-1)
+    block = np.empty(min(packer.block, len(flat)), np.float32)
+    for start in range(0, len(flat), packer.block):
+        values = block[: len(flat) - start]
+        values[...] = flat[start : start + packer.block]
+        packer.take(values, start)
+
+
+class Packer(Encoder):
+    """A tensor's part (uint8) of the right size, to be filled."""
+
+    block = _BLOCK * GROUP
+
+    def __init__(self, name: str, shape: tuple[int, ...], bits: int, out: np.ndarray) -> None:
+        groups = _groups(shape)
+        self._name, self._bits = name, bits
+        self._scales = out[: 2 * groups].reshape(groups, 2)
+        self._packed = out[2 * groups :].reshape(groups, GROUP * bits // 8)
+
+    def take(self, values: np.ndarray, start: int) -> None:
+        first, whole = start // GROUP, len(values) // GROUP
+        rest = len(values) - whole * GROUP
+        if whole:
+            self._take(values[: whole * GROUP].reshape(whole, GROUP), first)
+        if rest:
+            last = np.zeros((1, GROUP), np.float32)
+            last[0, :rest] = values[whole * GROUP :]
+            self._take(last, first + whole)
+            values[whole * GROUP :] = last[0, :rest]
+
+    def _take(self, values: np.ndarray, first: int) -> None:
+        """Groups [n, 128] from number `first` on."""
+        here, bits = slice(first, first + len(values)), self._bits
+        codes = np.abs(values)
+        # Sizes are ordered like their bits, and NaN above all.
+        largest = codes.view(np.int32).max(axis=1).view(np.float32)
+        scale = _scales(self._name, values, largest, bits)
+        factors = scale.astype(np.float32)[:, None]
+        # A group too small for any scale becomes zero: the residual keeps it.
+        np.divide(values, np.where(factors == 0, np.float32(np.inf), factors), out=codes)
+        np.rint(codes, out=codes)
+        top = np.float32(2 ** (bits - 1) - 1)
+        np.clip(codes, -top, top, out=codes)
+        self._scales[here] = scale.astype("<f2").view(np.uint8).reshape(-1, 2)
+        self._packed[here] = pack(codes.astype(np.int8), bits)
+        codes *= factors
+        codes += 0  # what is decoded has no -0.0
+        values -= codes
 
 
 class Groups(Decoder):
@@ -132,20 +177,6 @@ _TABLES = {bits: _Table(bits) for bits in CODES}
 
 def _groups(shape: tuple[int, ...]) -> int:
     return -(-count(shape) // GROUP)
-
-
-def _encode_groups(name: str, values: np.ndarray, bits: int, scratch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scales' bytes [n, 2] and packed codes [n, 16 * bits] of float32 values [n, 128]; `scratch` is as large."""
-    np.abs(values, out=scratch)
-    # Sizes are ordered like their bits, and NaN above all.
-    largest = scratch.view(np.int32).max(axis=1).view(np.float32)
-    scale = _scales(name, values, largest, bits)
-    # A group too small for any scale becomes zero: the residual keeps it.
-    np.divide(values, np.where(scale == 0, np.float32(np.inf), scale.astype(np.float32))[:, None], out=scratch)
-    np.rint(scratch, out=scratch)
-    top = np.float32(2 ** (bits - 1) - 1)
-    np.clip(scratch, -top, top, out=scratch)
-    return scale.astype("<f2").view(np.uint8).reshape(-1, 2), pack(scratch.astype(np.int8), bits)
 
 
 def _scales(name: str, values: np.ndarray, largest: np.ndarray, bits: int) -> np.ndarray:

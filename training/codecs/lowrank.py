@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlx.training.codecs import int4
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Examiner, count, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, Examiner, count, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
 from dlx.training.models.weights import array
 from dlx.training.recipe import codec_info
@@ -76,6 +76,18 @@ class LowRank(Codec):
         padded = np.zeros(codes.size + codes.size % 2, np.int8)
         padded[: codes.size] = codes.reshape(-1)
         out[plan.rank :] = pack(padded, _BITS)
+
+    def encoder(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> Encoder:
+        if factored(name, shape, plan):
+            return super().encoder(name, shape, plan, out, previous)
+        return int4.Packer(name, shape, plan.level, out)
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         if not factored(name, shape, plan):

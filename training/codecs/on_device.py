@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dlx.training.codecs import int4, lowrank, topk
-from dlx.training.codecs.base import Codec, CodecError, Decoder, count, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, too_large
 from dlx.training.recipe.recipe import Plan
 
 _BLOCK = 1 << 20  # values decoded or encoded at a time
@@ -37,6 +37,16 @@ class _Int4(int4.Int4):
     ) -> None:
         _encode_int4(name, tensor, plan.level, out, self.device)
 
+    def encoder(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> Encoder:
+        return Codec.encoder(self, name, shape, plan, out, previous)  # in one block: fewer transfers
+
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return _Groups(name, data, shape, plan.level, self.device)
 
@@ -53,6 +63,16 @@ class _LowRank(lowrank.LowRank):
             super()._encode(name, tensor, plan, out, previous)
         else:
             _encode_int4(name, tensor, plan.level, out, self.device)
+
+    def encoder(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        plan: Plan,
+        out: np.ndarray,
+        previous: tuple[np.ndarray, Plan] | None = None,
+    ) -> Encoder:
+        return Codec.encoder(self, name, shape, plan, out, previous)  # in one block: fewer transfers
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         found = super().decoder(name, data, shape, plan)

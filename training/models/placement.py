@@ -48,6 +48,11 @@ class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 ONE_THREAD = Placement(device="cpu", threads=1)
 
 
+def arithmetic_threads(settled: Placement) -> int:
+    """Of codec and outer step: arithmetic beside hashing."""
+    return max(settled.threads, 2)
+
+
 def wrong_device(name: str) -> str | None:
     """What is wrong with such a setting, whatever the machine; None: nothing."""
     known = re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name, re.ASCII)

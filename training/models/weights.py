@@ -27,6 +27,7 @@ import numpy as np
 from dlx.ground import blobs, durable, known
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import TreeHash
+from dlx.ground.uncached import ReadOnce, UncachedFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,24 +85,27 @@ class Layout(NamedTuple):
 
 
 class Stored(Lazy[np.ndarray]):
-    """The float32 arrays of a canonical file, each read when it is asked for. One thread at a time.
+    """The float32 arrays of a canonical file, each read when it is asked for. One thread at a time: once all was read
+    from the front on, or `verify` was called, several.
 
     The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
     before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
     NaN. With `sha256`, the file's name as a blob, the bytes must have that hash: whoever reads in order finds out with
     the last tensor, also about values; whoever does not before the first one. What this process has written or hashed
-    is not hashed again.
+    is not hashed again. What is read `once` does not stay in the page cache.
 
     Opening and reading raise WeightsError; with `sha256` Damaged where the bytes do not have that hash or the file is
     not there; OSError for trouble that is not the file's. A file that is removed meanwhile can still be read.
     """
 
-    def __init__(self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> None:
+    def __init__(
+        self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False, once: bool = False
+    ) -> None:
         super().__init__(shapes, self._read)
         self.path, self._sha256 = path, sha256
         self._finite, self._is_finite = finite, True  # whether it must be, and is as far as it was read
         header, self._starts, self._size = layout(shapes)
-        self._digest, self._hashed = hashlib.sha256(header), len(header)  # and the number of bytes in it
+        self._digest, self._seen = hashlib.sha256(header), len(header)  # and the bytes read from the front on
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  as long as the object
             wrong = self._faults(header)
@@ -109,12 +113,13 @@ class Stored(Lazy[np.ndarray]):
             raise self._lost(error) from error
         if wrong:
             raise self._not_canonical(wrong)
+        self._once = ReadOnce(self._file.fileno()) if once else None
         self._is_sound = sha256 is None or known.is_known(self._file.fileno(), sha256)
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
         """Fill `out`, contiguous float32 of any shape, with the tensor's values from number `start` on."""
         at, data = self._starts[name] + 4 * start, out.reshape(-1).view(np.uint8)
-        if not self._is_sound and at != self._hashed:
+        if not self._is_sound and at != self._seen:
             self.verify()
         for low in range(0, len(data), _PIECE):
             self._fill(data[low : low + _PIECE], at + low)
@@ -125,7 +130,7 @@ class Stored(Lazy[np.ndarray]):
         """Read and look at all that has not been read yet, so that nothing is found later."""
         if self._is_sound and not self._finite:
             return
-        at, piece = self._hashed, np.empty(_PIECE, np.uint8)
+        at, piece = self._seen, np.empty(_PIECE, np.uint8)
         while True:
             self._fill(piece[: self._size - at], at)
             at += len(piece)
@@ -146,16 +151,22 @@ class Stored(Lazy[np.ndarray]):
                 raise self._not_canonical("ended early")
         except OSError as error:
             raise self._lost(error) from error
+        if self._once is not None:
+            self._once.reached(at + len(piece))
         if self._finite and len(piece) and _has_no_number(piece.view(np.float32)):
             self._is_finite = False
-        if self._is_sound or at != self._hashed:
+        if at != self._seen:
             return
-        self._digest.update(piece.data)
-        self._hashed += len(piece)
-        if self._hashed == self._size:
+        if not self._is_sound:
+            self._digest.update(piece.data)
+        self._seen += len(piece)
+        if self._seen == self._size:
             self._end()
 
     def _end(self) -> None:
+        self._finite = self._finite and not self._is_finite  # what was looked at is not looked at again
+        if self._is_sound:
+            return
         assert self._sha256 is not None
         if self._digest.digest() != self._sha256:
             raise blobs.Damaged(self._sha256, "its bytes do not match its name")
@@ -201,13 +212,14 @@ class Writer:
     """The canonical file of float32 tensors that come one after the other: written, hashed, and durable at the end.
 
     Use it as a context manager: what is not finished leaves nothing behind. Without a `folder` no file is written. With
-    `tree` the Merkle root is computed too. Threads do the work, so whoever adds a tensor can go on with the next one.
+    `tree` the Merkle root is computed too. What is not `cached` goes past the page cache (see ground.uncached). Threads
+    do the work, so whoever adds a tensor can go on with the next one.
     """
 
-    def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False) -> None:
+    def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False, cached: bool = True) -> None:
         self._shapes, self._left = shapes, sorted(shapes, reverse=True)
         self._came = 0  # values of the next tensor
-        self._folder, self._opened = folder, ExitStack()
+        self._folder, self._cached, self._opened = folder, cached, ExitStack()
         self._digest, self._tree = hashlib.sha256(), TreeHash() if tree else None
         self._takers: list[Callable[[Any], object]] = [self._digest.update]
         if self._tree is not None:
@@ -216,7 +228,8 @@ class Writer:
 
     def __enter__(self) -> Self:
         if self._folder is not None:
-            self._file, self._draft = self._opened.enter_context(durable.draft(self._folder))
+            file, self._draft = self._opened.enter_context(durable.draft(self._folder))
+            self._file = file if self._cached else UncachedFile(file)
             self._takers.append(self._file.write)
         self._threads = self._opened.enter_context(ThreadPoolExecutor(3, "writer"))
         self._feed(_header(self._shapes))
@@ -291,15 +304,15 @@ def write(tensors: Values, path: Path) -> bytes:
     return _written(tensors, path.parent, path).sha256
 
 
-def write_blob(tensors: Values, folder: Path) -> bytes:
-    """Write the canonical file to `folder/<hex of its sha256>` atomically; returns the sha256."""
-    return _written(tensors, folder).sha256
+def write_blob(tensors: Values, folder: Path, *, cached: bool = True) -> bytes:
+    """Write the canonical file to `folder/<hex of its sha256>` atomically; returns the sha256. `cached`: see Writer."""
+    return _written(tensors, folder, cached=cached).sha256
 
 
-def write_blobs(folder: Path, *states: Values) -> list[bytes]:
+def write_blobs(folder: Path, *states: Values, cached: bool = True) -> list[bytes]:
     """`write_blob` for several at the same time; the sha256 of each."""
     with ThreadPoolExecutor(len(states), "states") as threads:
-        return list(threads.map(lambda tensors: write_blob(tensors, folder), states))
+        return list(threads.map(lambda tensors: write_blob(tensors, folder, cached=cached), states))
 
 
 def shapes_of(tensors: Values) -> Shapes:
@@ -354,8 +367,15 @@ def is_float32(tensor: Tensor | np.ndarray) -> bool:
     return str(tensor.dtype) in ("torch.float32", "float32")
 
 
-def _written(tensors: Values, folder: Path | None = None, path: Path | None = None, *, tree: bool = False) -> Written:
-    with Writer(shapes_of(tensors), folder, tree=tree) as writer:
+def _written(
+    tensors: Values,
+    folder: Path | None = None,
+    path: Path | None = None,
+    *,
+    tree: bool = False,
+    cached: bool = True,
+) -> Written:
+    with Writer(shapes_of(tensors), folder, tree=tree, cached=cached) as writer:
         for name in sorted(tensors):
             writer.add(name, tensors[name])
         return writer.finish(path)

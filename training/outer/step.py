@@ -91,8 +91,9 @@ def apply_round(
     not what the manifest says; OuterError for weights that no seal can have; OSError for a full disk.
     """
     shapes = stage_shapes(manifest, stage)
-    version = Stored(weights_path, shapes, sha256=_named(weights_path))
-    momentum = None if momentum_path is None else Stored(momentum_path, shapes, sha256=_named(momentum_path))
+    # With a delay the slot reads its base once more; a momentum is nobody else's.
+    version = Stored(weights_path, shapes, sha256=_named(weights_path), once=manifest.outer.delay == 0)
+    momentum = None if momentum_path is None else Stored(momentum_path, shapes, sha256=_named(momentum_path), once=True)
     if not contributions:
         names = [NO_HASH if path is None else _named(path) for path in (weights_path, momentum_path)]
         return Version(*names, *(NO_HASH if one is None else weights.tree_root(one) for one in (version, momentum)))
@@ -101,7 +102,8 @@ def apply_round(
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "outer"))
         has_momentum = momentum is not None or manifest.outer.momentum > 0
-        files = [stack.enter_context(Writer(shapes, out, tree=True)) for _ in range(1 + has_momentum)]
+        cached = (True, False)[: 1 + has_momentum]  # the weights are read again soon
+        files = [stack.enter_context(Writer(shapes, out, tree=True, cached=one)) for one in cached]
         buffers = [[np.empty(0, np.float32) for _ in files] for _ in range(2)]  # one is written, the other computed
         for name in sorted(shapes):
             decoders = [one.decoder(name) for one in payloads]

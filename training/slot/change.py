@@ -4,12 +4,14 @@ Float32 throughout, one IEEE operation after the other, in pieces that stay in t
 ends without a second copy of the stage. Tensors are flat here, and filled or changed in place.
 """
 
+import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, Decoder
+from dlx.training.codecs.base import Codec, combine
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.recipe import Plan
@@ -29,17 +31,22 @@ class Start:
     def __init__(self, version: Source, own: Payload | None, alpha: float) -> None:
         self._version, self._own, self._alpha = version, own, alpha
 
-    def read_into(self, out: np.ndarray, name: str) -> None:
-        self._version.read_into(out, name)
+    def block(self, name: str) -> int:
+        """Of so many values a multiple may be read alone."""
+        return 1 if self._own is None else self._own.decoder(name).block
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        self._version.read_into(out, name, start)
         if self._own is not None:
-            combine(np.subtract, out, self._own.decoder(name), self._alpha)
+            combine(np.subtract, out, self._own.decoder(name), self._alpha, start)
 
 
 class Change:
     """What a round has changed, encoded tensor by tensor, in any order.
 
     `residual` is what the round before has left, `folded` payloads come back into the change, and from `newest`, the
-    slot's last payload, the codec may start its search.
+    slot's last payload, the codec may start its search. Several `threads` share a tensor's blocks where the codec can
+    take it apart, and give the same bits; residual and version are sound by then (see `weights.Stored`).
     """
 
     def __init__(
@@ -51,53 +58,59 @@ class Change:
         residual: Source,
         folded: Sequence[Payload],
         newest: Payload | None,
+        threads: int = 1,
     ) -> None:
         self._codec, self._shapes, self._plan = codec, shapes, plan
         self._start, self._residual, self._folded, self._newest = start, residual, folded, newest
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads, "change")
 
     def encode(self, name: str, end: np.ndarray, part: np.ndarray, left: np.ndarray) -> None:
         """Fill `part`, the tensor's of the payload (uint8), and `left`, flat float32, with what decoding it does not
         give back: the next residual. Raises CodecError."""
-        shape, decay = self._shapes[name], self._codec.info.decay
-        change_into(left, name, self._start, end, self._residual, decay, self._folded)
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
-        self._codec.encode_part(name, left.reshape(shape), self._plan, part, old)
-        combine(np.subtract, left, self._codec.decoder(name, part, shape, self._plan))
+        encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
+        blocks = [encoder.block, self._start.block(name), *(one.decoder(name).block for one in self._folded)]
+        size, end, decay = math.lcm(*blocks), end.reshape(-1), self._codec.info.decay
+        lows = range(0, len(left), size)
+
+        def share(number: int) -> None:
+            for low in lows[number :: self._threads]:
+                piece = left[low : low + size]
+                ended = end[low : low + size]
+                change_into(piece, name, low, self._start, ended, self._residual, decay, self._folded)
+                for at in range(0, len(piece), encoder.block):
+                    encoder.take(piece[at : at + encoder.block], low + at)
+
+        if len(lows) == 1:
+            share(0)
+        else:
+            list(self._pool.map(share, range(self._threads)))
 
 
 def change_into(
     out: np.ndarray,
     name: str,
+    low: int,
     start: Start,
     end: np.ndarray,
     residual: Source,
     decay: float,
     folded: Sequence[Payload],
 ) -> None:
-    """u[t] = start - end + decay * residual + each folded payload in the order given."""
-    start.read_into(out, name)
-    end, kept = end.reshape(-1), np.empty(min(_PIECE, len(out)), np.float32)
-    for low in range(0, len(out), _PIECE):
-        piece = out[low : low + _PIECE]
-        piece -= end[low : low + _PIECE]
+    """u[t] = start - end + decay * residual + each folded payload in the order given, from the tensor's value number
+    `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
+    start.read_into(out, name, low)
+    kept = np.empty(min(_PIECE, len(out)), np.float32)
+    for at in range(0, len(out), _PIECE):
+        piece = out[at : at + _PIECE]
+        piece -= end[at : at + _PIECE]
         kept = kept[: len(piece)]
-        residual.read_into(kept, name, low)
-        kept *= np.float32(decay)
+        residual.read_into(kept, name, low + at)
+        if decay != 1:
+            kept *= np.float32(decay)
         piece += kept
     for payload in folded:
-        combine(np.add, out, payload.decoder(name))
-
-
-def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: float = 1.0) -> None:
-    """`values` = operation(values, factor x the decoded tensor). Raises CodecError."""
-    block = np.empty(min(decoder.block, len(values)), np.float32)
-    for start in range(0, len(values), decoder.block):
-        piece = values[start : start + decoder.block]
-        decoded = block[: len(piece)]
-        decoder.into(decoded, start)
-        if factor != 1:
-            decoded *= np.float32(factor)
-        operation(piece, decoded, out=piece)
+        combine(np.add, out, payload.decoder(name), start=low)
 
 
 class Scratch:

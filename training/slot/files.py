@@ -138,7 +138,7 @@ class _Kept(weights.Stored):
     def __init__(self, files: SlotFiles, path: Path, shapes: weights.Shapes, digest: bytes) -> None:
         self._files = files
         with self._blaming():
-            super().__init__(path, shapes, sha256=digest)
+            super().__init__(path, shapes, sha256=digest, once=True)
             self.verify()
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:

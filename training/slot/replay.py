@@ -29,6 +29,7 @@ from torch import Tensor
 from dlx.ground.blobs import BlobError, Damaged, file_hash
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
+from dlx.training.codecs.base import combine
 from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
@@ -40,7 +41,7 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, Precision, activation_bytes, embedding_bytes, step_bytes
-from dlx.training.slot.change import Scratch, Start, change_into, combine
+from dlx.training.slot.change import Scratch, Start, change_into
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
@@ -240,7 +241,7 @@ def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Star
     with weights.Writer(shapes) as left:
         for name in sorted(shapes):
             update = scratch.of(name)
-            change_into(update, name, start, end[name], residual, chosen.info.decay, folded)
+            change_into(update, name, 0, start, end[name].reshape(-1), residual, chosen.info.decay, folded)
             examiner.see(name, tensor := update.reshape(shapes[name]), payload.part(name))
             combine(np.subtract, update, payload.decoder(name))
             left.add(name, tensor)

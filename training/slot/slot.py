@@ -29,7 +29,7 @@ from dlx.training.inner.pipeline import Link, barrier
 from dlx.training.inner.private import agree
 from dlx.training.inner.states import unused
 from dlx.training.models import weights
-from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.placement import ONE_THREAD, Placement, arithmetic_threads
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.change import Change, Scratch, Source, Start
@@ -51,11 +51,14 @@ class Slot:
         directory: Path,
         blobs: Path,
         arithmetic_device: str | None = None,
+        threads: int = 1,
     ) -> None:
-        """`arithmetic_device`: where the codec computes (`selftest.arithmetic_device`); None: in main memory."""
+        """`arithmetic_device`: where the codec computes (`selftest.arithmetic_device`); None: in main memory, with so
+        many `threads` beside those that hash and write."""
         self._manifest, self._stage, self._blobs = manifest, stage, blobs
         self._files = SlotFiles(manifest, stage, directory)
         self._loop, self._codec = loop, codec(manifest.codec.name, arithmetic_device)
+        self._threads = threads
         self._state: State | None = None
         self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
         self._restore()
@@ -76,7 +79,7 @@ class Slot:
         `placement` is settled. The same stage's state may go on in another replica. Raises SlotError, TrainingError.
         """
         loop = InnerLoop(manifest, stage, dataset, placement)
-        return cls(manifest, loop, stage, directory, blobs)
+        return cls(manifest, loop, stage, directory, blobs, threads=arithmetic_threads(placement))
 
     @property
     def last(self) -> Trained | None:
@@ -222,14 +225,14 @@ class Slot:
         """The payload, the state after the last step and the residual, written: what decoding does not give back."""
         shapes, plan, weights_after = self._loop.shapes, inputs.plan, self._loop.weights()
         payloads, newest = [self._payload(own) for own in folded], self._newest_own()
-        change = Change(self._codec, shapes, plan, start, residual, payloads, newest)
+        change = Change(self._codec, shapes, plan, start, residual, payloads, newest, self._threads)
         payload, scratch = np.empty(self._codec.size(shapes, plan), np.uint8), Scratch(shapes)
         with (
             ThreadPoolExecutor(3, "files") as threads,
-            weights.Writer(shapes, folder) as ends,
-            weights.Writer(shapes, folder) as left,
+            weights.Writer(shapes, folder, cached=False) as ends,
+            weights.Writer(shapes, folder, cached=False) as left,
         ):
-            moments = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder)
+            moments = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
             for name, where in self._codec.parts(shapes, plan).items():
                 ends.add(name, end := weights.array(weights_after[name]))
                 change.encode(name, end, payload[where], kept := scratch.of(name))
@@ -300,7 +303,9 @@ class Slot:
         return Payload(self._codec, self._loop.shapes, self._blobs / own.payload.hex(), own.plan)
 
     def _write_state(self, folder: Path) -> SegmentState:
-        return SegmentState(*weights.write_blobs(folder, self._loop.weights(), self._loop.optimiser_state()))
+        return SegmentState(
+            *weights.write_blobs(folder, self._loop.weights(), self._loop.optimiser_state(), cached=False)
+        )
 
     def _restore(self) -> None:
         """Take up the committed state, and forget what a round that broke off has left."""

@@ -387,9 +387,9 @@ def test_a_segments_state_is_written_while_the_next_step_computes_its_gradients(
             begun.set()
         return batch(self, *known)
 
-    def writing(*known: Any) -> Any:
+    def writing(*known: Any, **named: Any) -> Any:
         assert begun.wait(20), "the next step waits for the state to be written"
-        return write_blobs(*known)
+        return write_blobs(*known, **named)
 
     undisturbed = history(0, "undisturbed", plan=Plan(inner_steps=SEGMENT_STEPS + 1)).round()
     monkeypatch.setattr(Dataset, "batch", beginning)
@@ -416,14 +416,14 @@ def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_d
     history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[bytes, Plan] | None] = []
-    encode_part = type(codec("int4")).encode_part
+    encoder = type(codec("int4")).encoder
 
-    def spy(self: Any, name: str, tensor: Any, plan: Plan, out: Any, previous: Any = None) -> Any:
+    def spy(self: Any, name: str, shape: Any, plan: Plan, out: Any, previous: Any = None) -> Any:
         if name == "lm_head.weight":  # the first
             given.append(previous and (previous[0].tobytes(), previous[1]))
-        return encode_part(self, name, tensor, plan, out, previous)
+        return encoder(self, name, shape, plan, out, previous)
 
-    monkeypatch.setattr(type(codec("int4")), "encode_part", spy)
+    monkeypatch.setattr(type(codec("int4")), "encoder", spy)
     run = history(0)
     run.round()
     run.round()
