@@ -9,7 +9,7 @@ Not torch.optim.Muon: it takes the Newton-Schulz steps in bfloat16, whose roundi
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from dlx.training.recipe.parameters import Fused
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the quintic that grows small singular values fastest
 _STEPS = 5
+# Values of matrices of one shape that are multiplied in one call. On a CPU that saves 40% where they are 32 wide,
+# 10% at 64 and nothing from 128 on; elsewhere each call is a kernel to launch.
+_TOGETHER = {"cpu": 1 << 15}
+_TOGETHER_ELSEWHERE = 1 << 22
 UPDATE_SIZE = 0.2  # root mean square of an update at rate 1
 
 
@@ -41,19 +45,35 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step along the parameters' gradients; those without one stay."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, parameter.grad, group)
+            waiting: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+            for values, update in self._updates(group):
+                alike = waiting.setdefault(update.shape, [])
+                alike.append((values, update))
+                if len(alike) * update.numel() >= _TOGETHER.get(update.device.type, _TOGETHER_ELSEWHERE):
+                    _move(waiting.pop(update.shape), group["lr"])
+            for alike in waiting.values():
+                _move(alike, group["lr"])
 
-    def _step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _updates(self, group: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each matrix its values, which have decayed, and where its momentum points, two-dimensional."""
         rate, decay = group["lr"], group["momentum"]
-        momentum = self.state[parameter]["momentum"].lerp_(gradient, 1 - decay)
-        parameter.mul_(1 - rate * group["weight_decay"])
-        together = [matrices(one, group["fused"], group["heads"]) for one in (parameter, gradient, momentum)]
-        for values, slope, average in zip(*together, strict=True):
-            direction = orthogonal(slope.lerp(average, decay).flatten(0, -2))
-            size = UPDATE_SIZE * math.sqrt(max(direction.shape))
-            values.add_(direction.view(values.shape), alpha=-rate * size)
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            momentum = self.state[parameter]["momentum"].lerp_(parameter.grad, 1 - decay)
+            parameter.mul_(1 - rate * group["weight_decay"])
+            together = [matrices(one, group["fused"], group["heads"]) for one in (parameter, parameter.grad, momentum)]
+            for values, slope, average in zip(*together, strict=True):
+                yield values, slope.lerp(average, decay).flatten(0, -2)
+
+
+def _move(alike: list[tuple[Tensor, Tensor]], rate: float) -> None:
+    """Matrices of one shape, in one computation."""
+    updates = [update for _, update in alike]
+    directions = orthogonal(torch.stack(updates)).unbind() if len(updates) > 1 else [orthogonal(updates[0])]
+    size = UPDATE_SIZE * math.sqrt(max(updates[0].shape))
+    for (values, _), direction in zip(alike, directions, strict=True):
+        values.add_(direction.view(values.shape), alpha=-rate * size)
 
 
 def matrices(tensor: Tensor, fused: Fused, heads: int) -> list[Tensor]:
@@ -67,13 +87,14 @@ def matrices(tensor: Tensor, fused: Fused, heads: int) -> list[Tensor]:
     return [one for block in blocks for one in block.unbind()] if tensor.dim() == 3 else [tensor]
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """`matrix` (float32, two dimensions) with its singular values brought to between about 0.7 and 1.2; those that are
-    tiny beside the largest stay small, and zeros stay zeros."""
-    tall = matrix.size(0) > matrix.size(1)
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=1e-7)
+def orthogonal(matrices: Tensor) -> Tensor:
+    """`matrices` (float32, [rows, columns] or [n, rows, columns]), each with its singular values brought to between
+    about 0.7 and 1.2; those that are tiny beside the largest stay small, and zeros stay zeros."""
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.mT if tall else matrices
+    x = x / x.flatten(-2).norm(dim=-1)[..., None, None].clamp(min=1e-7)
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(_STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = add_product(x, add_product(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return x.mT if tall else x

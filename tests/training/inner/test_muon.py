@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from dlx.training.data.shards import Dataset
+from dlx.training.inner import muon
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.muon import Muon, orthogonal
 from dlx.training.inner.optimisers import Optimisers
@@ -35,6 +36,22 @@ def test_a_matrix_of_zeros_and_of_tiny_values_stays_finite() -> None:
 def test_the_transpose_takes_the_same_step() -> None:
     matrix = torch.randn(12, 30, generator=torch.Generator().manual_seed(2))
     assert torch.allclose(orthogonal(matrix.T), orthogonal(matrix).T, atol=1e-5)
+
+
+def test_small_matrices_of_one_shape_step_together_as_they_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(muon._TOGETHER, "cpu", 3 * 8 * 12)
+    numbers = torch.Generator().manual_seed(4)
+    shapes = [(8, 12)] * 5 + [(12, 8), (40, 50)]
+    before, slopes = ([torch.randn(shape, generator=numbers) for shape in shapes] for _ in range(2))
+    together = [one.clone() for one in before]
+    for one, slope in zip(together, slopes, strict=True):
+        one.grad = slope
+    calls = list[int]()
+    monkeypatch.setattr(muon, "orthogonal", lambda one: [calls.append(one.dim()), orthogonal(one)][1])
+    Muon(together, lr=0.1, momentum=0.9, weight_decay=0.2).step()
+    assert sorted(calls) == [2, 2, 3, 3], "three and two of the first shape, and the others alone"
+    alone = [_stepped(*one) for one in zip(before, slopes, strict=True)]
+    assert all(torch.allclose(*both, atol=1e-6) for both in zip(together, alone, strict=True))
 
 
 def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(
@@ -99,21 +116,23 @@ def test_fused_queries_keys_and_values_are_three_matrices(tiny_run: Callable[...
 
     before, gradient, after = _fused("transformer.h.0.attn.c_attn.weight", (8, 24), manifest)
     for columns in (slice(0, 8), slice(8, 16), slice(16, 24)):
-        assert torch.equal(after[:, columns], _stepped(before[:, columns], gradient[:, columns]))
+        assert torch.allclose(after[:, columns], _stepped(before[:, columns], gradient[:, columns]), atol=1e-6)
 
     before, gradient, after = _fused("gpt_neox.layers.0.attention.query_key_value.weight", (24, 8), manifest)
     for first in (0, 4, 8):  # q, k and v of one head, then those of the other
         rows = [*range(first, first + 4), *range(12 + first, 16 + first)]
-        assert torch.equal(after[rows], _stepped(before[rows], gradient[rows]))
+        assert torch.allclose(after[rows], _stepped(before[rows], gradient[rows]), atol=1e-6)
 
     before, gradient, after = _fused("model.layers.0.mlp.experts.gate_up_proj", (3, 12, 8), manifest)
     for expert in range(3):
         for rows in (slice(0, 6), slice(6, 12)):
-            assert torch.equal(after[expert, rows], _stepped(before[expert, rows], gradient[expert, rows]))
+            assert torch.allclose(
+                after[expert, rows], _stepped(before[expert, rows], gradient[expert, rows]), atol=1e-6
+            )
 
     before, gradient, after = _fused("model.layers.0.mlp.experts.down_proj", (3, 8, 6), manifest)
     for expert in range(3):
-        assert torch.equal(after[expert], _stepped(before[expert], gradient[expert]))
+        assert torch.allclose(after[expert], _stepped(before[expert], gradient[expert]), atol=1e-6)
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
