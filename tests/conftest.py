@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before torch and numpy are imported, and for all processes that tests start: threads of a small model mostly wait for
+# each other where other workers take the cores, and burn them while they wait.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 _E2E = Path(__file__).parent / "e2e"
 

@@ -225,7 +225,7 @@ class World:
     def start(self) -> None:
         cwd, environment = ROOT, dict(os.environ)
         if self.kind == "anvil":
-            options = ["--block-time", "1", "--hardfork", "cancun", "--port", str(self.port), "--silent"]
+            options = ["--block-time", "0.2", "--hardfork", "cancun", "--port", str(self.port), "--silent"]
             command = [str(ANVIL), *options]
         elif self.kind == "hardhat":
             options = ["--config", str(ROOT / "tests/ledger/hardhat.config.cjs"), "node", "--hostname", "127.0.0.1"]
