@@ -69,7 +69,7 @@ _Update = TypeVar("_Update", covariant=True)
 
 
 class _Feed(Protocol[_Update]):
-    def poll(self, rpc: Rpc) -> _Update: ...
+    def poll(self, rpc: Rpc, wait: float = 0.0) -> _Update: ...
 
 
 @dataclass(frozen=True)
@@ -241,13 +241,19 @@ class LedgerClient:
         """A new feed of one run's view and the nodes. Asks the chain nothing until polled."""
         return RunFeed(self.open_index, run, confirmations, keep)
 
-    def poll(self, feed: _Feed[_Update]) -> _Update:
-        """What happened since the feed's last poll. It soon says that the chain node is silent: polls are repeated.
+    @property
+    def tells(self) -> bool:
+        """Whether a poll waits for news where it is told to: see `Rpc.newer`."""
+        return self.rpc.tells
+
+    def poll(self, feed: _Feed[_Update], wait: float = 0.0) -> _Update:
+        """What happened since the feed's last poll, where the chain node tells of blocks as soon as there is one, for
+        up to `wait` seconds. It soon says that the chain node is silent: polls are repeated.
 
         Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
         """
         try:
-            update = feed.poll(self._polling)
+            update = feed.poll(self._polling, wait)
         except RpcError as error:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
         if self._key is not None and time.monotonic() > self._tended + _TEND_EVERY:
@@ -391,8 +397,10 @@ class LedgerClient:
         known = self._sender.known(to, data)
         if not known.waiting:
             block = "latest" if known.mined is None else self._not_before(known.mined)
-            abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
-            gas = _estimate(self.rpc, self.account, to, data, most)
+            estimated = _estimate(self.rpc, self.account, to, data, most) if block == "latest" else None
+            if estimated is None:
+                abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
+            gas = estimated or most
         pending = self._sender.send(to, data, gas, keeps_seat=function in _KEEPS_SEAT)
         try:
             receipt = self._sender.wait(pending, self._timeout)
@@ -435,7 +443,7 @@ def deploy(
 
     def create(name: str, *args: Any) -> tuple[str, int]:
         data = Interface(name).creation_data(*args)
-        gas = _estimate(rpc, sender.account, None, data, _GAS_DEPLOY)
+        gas = _estimate(rpc, sender.account, None, data, _GAS_DEPLOY) or _GAS_DEPLOY
         receipt = sender.wait(sender.send(None, data, gas), timeout)
         if int(receipt["status"], 16) != 1:
             raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {gas}")
@@ -462,13 +470,14 @@ def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chai
         time.sleep(0.1)
 
 
-def _estimate(rpc: Rpc, account: str, to: str | None, data: bytes, most: int) -> int:
-    """The gas to give: what the chain node estimates and some more, at most `most`."""
+def _estimate(rpc: Rpc, account: str, to: str | None, data: bytes, most: int) -> int | None:
+    """The gas to give: what the chain node estimates and some more, at most `most`; None where it gives no estimate,
+    because the call would fail or because it cannot."""
     call = {"from": account, "data": "0x" + data.hex(), "gas": hex(most)} | ({} if to is None else {"to": to})
     try:
         return min(most, rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
     except RpcError:
-        return most
+        return None
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

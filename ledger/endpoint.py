@@ -20,7 +20,7 @@ from dlx.ledger.whole import WholeAnswers
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
 _LONGEST_WAIT = 120.0  # seconds that a chain node may ask us to wait
-_HEADERS = {"Content-Type": "application/json", "User-Agent": "dlx-node"}
+_HEADERS = {"Content-Type": "application/json", "User-Agent": "dlx-node", "Accept": None, "Connection": None}
 _REVERTED = 3  # the error code whose message is a contract's word
 _LIMITED = (429, -32007)  # what providers answer, inside an HTTP 200, to those who ask too often
 _LIMIT_EXCEEDED = -32005  # the same, but of logs it also says that there are too many

@@ -3,8 +3,8 @@
 What a feed tells lies in the index, which polling brings up to the chain's head.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event
@@ -47,6 +47,7 @@ class RunUpdate:
     changed: bool
     reorg: bool
     complete: bool = True
+    recent: Mapping[int, bytes] = field(default_factory=dict)  # hashes of some of the newest blocks, by number
 
 
 class EventFeed:
@@ -57,14 +58,15 @@ class EventFeed:
         self._mark: Mark | None = None
         self._after = START
 
-    def poll(self, rpc: Rpc) -> ChainUpdate:
-        """Reads what is new: one request where there is no new block, two or three where there is one.
+    def poll(self, rpc: Rpc, wait: float = 0.0) -> ChainUpdate:
+        """Reads what is new: one request where there is no new block, two or three where there is one. Where the chain
+        node tells of blocks, it waits for one up to `wait` seconds.
 
         What the chain node cannot give yet is left to the next poll. Raises LedgerError, LedgerUnavailable (Unsettled
         where the chain node is without what it says it has: at once while nothing was read, else poll after poll);
         nothing is lost by that.
         """
-        reached = self._tracker.poll(rpc)
+        reached = self._tracker.poll(rpc, wait)
         index = self._tracker.index
         mark, undone = index.mark(), None if self._mark is None else index.undone(self._mark)
         reorg = undone is not None and undone < self._after[0]
@@ -101,17 +103,18 @@ class RunFeed:
         """What the feed reads, once it was polled."""
         return self._tracker.index
 
-    def poll(self, rpc: Rpc) -> RunUpdate:
+    def poll(self, rpc: Rpc, wait: float = 0.0) -> RunUpdate:
         """As in EventFeed; raises what `Replay.advance` raises, too."""
-        reached = self._tracker.poll(rpc)
+        reached = self._tracker.poll(rpc, wait)
         if self._replays is None:
             self._replays = RunReplay(self._tracker.index, self._run, self._keep), NodesReplay(self._tracker.index)
         run, nodes = self._replays
         moved, reorg = run.advance(reached.until)
         others_moved, others_reorg = nodes.advance(reached.until)
         return RunUpdate(
-            reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete
-        )
+            reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete,
+            self._tracker.index.recent(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,13 @@ class _Tracker:
         assert self._index is not None
         return self._index
 
-    def poll(self, rpc: Rpc) -> _Reached:
+    def poll(self, rpc: Rpc, wait: float) -> _Reached:
         if self._index is None:
             self._index = self._open()
-        newest, seen, tip = rpc.head(), self._newest, self._index.tip
+        seen, tip = self._newest, self._index.tip
+        # Where the last poll did not get as far as the head, nothing is waited for.
+        settled = seen is not None and tip is not None and tip.hash == seen.hash
+        newest = rpc.newer(seen, wait) if seen is not None and settled else rpc.head()
         known = max(seen.number if seen else -1, tip.block if tip else -1)
         if self._index.is_late(newest, known):
             if tip is None or tip.block < known:

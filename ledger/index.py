@@ -139,6 +139,10 @@ class EventIndex:
         found = self._rows("SELECT number, hash, time FROM blocks ORDER BY number DESC LIMIT 1")
         return Head(*found[0]) if found else None
 
+    def recent(self) -> dict[int, bytes]:
+        """The hashes of the newest blocks that are known, by number."""
+        return dict(self._rows("SELECT number, hash FROM blocks ORDER BY number DESC LIMIT ?", _BARE_BLOCKS))
+
     def is_late(self, newest: Header, known: int) -> bool:
         """Whether a chain node with this head is merely late, where block `known` was seen before: it is no more than
         some blocks behind, and on the same chain as far as can be told."""

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from dlx.ground.errors import DlxError
 
+BLOCK_TIME = 0.1  # seconds
+
 
 class ChainError(DlxError, RuntimeError):
     """The chain cannot be opened; the message is one line that says why and what to do."""
@@ -32,7 +34,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     chain_id: int = 31337,
-    block_time: float = 1.0,
+    block_time: float = BLOCK_TIME,
     empty_block_time: float = 3.0,
     heartbeat: float = 30.0,
     time_lapse: bool = False,
@@ -42,10 +44,10 @@ def serve(
     """Serves the chain kept in `directory` (created if absent) over HTTP JSON-RPC; blocks until stopped.
 
     A waiting transaction is mined `block_time` seconds after the last block at the latest. While none waits, eight
-    empty blocks follow, `empty_block_time` seconds apart, then one each `heartbeat` seconds. By its timestamp each is a
-    second later than the last, as on Ethereum; blocks faster than that share seconds, as on Arbitrum, so that timeouts
-    stay as long as they are. With `time_lapse` they do not: the chain's time then runs ahead of the clock, and tests
-    need not wait for timeouts.
+    empty blocks follow, `empty_block_time` seconds apart, then one each `heartbeat` seconds.
+    Blocks faster than one a second share seconds, as on Arbitrum, so that timeouts stay as long as they are; slower
+    ones are each a second later than the last, as on Ethereum. With `time_lapse` all are: the chain's time then runs
+    ahead of the clock, and tests need not wait for timeouts.
     `on_ready` gets the URL once requests are answered (port 0: any free port).
     Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.

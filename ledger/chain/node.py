@@ -109,6 +109,11 @@ class Node:
             new = self._times_taken - count
             return list(self._taken)[-new:] if new else [], self._times_taken
 
+    def newer(self, known: bytes, seconds: float) -> Any | None:
+        """The head's header as soon as it is another than the one with hash `known`; None after so many seconds."""
+        with self._changed:
+            return self.head if self._changed.wait_for(lambda: self.head.hash != known, seconds) else None
+
     def account(self, address: bytes) -> tuple[int, int]:
         """(nonce, balance in wei) at the head."""
         return self.evm.account(self.head.state_root, address)
@@ -142,7 +147,7 @@ class Node:
                 self._mine(ready)
             except Exception:  # a full disk, say: everything acknowledged is kept, so say so and try again
                 log.exception("cannot mine block %d, trying again", self.head.block_number + 1)
-                stop.wait(self._block_time)
+                stop.wait(max(1.0, self._block_time))
 
     def wake(self) -> None:
         with self._changed:
@@ -172,6 +177,7 @@ class Node:
             for executed in block.executed:
                 mined[executed.transaction.sender] = executed.transaction.nonce
             self._pool.settle(mined, block.dropped)
+            self._changed.notify_all()
 
 
 def _load_key(path: Path, create: bool) -> bytes:

@@ -28,6 +28,7 @@ from dlx.ledger.chain.wire import (
     execution_error,
     header_json,
     mined_json,
+    news_json,
     parse_bytes,
     parse_quantity,
     proof_json,
@@ -38,6 +39,7 @@ from dlx.ledger.chain.wire import (
 
 _MAX_HISTORY = 1_024  # blocks in eth_feeHistory
 _MAX_PROVED = 1_024  # slots in eth_getProof
+LONGEST_WAIT = 30  # seconds for which a request waits for a block
 _BLOB_FEE = 1  # wei: the least there is, since no block has blobs
 
 
@@ -91,6 +93,7 @@ class Rpc:
             "eth_getFilterLogs": filters.all_logs,
             "eth_uninstallFilter": filters.uninstall,
             "dlx_faucet": self._faucet,
+            "dlx_waitForBlock": self._wait_for_block,
         }
         self._signatures = {name: inspect.signature(method) for name, method in self._methods.items()}
 
@@ -282,6 +285,13 @@ class Rpc:
         except Refused as error:
             raise RpcError(SERVER_ERROR, str(error)) from None
         return None if granted is None else to_hex(granted)
+
+    def _wait_for_block(self, known: Any, seconds: Any) -> dict[str, Any] | None:
+        """What a follower needs of the head, once it is another than the one it knows; null after some seconds."""
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_WAIT:
+            raise RpcError(INVALID_PARAMS, f"invalid argument 1: 0 to {LONGEST_WAIT} seconds are needed")
+        header = self._node.newer(parse_bytes(known, 32), seconds)
+        return None if header is None else news_json(header)
 
     def _transaction(self, transaction_hash: Any) -> dict[str, Any] | None:
         wanted = parse_bytes(transaction_hash, 32)

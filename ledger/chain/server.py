@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import signal
 import socket
@@ -24,6 +25,7 @@ MAX_RESPONSE = 64 * 2**20  # bytes of a batch
 MAX_BATCH = 1_000
 MAX_CONNECTIONS = 256
 MAX_PER_ADDRESS = 128  # connections, so that one address cannot keep the others out
+COMPRESSED = 512  # bytes from which on answers are, for who takes that
 _IDLE_TIMEOUT = 30.0  # seconds: idle ones must not keep others out
 
 log = logging.getLogger(__name__)
@@ -152,15 +154,15 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
 
-    def version_string(self) -> str:
-        return "dlx-chain"
-
     def _refuse(self, status: int, message: str) -> None:
         self.close_connection = True
         self._reply(status, "text/plain", f"{message}\n".encode())
 
     def _reply(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
+        self.send_response_only(status)  # without the server's name and the date: most answers are smaller than those
+        if len(body) >= COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, compresslevel=1)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:

@@ -95,6 +95,13 @@ def header_json(header: Any) -> dict[str, Any]:
     }
 
 
+def news_json(header: Any) -> dict[str, Any]:
+    """The answer of dlx_waitForBlock."""
+    whole = header_json(header)
+    short = {name: whole[name] for name in ("number", "parentHash", "timestamp", "baseFeePerGas")}
+    return {"hash": to_hex(header.hash), **short, "hasLogs": header.bloom != 0}
+
+
 def waiting_json(transaction: Transaction) -> dict[str, Any]:
     place = {"blockHash": None, "blockNumber": None, "transactionIndex": None}
     return _signed_json(transaction.hash, transaction.sender, transaction.evm, transaction.max_fee) | place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,11 +20,14 @@ def command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8545,
     chain_id: options.ChainIdOption = None,
     block_time: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.05, max=60, help="Seconds between blocks while transactions wait; thirty times that on an idle chain."
+            min=0.05,
+            max=60,
+            help="Seconds between blocks while transactions wait; thirty times that on an idle chain. "
+            "Without it 0.1 and 30.",
         ),
-    ] = 1.0,
+    ] = None,
     insecure_listen: Annotated[
         bool, typer.Option("--insecure-listen", help="Allow a --host that other machines reach: it has a faucet.")
     ] = False,
@@ -52,13 +55,7 @@ def command(
             options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
         sys.stdout.flush()
 
-    serve(
-        folder.chain,
-        host=host,
-        port=port,
-        chain_id=settings.chain_id,
-        block_time=block_time,
-        empty_block_time=3 * block_time,
-        heartbeat=30 * block_time,
-        on_ready=ready,
-    )
+    listen: dict[str, Any] = {"host": host, "port": port, "chain_id": settings.chain_id, "on_ready": ready}
+    if block_time is not None:
+        listen |= {"block_time": block_time, "empty_block_time": 3 * block_time, "heartbeat": 30 * block_time}
+    serve(folder.chain, **listen)

@@ -64,13 +64,14 @@ class Draws:
         before, known = self.rounds.value, dict[int, RoundDraw]()
         for round in drawable(seen.view, self._manifest.audit.window):
             seals = seals_of(seen.view, round)
-            found = None if seals is None else await self._draw(seen.head.block, seals, before.get(round))
+            found = None if seals is None else await self._draw(seen, seals, before.get(round))
             if found is not None:
                 known[round] = found
         if known != before:
             self.rounds.set(known)
 
-    async def _draw(self, head: int, seals: tuple[Sealed, ...], before: RoundDraw | None) -> RoundDraw | None:
+    async def _draw(self, seen: ChainSeen, seals: tuple[Sealed, ...], before: RoundDraw | None) -> RoundDraw | None:
+        head = seen.head.block
         audit, named = self._manifest.audit, tuple((seal.digest, seal.at.block_hash) for seal in seals)
         block = draw_block(seals, audit.draw_after)
         same = before is not None and (before.block, before.seals) == (block, named)
@@ -80,7 +81,9 @@ class Draws:
         if head < block + self._manifest.confirmations:
             return None
         try:
-            found = await trio.to_thread.run_sync(self._block_hash, block, abandon_on_cancel=True)
+            found = seen.recent.get(block) or await trio.to_thread.run_sync(
+                self._block_hash, block, abandon_on_cancel=True
+            )
         except LedgerError as error:
             log.debug("no block hash", block=block, error=str(error))
             return before if same else None

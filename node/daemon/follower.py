@@ -1,6 +1,10 @@
 """Follows the chain: the run and the registered nodes as its events say, rebuilt whenever they cannot be trusted."""
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from random import Random
 
 import trio
@@ -13,12 +17,16 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.looks import QUICK, next_look
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 
-POLL_SECONDS = 0.4
+TELLS_SECONDS = 10.0  # for which the chain node is asked to wait for a block
+GAP = 0.1  # seconds between two looks, however fast blocks come
+STEP = 0.5  # seconds after which it is reconsidered when to look again
+_HEADS = 16  # from which the time between blocks is reckoned
 SILENCE = Backoff(0.5, 5.0)  # while the chain does not answer
 log = logs.get(__name__)
 
@@ -30,6 +38,7 @@ class ChainSeen:
     view: RunView
     nodes: NodeTable
     head: Head
+    recent: Mapping[int, bytes] = field(default_factory=dict)  # hashes of some of the newest blocks, by number
 
     def peer_of(self, account: str) -> str | None:
         """The libp2p peer id that the account registered."""
@@ -50,10 +59,14 @@ class Follower:
     events anew; what was seen last stays until then. It raises Failure for another chain, or other contracts.
     """
 
-    def __init__(self, client: LedgerClient, run: bytes, clock: ChainClock) -> None:
+    def __init__(
+        self, client: LedgerClient, run: bytes, clock: ChainClock, is_awaited: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`is_awaited`: whether anything of this node waits for the chain now."""
         self.seen: Watch[ChainSeen | None] = Watch(None)
         self.silence: str | None = None  # why the chain does not answer
-        self._client, self._run, self._clock = client, run, clock
+        self._client, self._run, self._clock, self._is_awaited = client, run, clock, is_awaited
+        self._heads, self._seen_at = deque[Head](maxlen=_HEADS), 0.0  # the newest, and when the last was seen
         self._confirmations, self._seals = 0, 1
         self._generation, self._random = trio.CancelScope(), Random()
 
@@ -82,7 +95,9 @@ class Follower:
         whole, stale = False, True
         while True:
             try:
-                update = await trio.to_thread.run_sync(self._client.poll, feed, abandon_on_cancel=True)
+                asked = trio.current_time()
+                poll = partial(self._client.poll, feed, TELLS_SECONDS)
+                update = await trio.to_thread.run_sync(poll, abandon_on_cancel=True)
             except WrongLedger as error:
                 raise Failure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
             except LedgerUnavailable as error:
@@ -97,14 +112,42 @@ class Follower:
             if update.reorg:
                 log.warning("the chain was reorganised: what it took back is forgotten")
                 whole = False
-            if head is None or update.head.hash != head.hash:
+            is_news = not self._heads or update.head.hash != self._heads[-1].hash
+            if is_news:
+                self._heads.append(update.head)
+                self._seen_at = trio.current_time()
                 self._see_time(update.head)
             whole, stale = whole or update.complete, stale or update.changed or update.head != head
             if whole and stale:  # not half of a run
                 head, stale = update.head, False
-                self.seen.set(ChainSeen(update.view.copy(), update.nodes.copy(), head))
+                self.seen.set(ChainSeen(update.view.copy(), update.nodes.copy(), head, update.recent))
             well()
-            await trio.sleep(POLL_SECONDS)
+            await self._pause(asked, is_news)
+
+    async def _pause(self, asked: float, is_news: bool) -> None:
+        """Until it is time to look again; `asked`: when the last look began."""
+        if self._client.tells:
+            await trio.sleep_until(trio.current_time() + GAP if is_news else max(trio.current_time(), asked + QUICK))
+            return
+        seen, looked = self._seen_at, trio.current_time()
+        while True:
+            now = trio.current_time()
+            left = looked + next_look(self._spacing(), now - seen, self._is_awaited(), self._notice()) - now
+            if left <= 0:
+                return
+            await trio.sleep(min(left, STEP))
+
+    def _spacing(self) -> float | None:
+        """The least time between blocks lately: some chains make them when there is something to put in."""
+        pairs = [(one, two) for one, two in pairwise(self._heads) if two.block > one.block]
+        return min(((two.time - one.time) / (two.block - one.block) for one, two in pairs), default=None)
+
+    def _notice(self) -> float:
+        """Seconds that the run gives to answer an accusation, or to a round."""
+        seen = self.seen.value
+        if seen is None or not seen.view.created:
+            return 0.0
+        return float(min(seen.view.config.eviction_time, seen.view.config.round_timeout))
 
     def _fall_silent(self, reason: str) -> None:
         if self.silence is None:

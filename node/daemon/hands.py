@@ -8,6 +8,7 @@ import trio
 
 from dlx.ground.blobs import Kind
 from dlx.ledger.client import Receipt
+from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
@@ -42,7 +43,7 @@ log = logs.get(__name__)
 
 class SlotHands:
     """The `Hands` of one slot's round machine: `view` is its newest view of the ledger, `own` its contributions;
-    `shelve` takes what is said, as gossip carries it."""
+    `shelve` takes what is said, as gossip carries it; `later(work, *arguments)` does it beside everything else."""
 
     def __init__(
         self,
@@ -58,11 +59,12 @@ class SlotHands:
         own: dict[int, SignedContribution],
         view: Callable[[], RunView],
         shelve: Callable[[bytes], None],
+        later: Callable[..., object],
     ) -> None:
         self._context, self._rules, self._trainer = context, rules, trainer
         self._replica, self._stage = slot
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
-        self._versions, self._shards, self._own, self._shelve = versions, shards, own, shelve
+        self._versions, self._shards, self._own, self._shelve, self._later = versions, shards, own, shelve, later
         self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
         self._past = Past(context, rules, self._stage, trainer, versions)
@@ -125,11 +127,19 @@ class SlotHands:
     async def adopt(self, version: int) -> None:
         view = self._view()
         await self._versions.adopt(view, version)
-        sealed = view.sealed.get((self._stage, version - 1))
-        if sealed is not None:
-            await self._payloads.have_statements(sealed)
         with told():
             await trio.to_thread.run_sync(self._keep, view, version)
+        sealed = view.sealed.get((self._stage, version - 1))
+        if sealed is not None:
+            self._later(self._complete, sealed, version)
+
+    async def _complete(self, sealed: Sealed, version: int) -> None:
+        """Have what only audits need of a seal: no round waits for it."""
+        await self._payloads.have_statements(sealed)
+        try:
+            await trio.to_thread.run_sync(self._retention.keep, self._view(), version, self._needed())
+        except OSError as error:
+            log.warning("statements and traces are not kept", round=version - 1, error=str(error))
 
     async def settle(self) -> None:
         """Pin what the disk has, before anything else may ask for room."""
@@ -139,15 +149,17 @@ class SlotHands:
 
     def _keep(self, view: RunView, version: int) -> None:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
-        # The newest, however old: whoever comes to check our next statement needs those before it.
-        recent = [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]
-        own = [name for one in recent for name in (one.payload, one.hash(), one.trace)]
-        self._retention.keep(view, version, own)
+        self._retention.keep(view, version, self._needed())
         for name in self._payloads.superseded(version):
             self._context.store.discard(name)
         # The next round's files and payload: before it begins, because the training process knows no quota.
         weights = self._context.manifest.genesis[self._stage].size
         self._context.store.make_room(STATE_FILES * weights)
+
+    def _needed(self) -> list[bytes]:
+        """Of our own: the newest, however old, as whoever comes to check our next statement needs those before it."""
+        recent = [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]
+        return [name for one in recent for name in (one.payload, one.hash(), one.trace)]
 
     async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what our disk has lost of a round's inputs."""

@@ -87,7 +87,7 @@ class Node:
         self._metrics = Metrics("0x" + startup.run.hex())
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
-        self._follower = Follower(client, startup.run, self._clock)
+        self._follower = Follower(client, startup.run, self._clock, lambda: self._seat.awaits_chain)
         self._signed = SignedBook(datadir.signed, account)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()

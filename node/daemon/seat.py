@@ -60,6 +60,12 @@ class Seat:
             return False
         return seen.view.finished if self._terms is None else plans.finished(self._terms, seen.view)
 
+    @property
+    def awaits_chain(self) -> bool:
+        """Whether anything here waits for the chain now."""
+        machine = self.session.machine if self.session else None
+        return not self.finished if machine is None else machine.awaits_chain()
+
     async def run(self, well: Well) -> None:
         """Train until the run is over, then return. Raises what a session raises."""
         while True:

@@ -134,6 +134,7 @@ class Session:
         self._hands = SlotHands(
             context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
             self._shards, self._directory, self.progress, own, lambda: machine.view, self._shelve,
+            self._nursery.start_soon,
         )  # fmt: skip
         self.machine = machine
         self._take_up(opened)

@@ -94,7 +94,7 @@ class DevnetRecord:
     rounds: int  # at most, where the plan adapts
     replicas: int
     stages: int
-    block_time: float = 1.0  # seconds
+    block_time: float | None = None  # seconds; None: the embedded chain's own pace
     format: int = FORMAT
 
 
@@ -131,7 +131,7 @@ class Devnet:
         stages: int,
         progress: Callable[[str], None],
         text: str | None = None,
-        block_time: float = 1.0,
+        block_time: float | None = None,
     ) -> Self:
         """A new folder with a running chain and a registered run. Raises Failure; the folder must be new or empty.
 
@@ -198,7 +198,8 @@ class Devnet:
         """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
         port = port or self._last_port()
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
-        process = self._spawn("chain", [*PROGRAM, *arguments, "--block-time", str(self.record.block_time)])
+        pace = [] if self.record.block_time is None else ["--block-time", str(self.record.block_time)]
+        process = self._spawn("chain", [*PROGRAM, *arguments, *pace])
         url_file = DataDir(self.root).contracts
         before = url_file.stat().st_mtime_ns if url_file.exists() else 0
         deadline = time.monotonic() + CHAIN_SECONDS

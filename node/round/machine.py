@@ -140,6 +140,14 @@ class RoundMachine:
             return f"{start.next_try:.0f} s: {start.failures} rounds failed in a row, the last because {start.reason}"
         return f"the neighbours of replica {self.slot[0]} to start round {round}"
 
+    def awaits_chain(self) -> bool:
+        """Whether this node waits for the chain, or others for what the chain will tell it: a seal that may come."""
+        if self.training is None:
+            return True
+        first = self.unsealed if self.view.open_round is None else self.view.open_round
+        book = self._known.books.get(self.unsealed)
+        return first < self.unsealed or (book is not None and book.ready_since is not None)
+
     def failing(self, now: float) -> list[Failing]:
         """What was asked for and failed the last time, and when it is tried again."""
         return self._pending.failing(now)
@@ -338,7 +346,9 @@ class RoundMachine:
             return
         round = self.next_round()
         opened_at = self.view.opened_at
-        complete = replica in self.view.complete_replicas() and opened_at is not None and opened_at <= now
+        # Only the first opening may be to come; a later one is the time of a block that we have seen.
+        opened = opened_at is not None and (opened_at <= now or bool(self.view.open_round))
+        complete = replica in self.view.complete_replicas() and opened
         if not complete or not has_round(self.rules, self.view, round):
             return
         base, plan = base_version(self.rules, round), plan_of(self.rules, self.view, self.stage, round)

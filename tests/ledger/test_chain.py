@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import requests
 from chain_support import GWEI, PROBE, Chain, serving, wait_for
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
@@ -272,6 +274,35 @@ def test_fast_blocks_share_a_second_and_never_run_ahead_of_the_clock(tmp_path: P
         wait_for(lambda: chain.w3.eth.block_number > first["number"] + 20)
         last = chain.w3.eth.get_block("latest")
         assert first["timestamp"] <= last["timestamp"] <= time.time()
+
+
+def test_who_waits_for_a_block_hears_of_it_at_once_and_else_of_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "chain", empty_block_time=3600.0, heartbeat=3600.0) as chain:
+        head = chain.result("eth_getBlockByNumber", "latest", False)
+        assert chain.result("dlx_waitForBlock", head["hash"], 0.05) is None
+        answers: list[Any] = []
+        waiting = threading.Thread(target=lambda: answers.append(chain.result("dlx_waitForBlock", head["hash"], 30)))
+        waiting.start()
+        receipt = chain.mined(chain.result("dlx_faucet", Account.create().address))
+        waiting.join(timeout=10)
+        (news,) = answers
+        block = chain.result("eth_getBlockByHash", receipt["blockHash"], False)
+        assert news == {name: block[name] for name in news if name != "hasLogs"} | {"hasLogs": False}
+        assert chain.result("dlx_waitForBlock", head["hash"], 30) == news, "who knows an older head does not wait"
+        for wrong in (["0x00", 1], [head["hash"], 31], [head["hash"], -1], [head["hash"], "1"], [head["hash"], True]):
+            assert "invalid argument" in chain.error("dlx_waitForBlock", *wrong)["message"]
+
+
+def test_an_answer_is_compressed_for_who_takes_that(tmp_path: Path) -> None:
+    with serving(tmp_path / "chain") as chain:
+        request = {"jsonrpc": "2.0", "id": 1, "method": "eth_getBlockByNumber", "params": ["latest", False]}
+        plain, packed = (
+            requests.post(chain.url, json=request, headers={"Accept-Encoding": how}, timeout=10)
+            for how in ("identity", "gzip")
+        )
+        assert plain.json().keys() == packed.json().keys()
+        assert "Content-Encoding" not in plain.headers and packed.headers["Content-Encoding"] == "gzip"
+        assert 2 * int(packed.headers["Content-Length"]) < int(plain.headers["Content-Length"])
 
 
 def test_blocks_of_a_second_have_a_second_each(tmp_path: Path) -> None:

@@ -256,6 +256,44 @@ def test_a_reorg_takes_a_run_back(world):
     assert run not in {event.run for event in update.events if isinstance(event, RunCreated)}
 
 
+def test_a_follower_waits_for_news_for_less_than_a_kilobyte(tmp_path):
+    from tests.ledger.conftest import World
+
+    world = World("embedded", tmp_path)
+    try:
+        client, other = world.client(0), world.client(1)
+        feed = client.feed()
+        until_block(client, lambda head: client.poll(feed, 0.01) is not None and client.tells)
+        head, before = client.poll(feed).head, client.rpc.traffic
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.poll, feed, 60.0)
+            run = other.create_run(config(), NAME, [b"\1" * 32] * 2)
+            seen = [*waiting.result(timeout=PATIENCE).events]
+        while run not in {event.run for event in seen}:
+            seen += client.poll(feed, 60.0).events
+        blocks = client.poll(feed).head.block - head.block
+        spent = sum(client.rpc.traffic) - sum(before)
+        assert 0 < spent < 800 * (blocks + 1) + 3_000, "the logs of one block, and little for each block"
+    finally:
+        world.stop()
+
+
+def test_a_chain_node_that_cannot_tell_is_looked_at(embedded, fake_chain):
+    known = embedded.client(1)
+    fake_chain.answer = lambda method, params: known.rpc.call(method, *params)
+    client = LedgerClient(fake_chain.url, embedded.ledger, chain_id=31337)
+    feed, asked = client.feed(bytes(32)), []
+
+    def answer(method, params):
+        asked.append(method)
+        return "Geth/v1" if method == "web3_clientVersion" else known.rpc.call(method, *params)
+
+    fake_chain.answer = answer
+    for _ in range(4):
+        client.poll(feed, 30.0)
+    assert not client.tells and "dlx_waitForBlock" not in asked and asked.count("web3_clientVersion") == 1
+
+
 def test_clients_refuse_another_chain_and_other_contracts(embedded):
     with pytest.raises(WrongLedger, match="is on chain 31337, not 1"):
         LedgerClient(embedded.url, embedded.ledger, chain_id=1).connect()

@@ -37,6 +37,7 @@ class Chain:
 
     def __init__(self, view: RunView) -> None:
         self.view, self.now, self.asked, self.salt, self.down = view, 100.0, 0, 0, False
+        self.recent: dict[int, bytes] = {}  # what the follower knows
         self.seen: Watch[Any] = Watch(None)
         follower: Any = SimpleNamespace(seen=self.seen)
         self.draws = Draws(follower, MANIFEST, self.hash, lambda: self.now)
@@ -52,7 +53,7 @@ class Chain:
         looked: list[Callable[[], None]] = []
 
         async def main() -> None:
-            self.seen.set(SimpleNamespace(view=self.view, head=SimpleNamespace(block=head)))
+            self.seen.set(SimpleNamespace(view=self.view, head=SimpleNamespace(block=head), recent=self.recent))
             done = trio.Event()
             looked.append(done.set)
             async with trio.open_nursery() as nursery:
@@ -63,6 +64,13 @@ class Chain:
 
         trio.run(main)
         return {round: len(one.drawn) for round, one in self.draws.rounds.value.items()}
+
+
+def test_a_block_that_the_follower_has_read_is_not_asked_for(view: RunView) -> None:
+    chain = Chain(view)
+    last = block_of(chain.view, SEALED - 1)
+    chain.recent = {number: digest("block", number, 0) for number in range(last + SETTLED + 1)}
+    assert SEALED - 1 in chain.show(last + SETTLED) and chain.asked == 0
 
 
 def test_a_round_of_the_window_is_drawn_once_its_block_is_confirmed(view: RunView) -> None:

@@ -50,7 +50,9 @@ class Client:
         self.feeds.append(confirmations)
         return len(self.feeds)
 
-    def poll(self, feed: int) -> RunUpdate:
+    tells = False
+
+    def poll(self, feed: int, wait: float) -> RunUpdate:
         if feed > 1 and self.history is not None:
             return self.history
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
