@@ -241,8 +241,9 @@ class Dataset:
 
     def _read(self, shard: Shard, start: int, tokens: int) -> np.ndarray:
         at, size = start * self._dtype.itemsize, tokens * self._dtype.itemsize
+        file = self._opened(shard)  # open as long as it is named: another thread may have it give way
         try:
-            data = os.pread(self._opened(shard).fileno(), size, at)
+            data = os.pread(file.fileno(), size, at)
         except OSError as error:
             if error.errno not in LOST:
                 raise

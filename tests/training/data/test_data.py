@@ -160,6 +160,24 @@ def test_a_shard_that_is_cut_short_or_overwritten_in_place_while_it_is_read_from
     assert zeros.value.blob.hex() == first.sha256 != second.sha256
 
 
+def test_a_shard_stays_open_while_it_is_read_though_another_thread_has_it_give_way(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlx.training.data.shards.OPEN_SHARDS", 1)
+    monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 4096)
+    ref = prepare([corpus], tmp_path)
+    dataset, pread = Dataset.open(tmp_path / ref.sha256, tmp_path), os.pread
+    good, last = dataset.batch("train", [0], 16), dataset.len_samples("train", 16) - 1
+
+    def interrupted(descriptor: int, size: int, at: int) -> bytes:
+        monkeypatch.setattr(os, "pread", pread)
+        dataset.batch("train", [last], 16)
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", interrupted)
+    assert dataset.batch("train", [0], 16).equal(good)
+
+
 def test_a_damaged_data_manifest_is_named(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / prepare([corpus], tmp_path).sha256
     path.write_bytes(b"{}")
