@@ -18,7 +18,7 @@ from dlx.ground import durable
 from dlx.ground.blob_index import BlobIndex
 from dlx.ground.durable import Chunk, file_hash
 from dlx.ground.errors import DlxError
-from dlx.ground.partial import CHUNK, Partial, idle_size, remove_idle
+from dlx.ground.partial import CHUNK, Partial, idle_size, piece_bytes, remove_idle
 from dlx.ground.room import Room
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "NoRoom",
     "Partial",
     "file_hash",
+    "piece_bytes",
     "read_blob",
     "write_blob",
 ]

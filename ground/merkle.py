@@ -11,6 +11,7 @@ from pathlib import Path
 from dlx.ground.durable import Chunk
 
 LEAF_BYTES = 4096
+HASH_BYTES = 32
 _READ_BYTES = 1 << 20
 
 
@@ -48,7 +49,11 @@ class TreeHash:
         return root
 
     def _add(self, leaf: Chunk) -> None:
-        root, count = _leaf(leaf), self._count
+        self.push(_leaf(leaf))
+
+    def push(self, leaf_hash: bytes) -> None:
+        """A leaf by its hash; all before it are whole."""
+        root, count = leaf_hash, self._count
         while count & 1:
             root, count = _node(self._peaks.pop(), root), count >> 1
         self._peaks.append(root)
@@ -67,6 +72,26 @@ def file_root(path: Path) -> bytes:
     """The root of a file, in constant memory. Raises OSError."""
     with open(path, "rb") as file:
         return tree_root(iter(lambda: file.read(_READ_BYTES), b""))
+
+
+def leaf_hashes(data: Chunk) -> bytes:
+    """The hashes of the leaves of a file's piece that begins with a leaf, one after the other, 32 bytes each."""
+    view = memoryview(data).cast("B")
+    return b"".join(_leaf(view[at : at + LEAF_BYTES]) for at in range(0, len(view), LEAF_BYTES))
+
+
+def file_leaves(path: Path) -> bytes:
+    """The hashes of all leaves of a file. Raises OSError."""
+    with open(path, "rb") as file:
+        return b"".join(map(leaf_hashes, iter(lambda: file.read(_READ_BYTES), b"")))
+
+
+def root_of(leaves: Chunk) -> bytes:
+    """The root over such hashes."""
+    tree, view = TreeHash(), memoryview(leaves).cast("B")
+    for at in range(0, len(view), HASH_BYTES):
+        tree.push(bytes(view[at : at + HASH_BYTES]))
+    return tree.root
 
 
 def inclusion_proof(data: bytes, leaf: int) -> tuple[bytes, ...]:

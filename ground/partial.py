@@ -1,16 +1,26 @@
-"""A blob on its way: a file with holes, and beside it a log of the chunks that are there."""
+"""A blob on its way: a file with holes, and beside it a log of the pieces that are there."""
 
 import errno
 import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dlx.ground.durable import file_hash
+from dlx.ground.merkle import LEAF_BYTES
 
-CHUNK = 1024 * 1024  # bytes of a download's pieces, and of what is read at once
+CHUNK = 1024 * 1024  # bytes of a download's largest pieces, and of what is read at once
+_MOST_PIECES = 4096  # of a blob whose pieces are smaller than that
+
+
+def piece_bytes(size: int) -> int:
+    """Of what size the pieces of a blob of `size` bytes are: whole leaves of its Merkle tree, a power of two."""
+    piece = LEAF_BYTES
+    while piece < CHUNK and piece * _MOST_PIECES < size:
+        piece *= 2
+    return piece
 
 
 class Partial:
@@ -23,12 +33,13 @@ class Partial:
     def __init__(self, path: Path, hash_: bytes, size: int, place: Callable[[Path], None]) -> None:
         self._hash, self._place = hash_, place
         self.size = size
-        self.count = -(-size // CHUNK)
+        self.piece = piece_bytes(size)
+        self.count = -(-size // self.piece)
         self.done: set[int] = set()
-        self.received: dict[int, bytes] = {}  # sha256 of the chunks that were written here, as they came
+        self.received: dict[int, bytes] = {}  # sha256 of the pieces that were written here, as they came
         self._file, self._path = _open_locked(path)
         try:
-            self._log = self._path.with_name(f"{self._path.name}.{size}")
+            self._log = self._path.with_name(f"{self._path.name}.{size}.{self.piece}")
             for other in path.parent.glob(f"{self._path.name}.*"):
                 if other != self._log:  # somebody claimed another size earlier
                     other.unlink()
@@ -44,25 +55,41 @@ class Partial:
             raise
 
     def range(self, index: int) -> tuple[int, int]:
-        """Offset and length of a chunk, in bytes."""
-        offset = index * CHUNK
-        return offset, min(CHUNK, self.size - offset)
+        """Offset and length of a piece, in bytes."""
+        offset = index * self.piece
+        return offset, min(self.piece, self.size - offset)
 
-    def write(self, index: int, data: bytes) -> None:
-        """Raises OSError."""
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Whole pieces, from number `index` on. Raises OSError."""
+        rest, offset = memoryview(data), index * self.piece
+        while rest:
+            written = os.pwrite(self._file, rest, offset)
+            rest, offset = rest[written:], offset + written
+        pieces = range(index, index - (-len(data) // self.piece))
+        os.write(self._marks, b"".join(one.to_bytes(4, "big") for one in pieces))
         view = memoryview(data)
-        offset, _ = self.range(index)
-        while view:
-            written = os.pwrite(self._file, view, offset)
-            view, offset = view[written:], offset + written
-        os.write(self._marks, index.to_bytes(4, "big"))
-        self.received[index] = hashlib.sha256(data).digest()
-        self.done.add(index)
+        for at, one in enumerate(pieces):
+            self.received[one] = hashlib.sha256(view[at * self.piece : (at + 1) * self.piece]).digest()
+        self.done.update(pieces)
 
-    def chunk_hash(self, index: int) -> bytes:
-        """The sha256 of a chunk as it is on disk."""
+    def read(self, offset: int, length: int) -> bytes:
+        """What is on disk, whether it was written or not."""
+        return os.pread(self._file, length, offset)
+
+    def reader(self) -> int:
+        """A descriptor to read the file by, which stays good when it is in its place or removed; to be closed."""
+        return os.dup(self._file)
+
+    def piece_hash(self, index: int) -> bytes:
+        """The sha256 of a piece as it is on disk."""
         offset, length = self.range(index)
-        return hashlib.sha256(os.pread(self._file, length, offset)).digest()
+        return hashlib.sha256(self.read(offset, length)).digest()
+
+    def drop(self, pieces: Collection[int]) -> None:
+        """They are not what they should be: they are missing again."""
+        self.done.difference_update(pieces)
+        os.ftruncate(self._marks, 0)
+        os.write(self._marks, b"".join(one.to_bytes(4, "big") for one in sorted(self.done)))
 
     def finish(self) -> bool:
         """Move the file to its place if it is what its name says; otherwise False.
@@ -70,7 +97,7 @@ class Partial:
         Raises OSError, also when the disk gives back other bytes than it took: then nobody sent wrong ones.
         """
         if file_hash(self._path) != self._hash:
-            if any(self.chunk_hash(index) != chunk for index, chunk in self.received.items()):
+            if any(self.piece_hash(index) != piece for index, piece in self.received.items()):
                 self.discard()
                 raise OSError(errno.EIO, "the disk gives back other bytes than were written", str(self._path))
             return False

@@ -1,4 +1,4 @@
-"""Blobs from peers: ranges of at most 1 MiB, from several peers at once, checked before use."""
+"""Blobs from peers, from several at once, checked before use."""
 
 import hashlib
 import itertools
@@ -11,24 +11,32 @@ from random import Random
 from typing import Any
 
 import trio
-from libp2p.abc import INetStream
 
 from dlx.ground.backoff import Backoff
-from dlx.ground.blobs import BlobStore, Kind, NoRoom, Partial
+from dlx.ground.blobs import BlobStore, Kind, NoRoom, Partial, piece_bytes
 from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
-from dlx.p2p.serving import BLOB, CHUNK_DEADLINE, BlobServer, traffic
-from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_short
+from dlx.p2p.serving import BlobServer
+from dlx.p2p.sharing import SHARERS, shares_of
+from dlx.p2p.streams import StreamBroken, let_go
+from dlx.p2p.transfer import ASK_DEADLINE, BLOB, LEAST_RATE, Peers, Transfer, begin
 
-ASK_DEADLINE = 10.0
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
 PROVIDERS = 4  # at once
+SHARED = 16 * 1024  # bytes of a blob that is worth passing on in parts
 EMPTY = hashlib.sha256().digest()
-STREAMS = 2  # per provider: one waits for the network while the other's chunk goes to disk
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What is known of a blob besides its name: its bytes, and the root of its Merkle tree (`ground.merkle`)."""
+
+    size: int
+    root: bytes
 
 
 class BlobError(DlxError):
@@ -44,7 +52,11 @@ class BlobTooLarge(BlobError):
 
 
 class BlobTimeout(BlobError):
-    """The deadline passed before it was here."""
+    """Too little of it came for too long."""
+
+
+class BlobContradiction(BlobError):
+    """Its name and its Merkle root are of two files: whoever stated both is wrong, not who served it."""
 
 
 @dataclass
@@ -52,6 +64,10 @@ class _Download:
     max_size: int  # the largest that any caller allows
     providers: set[str] | None  # None: whoever is connected
     kind: Kind
+    tree: Tree | None = None
+    sharers: tuple[str, ...] = ()
+    came: int = 0  # bytes
+    transfer: Transfer | None = None  # under way
     callers: int = 0  # so far
     waiting: int = 0
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -59,7 +75,7 @@ class _Download:
     error: Exception | None = None
     bad: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # chunk, peer, hash of what it sent
+    suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # piece, peer, hash of what it sent
 
 
 class BlobExchange:
@@ -73,7 +89,8 @@ class BlobExchange:
         self._store = store
         self._random = Random()
         self._downloads: dict[bytes, _Download] = {}
-        self._server = BlobServer(host, store)
+        self._peers = Peers()
+        self._server = BlobServer(host, store, self._coming)
         host.add_service(self._run)
 
     async def fetch(
@@ -81,48 +98,58 @@ class BlobExchange:
         hash_: bytes,
         max_size: int,
         providers: Sequence[str] | None = None,
-        deadline_s: float = 600.0,
+        patience_s: float = 600.0,
         kind: Kind = Kind.PUBLIC,
+        tree: Tree | None = None,
+        sharers: Sequence[str] = (),
     ) -> Path:
         """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
 
         Goes on where an earlier fetch stopped; calls for the same hash share one download. What was fetched is
-        stored as `kind`.
-        Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), OSError (disk).
+        stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
+        `patience_s`; so for that long and a second for every LEAST_RATE bytes, at most. With its `tree`, whoever has a
+        part of it may give that; of `sharers` (peer ids, our own among them), who fetch it at the same time, each has a
+        part of it from the providers and the rest from each other.
+        Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), BlobContradiction, OSError
+        (disk).
         """
         path = self._store.path(hash_)
         if not await trio.to_thread.run_sync(self._store.has, hash_):
-            await self._share(hash_, max_size, providers, deadline_s, kind)
+            new = _Download(max_size, None if providers is None else set(providers), kind, tree, tuple(sharers))
+            await self._share(hash_, new, patience_s)
         size = (await trio.to_thread.run_sync(path.stat)).st_size
         if size > max_size:
             raise BlobTooLarge(f"blob {hash_.hex()[:16]} has {size} bytes, allowed were {max_size}")
         return path
 
-    async def _share(
-        self, hash_: bytes, max_size: int, providers: Sequence[str] | None, deadline_s: float, kind: Kind
-    ) -> None:
+    async def _share(self, hash_: bytes, new: _Download, patience_s: float) -> None:
         """Begin the download, or join the one under way."""
         download = self._downloads.get(hash_)
         if download is None:
-            download = self._downloads[hash_] = _Download(max_size, None if providers is None else set(providers), kind)
+            download = self._downloads[hash_] = new
             self._nursery.start_soon(self._download, hash_, download)
         else:
-            download.max_size = max(download.max_size, max_size)
-            if providers is None:
+            download.max_size = max(download.max_size, new.max_size)
+            if new.providers is None:
                 download.providers = None
             elif download.providers is not None:
-                download.providers |= set(providers)
+                download.providers |= new.providers
         download.callers += 1
         download.waiting += 1
         try:
-            with trio.move_on_after(deadline_s):
-                await download.over.wait()
+            before = -LEAST_RATE * patience_s
+            while not download.over.is_set() and download.came - before >= LEAST_RATE * patience_s:
+                before = download.came
+                with trio.move_on_after(patience_s):
+                    await download.over.wait()
         finally:
             download.waiting -= 1
             if not download.waiting:
                 download.scope.cancel()
         if not download.over.is_set():
-            raise BlobTimeout(f"blob {hash_.hex()[:16]} did not come within {deadline_s:.0f} s")
+            raise BlobTimeout(
+                f"blob {hash_.hex()[:16]}: only {download.came - before} bytes came within {patience_s:.0f} s"
+            )
         if download.error is not None:
             raise download.error
 
@@ -145,19 +172,77 @@ class BlobExchange:
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         for attempt in itertools.count(1):
             callers = download.callers
-            sizes, unsure = await self._ask(hash_, download)
-            no_room: NoRoom | None = None
-            for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
-                try:
-                    if await self._fetch_from(hash_, size, peers, download):
-                        return
-                except NoRoom as error:  # the size may be a lie
-                    no_room = error
-            if no_room is not None:
-                raise no_room
-            if not sizes and not unsure and callers == download.callers:  # a new one may allow more, or name others
+            here, unsure = await (self._fetch_anyhow if download.tree is None else self._fetch_shared)(hash_, download)
+            if here:
+                return
+            if not unsure and callers == download.callers:  # a new one may allow more, or name others
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(RETRY.delay(attempt, self._random))
+
+    # ---- with its Merkle root ---------------------------------------------------------------------------------------
+
+    async def _fetch_shared(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
+        """Whether it is here; else whether somebody who was not asked may have it."""
+        tree = download.tree
+        assert tree is not None
+        if tree.size > download.max_size:
+            return False, False
+        sharers = download.sharers if tree.size >= SHARED else ()
+        shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
+        peers = list(self._host.agreed() if download.providers is None else download.providers)
+        self._random.shuffle(peers)
+        asked = dict.fromkeys([*peers[:SHARERS], *shares])
+        partial = await trio.to_thread.run_sync(self._store.partial, hash_, tree.size, download.kind)
+        try:
+            transfer = self._transfer(hash_, download, partial, tree.root, shares)
+            download.transfer = transfer
+            await transfer.run([peer for peer in asked if peer not in download.bad | {self._host.peer_id}])
+            download.bad |= transfer.wrong
+            if not transfer.is_complete:
+                return False, transfer.unsure
+            if await trio.to_thread.run_sync(partial.finish):
+                return True, False
+            await trio.to_thread.run_sync(partial.discard)
+            if transfer.leaves:
+                raise BlobContradiction(f"blob {hash_.hex()[:16]}: its name and its Merkle root are of two files")
+            return False, True  # what lay here was never checked
+        finally:
+            if download.transfer is not None:
+                download.transfer.end()
+            download.transfer = None
+            await trio.to_thread.run_sync(partial.close)
+
+    def _transfer(
+        self, hash_: bytes, download: _Download, partial: Partial, root: bytes | None, shares: dict[str, range]
+    ) -> Transfer:
+        def moved(count: int) -> None:
+            download.came += count
+
+        return Transfer(self._host, self._peers, hash_, download.kind, partial, root, shares, moved)
+
+    def _coming(self, hash_: bytes, root: bytes) -> Transfer | None:
+        """What may be passed on of a blob that is not here yet."""
+        download = self._downloads.get(hash_)
+        if download is None or download.transfer is None or download.kind is Kind.PRIVATE:
+            return None
+        transfer = download.transfer
+        return transfer if transfer.root == root and transfer.leaves else None
+
+    # ---- by its name alone ------------------------------------------------------------------------------------------
+
+    async def _fetch_anyhow(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
+        """As `_fetch_shared`. Raises NoRoom."""
+        sizes, unsure = await self._ask(hash_, download)
+        no_room: NoRoom | None = None
+        for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
+            try:
+                if await self._fetch_from(hash_, size, peers, download):
+                    return True, False
+            except NoRoom as error:  # the size may be a lie
+                no_room = error
+        if no_room is not None:
+            raise no_room
+        return False, bool(sizes) or unsure
 
     async def _ask(self, hash_: bytes, download: _Download) -> tuple[dict[int, list[str]], bool]:
         """Who has it, by the size they claim; and whether somebody could not be asked."""
@@ -170,7 +255,7 @@ class BlobExchange:
                 with trio.fail_after(ASK_DEADLINE):
                     stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
                     try:
-                        reply, _ = await _request(stream, hash_, 0, 0)
+                        reply = await begin(stream, wire.BlobRequest(hash_, None, False, 0, 0))
                     finally:
                         await let_go(stream)
             except wire.WireError:
@@ -202,14 +287,18 @@ class BlobExchange:
             best = [peer for peer in peers if download.failures[peer] == download.failures[peers[0]]]
             for attempt in [best[:PROVIDERS], *([peer] for peer in peers)]:
                 willing = [peer for peer in attempt if peer not in download.bad]
-                sources = await self._fetch_chunks(partial, willing, hash_, download)
-                if len(partial.done) < partial.count:
+                transfer = self._transfer(hash_, download, partial, None, {})
+                await transfer.run(willing)
+                for peer, failures in transfer.failed.items():
+                    download.failures[peer] += failures
+                if not transfer.is_complete:
                     if not download.suspects:
                         return False  # the rest may come later, or from others
                     continue
                 if await trio.to_thread.run_sync(partial.finish):
                     await self._convict(partial, download)
                     return True
+                sources = transfer.sources
                 if len(set(sources.values())) == 1 and len(sources) == partial.count:
                     self._bad(next(iter(sources.values())), download)
                 else:
@@ -219,92 +308,12 @@ class BlobExchange:
         finally:
             await trio.to_thread.run_sync(partial.close)
 
-    async def _fetch_chunks(
-        self, partial: Partial, peers: list[str], hash_: bytes, download: _Download
-    ) -> dict[int, str]:
-        """Fetch what is missing; which peer sent which chunk. Ends early when all peers failed."""
-        missing = [index for index in reversed(range(partial.count)) if index not in partial.done]
-        under_way: dict[int, list[float]] = {}  # since when, by each worker
-        sources: dict[int, str] = {}
-        disk: list[OSError] = []
-
-        def take() -> int | None:
-            """The next chunk; at the end one that a single peer has been busy with for long, as it may never answer."""
-            if missing:
-                return missing.pop()
-            late = trio.current_time() - 4 * PATIENCE
-            return next((index for index, since in under_way.items() if len(since) == 1 and since[0] < late), None)
-
-        async def work(peer: str) -> None:
-            stream: INetStream | None = None
-            try:
-                while True:
-                    index = take()
-                    if index is None:  # others have the rest; stay, should they fail
-                        await trio.sleep(PATIENCE / 4)
-                        continue
-                    since = trio.current_time()
-                    under_way.setdefault(index, []).append(since)
-                    try:
-                        if stream is None:
-                            stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
-                            self._host.count_as(traffic(download.kind), stream)
-                        data = await self._chunk(stream, hash_, partial, index)
-                        if index not in sources:
-                            sources[index] = peer
-                            await trio.to_thread.run_sync(partial.write, index, data)
-                    finally:
-                        under_way[index].remove(since)
-                        if not under_way[index]:
-                            del under_way[index]
-                            if index not in sources:
-                                missing.append(index)
-                    if len(partial.done) == partial.count:
-                        nursery.cancel_scope.cancel()
-            except wire.WireError:
-                self._host.reject("blob_malformed", peer)
-                download.failures[peer] += 1
-            except (StreamBroken, trio.TooSlowError) as error:
-                log.debug("fetching %s from %s: %r", hash_.hex()[:16], peer, error)
-                download.failures[peer] += 1
-            except OSError as error:
-                disk.append(error)
-                nursery.cancel_scope.cancel()
-            finally:
-                if stream is not None:
-                    await let_go(stream)
-
-        if missing:
-            async with trio.open_nursery() as nursery:
-                for peer in peers * STREAMS:
-                    nursery.start_soon(work, peer)
-        if disk:
-            raise disk[0]
-        return sources
-
-    @staticmethod
-    async def _chunk(stream: INetStream, hash_: bytes, partial: Partial, index: int) -> bytes:
-        offset, length = partial.range(index)
-        with trio.fail_after(CHUNK_DEADLINE):
-            reply, data = await _request(stream, hash_, offset, length)
-        if reply.size != partial.size or len(data) != length:
-            raise StreamBroken("the peer no longer has it")
-        return data
-
     async def _convict(self, partial: Partial, download: _Download) -> None:
         """With the right bytes at hand, whose were wrong?"""
-        for index, peer, chunk in download.suspects:
-            if peer not in download.bad and await trio.to_thread.run_sync(partial.chunk_hash, index) != chunk:
+        for index, peer, piece in download.suspects:
+            if peer not in download.bad and await trio.to_thread.run_sync(partial.piece_hash, index) != piece:
                 self._bad(peer, download)
 
     def _bad(self, peer: str, download: _Download) -> None:
         download.bad.add(peer)
         self._host.ban(peer, "bad_blob")
-
-
-async def _request(stream: INetStream, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
-    await write_short(stream, wire.encode(wire.BlobRequest(hash_, offset, length)))
-    reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
-    if reply.length > length:
-        raise wire.WireError("oversize", "more than was asked for")
-    return reply, await read_exact(stream, reply.length)

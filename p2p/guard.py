@@ -65,7 +65,9 @@ BUFFER_LIMIT = 64 * 1024 * 1024  # bytes a peer may have waiting unread on one c
 STRANGER_BUFFER = 16 * 1024 * 1024
 WINDOW = 1024 * 1024  # bytes a peer may send on one stream before it must wait for us
 WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
-FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame; ours have 64 KiB
+FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame
+MOST_FRAME, LEAST_FRAME = MAX_MESSAGE_SIZE - HEADER_SIZE, 4096  # bytes of ours
+LONG_FRAME = 0.25  # s that the link may take for one
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
 MAX_CONNECTIONS = 256
 CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other side lost
@@ -214,7 +216,7 @@ class _LeanStream(YamuxStream):
             if self.send_window <= 0:
                 await self._wait_for_window()
                 continue
-            piece = view[: min(self.send_window, MAX_MESSAGE_SIZE - HEADER_SIZE)]
+            piece = view[: min(self.send_window, self.conn.frame)]  # type: ignore[attr-defined]
             self.send_window -= len(piece)  # nothing else runs between the check and this
             header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece))
             await self.conn._write_frame(header + piece)
@@ -245,6 +247,7 @@ class GuardedYamux(Yamux):
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
     is_registered: Callable[[], bool] = staticmethod(lambda: False)  # whether it comes before strangers
     since = 0.0  # when it was made
+    frame = MOST_FRAME // 4  # bytes of ours, by how fast the link takes them
 
     @property
     def in_use(self) -> bool:
@@ -270,7 +273,13 @@ class GuardedYamux(Yamux):
 
     async def _write_frame(self, data: bytes) -> None:
         async with self._write_lock:
+            began = trio.current_time()
             await self.secured_conn.write(data)
+            took = trio.current_time() - began
+        if took > LONG_FRAME:  # others wait for it, and its reader has nothing until all of it is there
+            self.frame = max(LEAST_FRAME, self.frame // 2)
+        elif took < LONG_FRAME / 4:
+            self.frame = min(MOST_FRAME, 2 * self.frame)
 
     async def _read_data_body(self, length: int) -> bytes:
         waiting = sum(len(buffer) for buffer in self.stream_buffers.values())

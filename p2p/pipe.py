@@ -17,7 +17,8 @@ PIPE = "/dlx/pipe/2"
 HANDSHAKE_DEADLINE = 10.0
 SEND_DEADLINE = 30.0  # for each 64 KiB: a slow link is no broken one
 WAITING = 16  # accepted pipes that nobody has taken yet
-UNREAD = 4  # frames of the largest size that came and were not taken
+UNREAD = 4  # frames of the largest size that came and were not taken, or as many bytes in smaller ones
+FRAME_COST = 256  # bytes that every frame counts besides its own: an empty one takes memory too
 _READ = 256 * 1024
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Pipe:
             self._close(f"no frame within {deadline_s or 0:.0f} s")
             self._check_open()
         frame = self._queue.popleft()
-        self._queued -= len(frame)
+        self._queued -= len(frame) + FRAME_COST
         return frame
 
     async def aclose(self) -> None:
@@ -125,11 +126,11 @@ class Pipe:
                     if len(buffer) < 4 + length:
                         break
                     self._queue.append(bytes(memoryview(buffer)[4 : 4 + length]))
-                    self._queued += length
+                    self._queued += length + FRAME_COST
                     del buffer[: 4 + length]
                     self._arrived.set()
-                if self._queued > UNREAD * self._frame_limit:
-                    raise StreamBroken(f"{self._queued} bytes came that nobody read")
+                    if self._queued > UNREAD * (self._frame_limit + FRAME_COST):
+                        raise StreamBroken(f"{len(self._queue)} frames came that nobody read")
         except StreamBroken as error:
             self._close(str(error))
 

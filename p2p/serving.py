@@ -1,28 +1,36 @@
-"""Blobs to peers: what the store holds, in ranges of at most 1 MiB; members first, and strangers have a budget."""
+"""Blobs to peers: what the store holds, in ranges of at most 1 MiB; members first, and strangers have a budget.
+
+Members also get what has come so far of a blob that this node is fetching itself, where its Merkle tree shows that it
+is right; they wait for what is to come.
+"""
 
 import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
 from libp2p.abc import INetStream
 
 from dlx.ground.blobs import CHUNK, BlobStore, Kind
+from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.guard import address_of
 from dlx.p2p.host import Host
 from dlx.p2p.places import Leftover, owner
 from dlx.p2p.served import ServedStreams
-from dlx.p2p.streams import StreamBroken, read_short, write_short
+from dlx.p2p.sharing import bitmap
+from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
+from dlx.p2p.transfer import BLOB, LEAST_RATE, Transfer
 
-BLOB = "/dlx/blob/1"
-STREAMS = 32
+STREAMS = 64
 STREAMS_PER_PEER = 8
-IDLE = 30.0  # s that a client may leave a stream unused
-CHUNK_DEADLINE = 30.0  # s for one range; the rate this asks for is 35 kB/s
+IDLE = 60.0  # s that a client may leave a stream unused, and that it waits for more of what is coming
+REQUEST_LIMIT = 256  # bytes
+LEAVES_KEPT = 32 * 1024 * 1024  # bytes of hashes of leaves, of blobs asked for lately
 LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
 STRANGERS_AT_ONCE, SLOW = 4, 5.0  # ranges on their way to strangers; those of more than so many seconds do not count
 STRANGER_BYTES = 1024 * 1024 * 1024  # a minute, for the strangers of one network together
@@ -41,11 +49,13 @@ class _Look:
 
 
 class BlobServer:
-    """Make it before the host runs."""
+    """Make it before the host runs. `coming(hash, root)`: the transfer that has a part of a blob to pass on, if any."""
 
-    def __init__(self, host: Host, store: BlobStore) -> None:
+    def __init__(self, host: Host, store: BlobStore, coming: Callable[[bytes, bytes], Transfer | None]) -> None:
         self._host = host
         self._store = store
+        self._coming = coming
+        self._leaves: dict[bytes, bytes] = {}  # by the blob's name, used last at the end
         self._streams = ServedStreams(
             STREAMS, STREAMS_PER_PEER, host.is_registered, lambda peer: host.reject("blob_busy", peer)
         )
@@ -62,7 +72,7 @@ class BlobServer:
                 while served is not None:
                     served.busy = False
                     with trio.fail_after(IDLE):
-                        request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
+                        request = wire.decode_as(wire.BlobRequest, await read_short(stream, REQUEST_LIMIT))
                     served.since, served.busy = trio.current_time(), True
                     if request.length > CHUNK:
                         self._host.reject("blob_request", peer)
@@ -78,6 +88,9 @@ class BlobServer:
             pass  # the client is done, or gone
 
     async def _answer_member(self, stream: INetStream, request: wire.BlobRequest) -> None:
+        coming = self._coming(request.hash, request.root) if request.root else None
+        if coming is not None:
+            return await _pass_on(stream, request, coming)
         self._leftover.begin()
         size = 0
         try:
@@ -114,14 +127,28 @@ class BlobServer:
 
     async def _answer(self, stream: INetStream, request: wire.BlobRequest) -> int:
         """The bytes that were sent."""
-        if request.length and not await self._is_sound(request.hash):
-            kind, size, data = Kind.PUBLIC, None, b""
-        else:
+        kind, size, data = Kind.PUBLIC, None, b""
+        if not request.length or await self._is_sound(request.hash):
             kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
+        if request.leaves and size is not None:
+            leaves = await trio.to_thread.run_sync(self._leaves_of, request)
+            size, data = (size, _part(leaves, request)) if leaves is not None else (None, b"")
         self._host.count_as(traffic(kind), stream)
-        with trio.fail_after(CHUNK_DEADLINE):
-            await write_short(stream, wire.encode(wire.BlobReply(size, len(data))), data)
+        with trio.fail_after(_seconds(len(data))):
+            await write_short(stream, wire.encode(wire.BlobReply(size, None, len(data))), data)
         return len(data)
+
+    def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:
+        """The hashes of its leaves, if they have the root that was named: else whoever asks would blame us."""
+        found = self._leaves.pop(request.hash, None)
+        try:
+            found = file_leaves(self._store.path(request.hash)) if found is None else found
+        except OSError:
+            return None
+        self._leaves[request.hash] = found
+        while sum(map(len, self._leaves.values())) > max(LEAVES_KEPT, len(found)):
+            self._leaves.pop(next(iter(self._leaves)))
+        return found if root_of(found) == request.root else None
 
     async def _is_sound(self, hash_: bytes) -> bool:
         """Whether a blob may be served: a damaged one, which would get us banned, is removed. Looks once in RECHECK."""
@@ -135,6 +162,56 @@ class BlobServer:
                     return False
                 look.until = trio.current_time() + RECHECK
         return True
+
+
+async def _pass_on(stream: INetStream, request: wire.BlobRequest, coming: Transfer) -> None:
+    """A range of a blob as it comes. Raises StreamBroken where it does not."""
+    partial = coming.partial
+    if request.leaves or not request.length:
+        data = _part(coming.leaves, request) if request.leaves else b""
+        have = bitmap(partial.done.copy())
+        with trio.fail_after(_seconds(len(data))):
+            await write_short(stream, wire.encode(wire.BlobReply(partial.size, have, len(data))), data)
+        return
+    file = partial.reader()
+    try:
+        at, end = request.offset, min(request.offset + request.length, partial.size)
+        reply = wire.encode(wire.BlobReply(partial.size, None, max(0, end - at)))
+        with trio.fail_after(IDLE):
+            await write_short(stream, reply)
+        while at < end:
+            there = await _until_there(coming, at, end)
+            data = await trio.to_thread.run_sync(os.pread, file, there - at, at)
+            if len(data) < there - at:
+                raise StreamBroken("the file is gone")
+            with trio.fail_after(_seconds(len(data))):
+                await write_all(stream, data)
+            at = there
+    finally:
+        os.close(file)
+
+
+async def _until_there(coming: Transfer, at: int, end: int) -> int:
+    """Up to where the bytes from `at` on are there; waits for the first one. Raises StreamBroken, TooSlowError."""
+    piece = coming.partial.piece
+    while (first := at // piece) not in coming.partial.done:
+        if coming.is_over:
+            raise StreamBroken("it does not come any more")
+        with trio.fail_after(IDLE):
+            await coming.grew.wait()
+    last = first
+    while last * piece < end and last in coming.partial.done:
+        last += 1
+    return min(end, last * piece)
+
+
+def _part(leaves: bytes, request: wire.BlobRequest) -> bytes:
+    return leaves[request.offset : request.offset + request.length]
+
+
+def _seconds(length: int) -> float:
+    """For so many bytes, to a peer that takes them slowly."""
+    return IDLE + length / LEAST_RATE
 
 
 def traffic(kind: Kind) -> str:

@@ -17,6 +17,7 @@ from dlx.ground.meter import Meter
 from dlx.p2p.places import plain
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
+UNSENT = 128 * 1024  # bytes that wait in the kernel, before which everything new on the connection has to wait
 _READ_SIZE = 256 * 1024
 
 
@@ -86,6 +87,7 @@ class MeteredStream(TrioTCPStream):
     def _tune(self) -> None:
         options = [
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", None), UNSENT),
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", None), 15),
             (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPINTVL", None), 5),

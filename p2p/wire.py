@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
-VERSIONS = (5, 5)  # of this protocol, the oldest and the newest that this node speaks
+REPLY_LIMIT = 16 * 1024  # bytes of an answer about a blob, without the blob's
+VERSIONS = (6, 6)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -23,6 +24,7 @@ Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Feature = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z-]+\Z")]
 Record = Annotated[bytes, Meta(min_length=1, max_length=8192)]
+Have = Annotated[bytes, Meta(max_length=REPLY_LIMIT - 128)]
 ReportBytes = Annotated[bytes, Meta(max_length=4096)]
 Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
 Hashes128 = Annotated[list[Bytes32], Meta(max_length=128)]
@@ -135,17 +137,22 @@ class PipeAnswer(_Message, frozen=True, tag="pipe-answer"):
 
 
 class BlobRequest(_Message, frozen=True, tag="blob"):
-    """`length` bytes of a blob from `offset`; length 0 only asks for the size."""
+    """`length` bytes of a blob from `offset`; length 0 only asks for the size. With the Merkle `root` of its file also
+    of a blob that is still coming; with `leaves` not of the blob but of the hashes of its leaves."""
 
     hash: Bytes32
+    root: Bytes32 | None
+    leaves: bool
     offset: Uint63
     length: Uint32
 
 
 class BlobReply(_Message, frozen=True, tag="blob-reply"):
-    """`size` of the whole blob, None if not held; `length` raw bytes follow."""
+    """`size` of the whole blob, None if not held; `length` raw bytes follow. Of a blob that is still coming `have`
+    says, in the answer to length 0, which pieces are there: a bit each, the lowest of a byte first; None: all."""
 
     size: Uint63 | None
+    have: Have | None
     length: Uint32
 
 

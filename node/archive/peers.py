@@ -33,7 +33,7 @@ _START_SECONDS = 60.0
 _CONNECT_SECONDS = 15.0
 _DIALS = 16  # at once
 _ASKED = 8  # peers, for verdicts
-_FETCH_SECONDS = 120.0  # without a good copy; a peer that delivers is given longer by its ranges' own deadlines
+_FETCH_SECONDS = 120.0  # without anything worth mentioning; a peer that delivers is given longer
 _STOP_SECONDS = 10.0
 _WRONG = {"bad_blob", "blob_size", "blob_malformed"}  # reasons for which a peer's answer was no blob of that name
 
@@ -114,7 +114,7 @@ class Peers:
         return list(found)
 
     async def _fetch(self, digest: bytes, limit: int) -> Path:
-        return await self._exchange.fetch(digest, limit, deadline_s=_FETCH_SECONDS)
+        return await self._exchange.fetch(digest, limit, patience_s=_FETCH_SECONDS)
 
     def _start(self) -> None:
         self._known = self._nodes()

@@ -26,7 +26,7 @@ from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
-from dlx.node.round.faults import Differs, LocalFault
+from dlx.node.round.faults import ActionFailed, Differs, LocalFault
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules
 from dlx.node.trainer import messages as m
@@ -65,6 +65,7 @@ class SlotHands:
         self._replica, self._stage = slot
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
         self._versions, self._shards, self._own, self._shelve, self._later = versions, shards, own, shelve, later
+        self._fetching: dict[Contribution, trio.CancelScope] = {}  # whose payloads
         self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
         self._past = Past(context, rules, self._stage, trainer, versions)
@@ -108,7 +109,21 @@ class SlotHands:
     # ---- payloads and versions ----
 
     async def fetch(self, signed: SignedContribution) -> PayloadFacts:
-        return await self._payloads.fetch(self._view(), signed)
+        """Given up when its round is sealed without it: nobody needs it then, and the link has better to do."""
+        scope = self._fetching[signed.contribution] = trio.CancelScope()
+        try:
+            with scope:
+                return await self._payloads.fetch(self._view(), signed)
+        finally:
+            del self._fetching[signed.contribution]
+        raise ActionFailed("its round is sealed without it")
+
+    def see(self, view: RunView) -> None:
+        """A newer view of the ledger."""
+        for statement, scope in self._fetching.items():
+            sealed = view.sealed.get((self._stage, statement.round))
+            if sealed is not None and all(record.payload != statement.payload for record in sealed.records):
+                scope.cancel()
 
     async def check(self, signed: SignedContribution) -> None:
         await self._past.check(self._view(), signed)

@@ -22,11 +22,11 @@ from dlx.node.round.faults import ActionFailed, BadPayload
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
-from dlx.p2p.exchange import BlobNotFound, BlobTimeout, BlobTooLarge
+from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTimeout, BlobTooLarge, Tree
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.trace import size as trace_size
 
-PAYLOAD_SECONDS = 30.0
+MAKER_SECONDS, PAYLOAD_SECONDS = 10.0, 30.0  # without progress: of its maker and who fetches it too, of anybody
 STATEMENT_SECONDS = 5.0  # for all of a seal that this node did not hear; nothing waits for them but who audits later
 T = TypeVar("T")
 log = logs.get(__name__)
@@ -51,18 +51,24 @@ class Payloads:
         exchange, store = self.context.exchange, self.context.store
         peer = None if statement.account == self.context.account else self.context.peer_of(statement.account)
         peers = [peer] if peer else None
+        tree = Tree(statement.payload_size, statement.payload_root)
+        sharers = [
+            one for account in view.holders(self.stage) if (one := self.context.peer_of(account)) != peer and one
+        ]
         with told():
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
                 try:
-                    path = await fetch(exchange, store, payload, limit, peers, 5.0, Kind.PAYLOAD)
+                    ask = partial(fetch, exchange, store, payload, limit, peers, MAKER_SECONDS, Kind.PAYLOAD)
+                    path = await ask(tree, sharers)
                 except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
                     path = await fetch(exchange, store, payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
                 await self._mending(partial(self.trainer.check, payload, manifest_plan(plan)), view, statement.round)
                 return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
-            except (BlobTooLarge, Wrong) as error:
+            except (BlobTooLarge, BlobContradiction, Wrong) as error:
                 log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-                raise BadPayload("payload_size" if isinstance(error, BlobTooLarge) else "bad_payload") from None
+                reasons: dict[type, str] = {BlobTooLarge: "payload_size", BlobContradiction: "payload_root"}
+                raise BadPayload(reasons.get(type(error), "bad_payload")) from None
 
     async def outer(
         self,

@@ -186,6 +186,7 @@ class Session:
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
         self.shelf.forget(view)
+        self._hands.see(view)
         if self.machine.unsealed != before:  # what came of the round too early for our view of the ledger
             for event in self.shelf.events(self.stage, self.machine.unsealed):
                 self.emit(event)

@@ -1,6 +1,6 @@
 """Errors of the disk, the training process, other nodes and the chain, in the round machine's words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.node.home.signed import Contradiction
 from dlx.node.round.faults import ActionFailed, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
-from dlx.p2p.exchange import BlobError, BlobExchange, BlobTooLarge
+from dlx.p2p.exchange import BlobError, BlobExchange, BlobTooLarge, Tree
 
 
 @contextmanager
@@ -33,14 +33,16 @@ async def fetch(
     peers: list[str] | None,
     seconds: float,
     kind: Kind,
+    tree: Tree | None = None,
+    sharers: Sequence[str] = (),
 ) -> Path:
     """As `exchange.fetch`, but what lies here with other bytes than its name says is no reason to refuse it."""
     try:
-        return await exchange.fetch(name, limit, peers, seconds, kind)
+        return await exchange.fetch(name, limit, peers, seconds, kind, tree, sharers)
     except BlobTooLarge:
         if await trio.to_thread.run_sync(store.sound, name):
             raise
-        return await exchange.fetch(name, limit, peers, seconds, kind)
+        return await exchange.fetch(name, limit, peers, seconds, kind, tree, sharers)
 
 
 def _line(error: Exception) -> str:

@@ -158,7 +158,7 @@ def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> 
 
 
 def test_gossip_that_is_no_statement(watched: Watched, tmp_path: Path) -> None:
-    reply = wire.encode(wire.BlobReply(1, 1))
+    reply = wire.encode(wire.BlobReply(1, None, 1))
     attacks = {
         "malformed": [b"\xc1", reply[:-1], wire.encode(wire.ContributionMessage(b"\xff" * SIGNED_SIZE))],
         "schema": [reply, b"\x81\xa4type\xa8proposal"],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import blob_index, blobs, room
-from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom
+from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, piece_bytes
 from dlx.ground.partial import Partial
 
 SIZE = 10_000  # of the blobs here
@@ -23,11 +23,22 @@ def blob(store: BlobStore, kind: Kind) -> bytes:
 
 
 def download(store: BlobStore, data: bytes, *chunks: int, kind: Kind = Kind.PUBLIC) -> Partial:
+    """Some MiB of it, as they come."""
     partial = store.partial(hashlib.sha256(data).digest(), len(data), kind)
     for index in chunks:
-        offset, length = partial.range(index)
-        partial.write(index, data[offset : offset + length])
+        partial.write(index * CHUNK // partial.piece, data[index * CHUNK : (index + 1) * CHUNK])
     return partial
+
+
+def there(partial: Partial) -> set[int]:
+    """The whole MiB that it has."""
+    each = CHUNK // partial.piece
+    return {index for index in range(-(-partial.count // each)) if partial.done >= set(whole(partial, index))}
+
+
+def whole(partial: Partial, index: int) -> range:
+    each = CHUNK // partial.piece
+    return range(index * each, min(partial.count, (index + 1) * each))
 
 
 @pytest.fixture
@@ -85,7 +96,7 @@ def test_a_download_goes_on_where_the_process_died(tmp_path):
     download(BlobStore(tmp_path), data, 3, 1).close()
     store = BlobStore(tmp_path)
     second = download(store, data)
-    assert second.done == {1, 3} and not second.finish()
+    assert there(second) == {1, 3} and not second.finish()
     second.close()
     assert download(store, data, 0, 2).finish()
     assert store.path(hashlib.sha256(data).digest()).read_bytes() == data
@@ -98,6 +109,23 @@ def test_a_download_knows_its_class_before_it_is_here(tmp_path):
     assert store.kind(hashlib.sha256(data).digest()) is Kind.PAYLOAD
 
 
+def test_pieces_are_leaves_and_never_too_many_of_them():
+    sizes = [0, 1, 5000, CHUNK, 16 * CHUNK, 16 * CHUNK + 1, 5 << 30]
+    assert [piece_bytes(size) for size in sizes] == [4096, 4096, 4096, 4096, 4096, 8192, CHUNK]
+
+
+def test_pieces_that_are_dropped_are_missing_also_for_who_goes_on(tmp_path):
+    store, data = BlobStore(tmp_path), os.urandom(SIZE)
+    first = download(store, data, 0)
+    assert first.done == {0, 1, 2}
+    first.drop({1})
+    first.close()
+    again = download(store, data)
+    assert again.done == {0, 2}
+    again.write(1, data[4096:8192])
+    assert again.finish()
+
+
 def test_a_mark_that_was_torn_does_not_shift_the_others(tmp_path):
     store, data = BlobStore(tmp_path), os.urandom(3 * CHUNK)
     first = download(store, data, 2)
@@ -105,7 +133,7 @@ def test_a_mark_that_was_torn_does_not_shift_the_others(tmp_path):
     first.close()
     second = download(store, data, 1)
     second.close()
-    assert download(store, data).done == {1, 2}
+    assert there(download(store, data)) == {1, 2}
 
 
 def test_downloads_that_were_given_up_do_not_stay_for_ever(tmp_path):
@@ -123,11 +151,11 @@ def test_two_who_download_the_same_blob_do_not_spoil_it_for_each_other(tmp_path)
     one, two = BlobStore(tmp_path), BlobStore(tmp_path)
     first, second = download(one, data, 0), download(two, bytes(2 * CHUNK), 0)
     third = download(two, data, 0)
-    assert second.done == third.done == {0} == first.done
+    assert there(second) == there(third) == {0} == there(first)
     third.discard()
     for partial in (first, third):
         for index in range(2):
-            partial.write(index, data[index * CHUNK : (index + 1) * CHUNK])
+            partial.write(whole(partial, index).start, data[index * CHUNK : (index + 1) * CHUNK])
         assert partial.finish()
         partial.close()
     second.close()

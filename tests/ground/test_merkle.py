@@ -95,3 +95,11 @@ def test_there_is_no_proof_of_a_leaf_beyond_the_end(leaf: int) -> None:
     with pytest.raises(IndexError):
         inclusion_proof(bytes(2 * LEAF_BYTES), leaf)
     assert not verify_inclusion(tree_root([bytes(2 * LEAF_BYTES)]), bytes(LEAF_BYTES), leaf, 2 * LEAF_BYTES, ())
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAF_BYTES, LEAF_BYTES + 1, 5 * LEAF_BYTES, 300 * LEAF_BYTES + 7])
+def test_a_list_of_leaf_hashes_has_the_files_root(tmp_path, size):
+    (tmp_path / "file").write_bytes(data := random.Random(size).randbytes(size))
+    leaves = merkle.file_leaves(tmp_path / "file")
+    assert leaves == merkle.leaf_hashes(data) and len(leaves) == -(-size // LEAF_BYTES) * merkle.HASH_BYTES
+    assert merkle.root_of(leaves) == file_root(tmp_path / "file")

@@ -59,7 +59,7 @@ async def test_peers_of_another_network_are_refused(tmp_path, field, value):
             await until(lambda: not one.host.peers() and not other.host.peers())
             assert not one.host.agreed() and not other.host.agreed()
             with pytest.raises(StreamBroken):
-                await other.host.open_stream(one.id, "/dlx/blob/1", 1)
+                await other.host.open_stream(one.id, "/dlx/blob/2", 1)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_a_stranger_without_a_hello_reaches_nothing_and_is_cut_off(tmp_pat
     async with node.host.run(), host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         info = info_from_p2p_addr(Multiaddr(node.host.addresses[0]))
         await host.connect(info)
-        stream = await host.new_stream(info.peer_id, ["/dlx/blob/1"])
+        stream = await host.new_stream(info.peer_id, ["/dlx/blob/2"])
         with pytest.raises(Exception):  # noqa: B017 - reset, by whatever name
             await stream.read(1)
         await until(lambda: node.rejected["no_hello"] and not node.host.peers())
@@ -117,7 +117,7 @@ async def test_a_stranger_cannot_push_memory(tmp_path):
     async with node.host.run(), host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
         info = info_from_p2p_addr(Multiaddr(node.host.addresses[0]))
         await host.connect(info)
-        stream = await host.new_stream(info.peer_id, ["/dlx/blob/1"])
+        stream = await host.new_stream(info.peer_id, ["/dlx/blob/2"])
         stream.muxed_stream.send_window = 1 << 30
         with pytest.raises(Exception):  # noqa: B017
             for _ in range(100):

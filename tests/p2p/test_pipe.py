@@ -118,7 +118,7 @@ async def test_a_cancelled_send_spoils_the_pipe_but_not_the_connection(tmp_path)
 async def test_nonsense_instead_of_a_hello_is_counted(tmp_path):
     async with network(tmp_path, 2) as (one, two):
         stream = await one.host.open_stream(two.id, "/dlx/pipe/2", 5)
-        await write_short(stream, wire.encode(wire.BlobReply(1, 1)))
+        await write_short(stream, wire.encode(wire.BlobReply(1, None, 1)))
         await until(lambda: two.rejected["pipe_schema"])
 
 
@@ -142,3 +142,17 @@ async def test_a_dead_neighbour_ends_the_pipe(tmp_path):
             peer.process.send_signal(signal.SIGKILL)
             with pytest.raises(PipeClosed):
                 await pipe.receive(10)
+
+
+async def test_a_neighbour_that_sends_empty_frames_without_end_is_cut_off(tmp_path):
+    """They hold no bytes, and take memory all the same."""
+    async with network(tmp_path, 2, frame_limit=4096) as (one, two):
+        here, there = await pair(one, two)
+        with pytest.raises(PipeClosed):
+            for _ in range(100_000):
+                await here.send(b"", 10)
+        came = 0
+        with pytest.raises(PipeClosed, match="frames came that nobody read"):
+            while True:
+                came += len(await there.receive(10)) == 0
+        assert came < 100

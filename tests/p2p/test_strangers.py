@@ -120,7 +120,8 @@ async def test_a_peer_in_use_is_kept_where_an_idle_one_has_to_go(tmp_path, monke
             assert used.id in node.host.agreed() and node.rejected["connections"] == 1
 
 
-async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(tmp_path):
+async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "STREAMS", 4 * serving.STREAMS_PER_PEER)
     async with network(tmp_path, 7) as (server, member, stranger, *holders):
         server.host.meet({member.id: []})
         async with trio.open_nursery() as nursery:
@@ -131,7 +132,7 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
                     with suppress(StreamBroken):
                         stream = await node.host.open_stream(server.id, serving.BLOB, 10)
                         while True:
-                            await write_short(stream, wire.encode(wire.BlobRequest(bytes(32), 0, 0)))
+                            await write_short(stream, wire.encode(wire.BlobRequest(bytes(32), None, False, 0, 0)))
                             await read_short(stream, 256)
                             await trio.sleep(1)
                     await trio.sleep(0.5)
@@ -168,7 +169,7 @@ async def test_a_stranger_that_downloads_for_ever_has_a_budget_of_its_own(tmp_pa
         with pytest.raises(StreamBroken):
             stream = await greedy.host.open_stream(server.id, serving.BLOB, 10)
             for index in range(100):
-                await write_short(stream, wire.encode(wire.BlobRequest(name, index % 8 * CHUNK, CHUNK)))
+                await write_short(stream, wire.encode(wire.BlobRequest(name, None, False, index % 8 * CHUNK, CHUNK)))
                 reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
                 got += len(await read_exact(stream, reply.length))
         assert 5 * MIB <= got <= 6 * MIB + (trio.current_time() - started) * 6 * MIB / 60

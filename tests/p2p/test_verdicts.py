@@ -38,7 +38,7 @@ async def test_who_answers_something_else_is_counted_and_ends_the_question(tmp_p
 
     async def rubbish(stream, peer):  # type: ignore[no-untyped-def]
         await module.read_short(stream, 256)
-        await module.write_short(stream, wire.encode(wire.BlobReply(None, 0)))
+        await module.write_short(stream, wire.encode(wire.BlobReply(None, None, 0)))
         await trio.sleep_forever()
 
     serves.host.serve(VERDICTS, rubbish)

@@ -19,8 +19,8 @@ MESSAGES = [
     wire.RecordsReply([bytes(8000), bytes(8000)]),
     wire.PipeHello(H, 0, 1, b"a" * 20),
     wire.PipeAnswer("no such stage"),
-    wire.BlobRequest(H, 0, 1 << 20),
-    wire.BlobReply(None, 0),
+    wire.BlobRequest(H, None, False, 0, 1 << 20),
+    wire.BlobReply(None, None, 0),
 ]
 kinds = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 

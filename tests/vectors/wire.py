@@ -24,7 +24,7 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((5, 5), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((6, 6), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
     wire.ContributionMessage(_bytes(929, 3)),
     wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
@@ -42,9 +42,11 @@ MESSAGES: list[wire.Message] = [
     wire.PipeHello(RUN, 2, 3, _bytes(20, 8)),
     wire.PipeAnswer(""),
     wire.PipeAnswer("no such stage: this refusal is longer than 31"),
-    wire.BlobRequest(RUN, 2**32, 1 << 20),
-    wire.BlobReply(None, 0),
-    wire.BlobReply(2**63 - 1, 65536),
+    wire.BlobRequest(RUN, None, False, 2**32, 1 << 20),
+    wire.BlobRequest(RUN, _bytes(32, 60), True, 0, 64),
+    wire.BlobReply(None, None, 0),
+    wire.BlobReply(2**63 - 1, None, 65536),
+    wire.BlobReply(300_000, _bytes(10, 100), 0),
 ]
 FRAMES: list[PipeFrame] = [
     PipeTensor(0, "", 0, 0, 0, 0, memoryview(b"")),

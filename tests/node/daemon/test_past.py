@@ -34,7 +34,7 @@ class World:
     def __post_init__(self) -> None:
         self.store = BlobStore(self.folder)
 
-    async def fetch(self, hash_: bytes, max_size: int, peers: Any, seconds: float, kind: Kind) -> Path:
+    async def fetch(self, hash_: bytes, max_size: int, peers: Any, seconds: float, kind: Kind, *more: Any) -> Path:
         if not self.store.has(hash_):
             data = next((one.encode() for one in self.there if one.hash() == hash_), None)
             if data is None:

@@ -36,7 +36,9 @@ class World:
     def __post_init__(self) -> None:
         self.store = BlobStore(self.folder)
 
-    async def fetch(self, hash_: bytes, max_size: int, peers: Any, seconds: float, kind: Kind) -> Path:
+    async def fetch(
+        self, hash_: bytes, max_size: int, peers: Any, seconds: float, kind: Kind, tree: Any = None, sharers: Any = ()
+    ) -> Path:
         if not self.store.has(hash_):
             if self.disk is not None:
                 raise self.disk
@@ -61,7 +63,8 @@ class World:
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
         versions = Versions(made, manifest, STAGE, self.store, self, trainer)  # type: ignore[arg-type]
         payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
-        statement = SimpleNamespace(payload=name(data), round=0, account="0x1", encode=lambda: STATEMENT)
+        stated = {"payload": name(data), "payload_size": len(data), "payload_root": tree_root([data])}
+        statement = SimpleNamespace(round=0, account="0x1", encode=lambda: STATEMENT, **stated)
         return trio.run(payloads.fetch, view or FakeView(0), SimpleNamespace(contribution=statement))
 
 

@@ -41,6 +41,9 @@ class FakeView:
     def next_round(self, stage: int) -> int:
         return self.rounds
 
+    def holders(self, stage: int) -> tuple[str, ...]:
+        return ("0x1", "0x2")
+
     def source(self, version: int) -> int:
         while version - 1 in self.empty:
             version -= 1

@@ -1,0 +1,364 @@
+"""One blob on its way from several peers at once: asks, checks what comes, keeps it, and has it for those who wait.
+
+Who is asked for what is decided in `p2p.sharing`. With the hashes of the leaves at hand every piece is checked before
+it is kept, and may be passed on before the blob is whole; without them only the whole blob shows whether it is right.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+from libp2p.abc import INetStream
+
+from dlx.ground.backoff import Backoff
+from dlx.ground.blobs import CHUNK, Kind, Partial
+from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
+from dlx.p2p import wire
+from dlx.p2p.host import Host
+from dlx.p2p.sharing import LONGEST_SILENCE, SILENCE, Asked, Sharing, Source, pieces_of
+from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, read_some, write_short
+
+BLOB = "/dlx/blob/2"
+ASK_DEADLINE = 10.0
+AGAIN = Backoff(first=1.0, cap=8.0)  # until a peer that has nothing (new) is asked once more
+STREAMS = 2  # per peer: one waits for the network while what the other brought goes to disk
+SMALL = 256 * 1024  # bytes of a blob for which one stream is enough
+STREAMS_OF_A_PEER = 6  # of all transfers together: below what it serves
+KEEP = 0.25  # s that bytes wait, at most, before they are checked, kept and passed on
+LEAST_RATE = 1024.0  # bytes a second: who delivers less, or lets others deliver less, has left
+_LOOK = 0.1  # s
+_READ = 256 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class Wrong(Exception):
+    """A peer sent other bytes than the blob has."""
+
+
+@dataclass
+class Peers:
+    """What is known of peers, from transfer to transfer."""
+
+    rates: dict[str, float] = field(default_factory=dict)  # bytes a second of one request
+    places: defaultdict[str, trio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: trio.Semaphore(STREAMS_OF_A_PEER))
+    )
+
+
+class Transfer:
+    """From `run` on; then see what of `partial` is done.
+
+    `root`: of the blob's Merkle tree, if known: then peers may have the blob, a part of it or none, and each of
+    `shares` passes a share of it on. Without it all peers have it. `moved` is told of bytes that came.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        known: Peers,
+        hash_: bytes,
+        kind: Kind,
+        partial: Partial,
+        root: bytes | None = None,
+        shares: Mapping[str, range] = {},
+        moved: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self.root, self.partial = root, partial
+        self.leaves = root if root is not None and partial.size <= LEAF_BYTES else b""  # hashes, one after the other
+        self.sources: dict[int, str] = {}  # who sent which piece
+        self.failed = Counter[str]()
+        self.wrong = set[str]()
+        self.unsure = False  # somebody could not be asked, or was lost
+        self.grew = trio.Event()  # replaced whenever there is more
+        self.is_over = False
+        self._host, self._known, self._hash, self._kind = host, known, hash_, kind
+        self._shares, self._moved, self._random = shares, moved, Random()
+        self._scopes: dict[Asked, trio.CancelScope] = {}
+        self._replaced = set[Source]()
+        self._left = 0  # peers that may give something
+        self._hashing: tuple[str, float] | None = None  # who gives the leaves' hashes, and when it last gave some
+        self._disk: OSError | None = None
+        self._sharing = Sharing(partial.size, partial.piece, partial.done, shares.get(host.peer_id, range(0)))
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.partial.done) == self.partial.count
+
+    async def run(self, peers: Collection[str]) -> None:
+        """Ends when all is here, or nobody has more. Raises OSError of our disk."""
+        if self.root is not None and self.leaves:
+            await self._check_done()
+        self._left = len(peers)
+        if not self.is_complete and peers:
+            async with trio.open_nursery() as self._nursery:
+                for peer in peers:
+                    self._nursery.start_soon(self._attend, peer)
+        for source in self._sharing.sources:
+            if source.rate is not None and source.have is None:
+                self._known.rates[source.peer] = source.rate
+        if self._disk is not None:
+            raise self._disk
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.is_over = True
+        self._grow()
+
+    async def _attend(self, peer: str) -> None:
+        """One peer, as long as it is of use."""
+        asks = 0
+        while await self._visit(peer, asks == 0):
+            asks += 1
+            await trio.sleep(AGAIN.delay(asks, self._random))
+            while not self._sharing.wants(self._shares[peer]):
+                await trio.sleep(AGAIN.first)
+
+    async def _visit(self, peer: str, first: bool) -> bool:
+        """Ask it, and have from it what it has. Whether it had nothing, and may later."""
+        source, counted = None, first
+        try:
+            async with self._known.places[peer], self._stream(peer) as stream:
+                source = await self._meet(stream, peer)
+                if source is None:
+                    return peer in self._shares
+                if not first:
+                    self._left, counted = self._left + 1, True
+                if self.root is not None and not self.leaves:
+                    await self._have_leaves(stream, peer)
+                self._sharing.sources.append(source)
+                if self.partial.size > SMALL:
+                    for _ in range(STREAMS - 1):
+                        self._nursery.start_soon(self._assist, source)
+                await self._work(stream, source)
+        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+            self._blame(peer, error)
+        except OSError as error:
+            self._disk = error
+            self._nursery.cancel_scope.cancel()
+        finally:
+            self._part(source)
+            self._left -= counted
+            if not self._left:
+                self._nursery.cancel_scope.cancel()
+        return False
+
+    async def _assist(self, source: Source) -> None:
+        """A further stream to the same peer."""
+        try:
+            async with self._known.places[source.peer], self._stream(source.peer) as stream:
+                await self._work(stream, source)
+        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+            self._blame(source.peer, error)
+        except OSError as error:
+            self._disk = error
+            self._nursery.cancel_scope.cancel()
+
+    def _stream(self, peer: str) -> "_Stream":
+        return _Stream(self._host, peer, "payload" if self._kind is Kind.PAYLOAD else "blobs")
+
+    def _blame(self, peer: str, error: Exception) -> None:
+        log.debug("fetching %s from %s: %r", self._hash.hex()[:16], peer, error)
+        self.unsure = True
+        self.failed[peer] += 1
+        if isinstance(error, wire.WireError):
+            self._host.reject("blob_malformed", peer)
+        if isinstance(error, Wrong) and peer not in self.wrong:
+            self.wrong.add(peer)
+            self._host.ban(peer, "bad_blob")
+
+    def _part(self, source: Source | None) -> None:
+        if source in self._sharing.sources:
+            self._sharing.sources.remove(source)
+        if source is not None and source.rate is not None and source.have is None:
+            self._known.rates[source.peer] = source.rate
+
+    async def _meet(self, stream: INetStream, peer: str) -> Source | None:
+        """What the peer has; None: nothing."""
+        source = Source(peer, self._known.rates.get(peer), share=self._shares.get(peer, range(0)))
+        return source if self.root is None or await self._look(stream, source) else None
+
+    async def _look(self, stream: INetStream, source: Source) -> bool:
+        with trio.fail_after(ASK_DEADLINE + source.patience):
+            reply, _ = await self._request(stream, 0, 0)
+        if reply.size != self.partial.size:
+            return False
+        source.have = None if reply.have is None else pieces_of(reply.have) & frozenset(range(self.partial.count))
+        return True
+
+    async def _work(self, stream: INetStream, source: Source) -> None:
+        """Have of it what nobody else is asked for, until all is here, or it is replaced."""
+        looks, look_at = 0, trio.current_time() + AGAIN.first
+        while source not in self._replaced:
+            now = trio.current_time()
+            asked = self._sharing.take(source, now)
+            if asked is not None:
+                await self._fetch(stream, source, asked)
+                looks, look_at = 0, trio.current_time() + AGAIN.first
+                continue
+            if (other := self._sharing.replaceable(source, now)) is not None:
+                self._replace(other.source)
+                await trio.sleep(0)
+            elif source.have is not None and now > look_at:
+                looks += 1
+                if not await self._look(stream, source):
+                    raise StreamBroken("it no longer has it")
+                look_at = trio.current_time() + AGAIN.delay(looks, self._random)
+            else:
+                await trio.sleep(_LOOK)
+
+    def _replace(self, source: Source) -> None:
+        """Somebody else is asked for what it was asked for."""
+        log.debug("%s is too slow with %s", source.peer, self._hash.hex()[:16])
+        self._replaced.add(source)
+        self.unsure = True
+        self.failed[source.peer] += 1
+        self._part(source)
+        for asked in self._sharing.asked:
+            if asked.source is source:
+                self._scopes[asked].cancel()
+
+    async def _fetch(self, stream: INetStream, source: Source, asked: Asked) -> None:
+        """Raises StreamBroken, Wrong. Whole pieces that came are kept, whatever happens to the rest."""
+        partial = self.partial
+        offset = asked.first * partial.piece
+        length = min(asked.end * partial.piece, partial.size) - offset
+        kept, rest, keep_at = 0, bytearray(), trio.current_time() + KEEP  # pieces, and bytes that wait
+        scope = self._scopes[asked] = trio.CancelScope()
+        try:
+            with scope:
+                scope.deadline = trio.current_time() + LONGEST_SILENCE + source.patience
+                reply = await self._begin(stream, offset, length)
+                if reply.size != partial.size or reply.length != length:
+                    raise StreamBroken("it no longer has it")
+                while asked.got < length:
+                    data = await read_some(stream, min(_READ, length - asked.got))
+                    now = trio.current_time()
+                    scope.deadline = now + LONGEST_SILENCE + source.patience
+                    rest += data
+                    self._sharing.heard(asked, len(data), now)
+                    self._moved(len(data))
+                    if asked.got == length or (now > keep_at and len(rest) >= partial.piece):
+                        kept += await self._keep(source, asked.first + kept, rest, asked.got == length)
+                        keep_at = trio.current_time() + KEEP
+        except StreamBroken:
+            kept += await self._keep(source, asked.first + kept, rest, False)
+            raise
+        finally:
+            del self._scopes[asked]
+            if scope.cancelled_caught:
+                kept += await self._keep(source, asked.first + kept, rest, False)
+            self._sharing.over(asked, kept, trio.current_time())
+        if scope.cancelled_caught:
+            raise StreamBroken("it was too slow")
+        if self.is_complete:
+            self._nursery.cancel_scope.cancel()
+
+    async def _keep(self, source: Source, first: int, rest: bytearray, ends: bool) -> int:
+        """Check and write the whole pieces at the beginning of `rest`, and take them off; how many. Raises Wrong."""
+        size = len(rest) if ends else len(rest) // self.partial.piece * self.partial.piece
+        if not size:
+            return 0
+        data = bytes(rest[:size]) if size < len(rest) else bytes(rest)
+        del rest[:size]
+        count = -(-size // self.partial.piece)
+        await trio.to_thread.run_sync(self._write, first, data)
+        self.sources.update(dict.fromkeys(range(first, first + count), source.peer))
+        self._grow()
+        return count
+
+    def _write(self, first: int, data: bytes) -> None:
+        if self.root is not None and not self._matches(first, data):
+            raise Wrong(f"piece {first} is not what the Merkle root says")
+        self.partial.write(first, data)
+
+    def _matches(self, first: int, data: bytes) -> bool:
+        at = first * self.partial.piece // LEAF_BYTES * HASH_BYTES
+        hashes = leaf_hashes(data)
+        return self.leaves[at : at + len(hashes)] == hashes
+
+    def _grow(self) -> None:
+        self.grew.set()
+        self.grew = trio.Event()
+
+    # ---- the hashes of the leaves -----------------------------------------------------------------------------------
+
+    async def _have_leaves(self, stream: INetStream, peer: str) -> None:
+        """From one peer at a time; from the next one too where it brings none. Raises StreamBroken, Wrong."""
+        while not self.leaves and self._hashing is not None and trio.current_time() < self._hashing[1] + SILENCE:
+            await trio.sleep(_LOOK)
+        if self.leaves:
+            return
+        self._hashing = peer, trio.current_time()
+        found, whole, began = bytearray(), -(-self.partial.size // LEAF_BYTES) * HASH_BYTES, trio.current_time()
+        with trio.CancelScope() as scope:
+            while len(found) < whole and not self.leaves:
+                scope.deadline = trio.current_time() + LONGEST_SILENCE
+                length = min(CHUNK, whole - len(found))
+                reply = await self._begin(stream, len(found), length, leaves=True)
+                if reply.size is None or reply.length != length:
+                    raise StreamBroken("it no longer has it")
+                end = len(found) + length
+                while len(found) < end:
+                    found += await read_some(stream, min(_READ, end - len(found)))
+                    now = trio.current_time()
+                    scope.deadline = now + LONGEST_SILENCE
+                    if self._hashing[0] == peer and len(found) >= LEAST_RATE * (now - began):
+                        self._hashing = peer, now
+        if scope.cancelled_caught:
+            raise StreamBroken("it did not send the hashes of the leaves")
+        if not self.leaves:
+            if await trio.to_thread.run_sync(root_of, found) != self.root:
+                raise Wrong("the hashes of the leaves are not those of the Merkle root")
+            self.leaves = bytes(found)
+            await self._check_done()
+            self._grow()
+
+    async def _check_done(self) -> None:
+        """What an earlier transfer left may have come unchecked."""
+        partial = self.partial
+
+        def wrong() -> list[int]:
+            return [index for index in partial.done if not self._matches(index, partial.read(*partial.range(index)))]
+
+        if partial.done and (bad := await trio.to_thread.run_sync(wrong)):
+            await trio.to_thread.run_sync(partial.drop, bad)
+            self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
+
+    # ---- on the wire ------------------------------------------------------------------------------------------------
+
+    async def _request(self, stream: INetStream, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
+        reply = await self._begin(stream, offset, length)
+        return reply, await read_exact(stream, reply.length)
+
+    async def _begin(self, stream: INetStream, offset: int, length: int, *, leaves: bool = False) -> wire.BlobReply:
+        return await begin(stream, wire.BlobRequest(self._hash, self.root, leaves, offset, length))
+
+
+async def begin(stream: INetStream, request: wire.BlobRequest) -> wire.BlobReply:
+    """Ask for a range; `length` raw bytes follow the answer. Raises StreamBroken, WireError."""
+    await write_short(stream, wire.encode(request))
+    reply = wire.decode_as(wire.BlobReply, await read_short(stream, wire.REPLY_LIMIT))
+    if reply.length > request.length:
+        raise wire.WireError("oversize", "more than was asked for")
+    return reply
+
+
+@dataclass
+class _Stream:
+    """One that is reset at the end."""
+
+    host: Host
+    peer: str
+    counted_as: str
+
+    async def __aenter__(self) -> INetStream:
+        self.stream = await self.host.open_stream(self.peer, BLOB, ASK_DEADLINE)
+        self.host.count_as(self.counted_as, self.stream)
+        return self.stream
+
+    async def __aexit__(self, *_: object) -> None:
+        await let_go(self.stream)

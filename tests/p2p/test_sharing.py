@@ -1,0 +1,325 @@
+"""A blob with a known Merkle root among several members: how often its bytes travel, and what hostile members gain."""
+
+import hashlib
+import os
+from collections import defaultdict
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+
+from dlx.ground.blobs import CHUNK, Kind
+from dlx.ground.merkle import leaf_hashes, root_of
+from dlx.p2p import exchange, sharing, transport, wire
+from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTimeout, Tree
+from dlx.p2p.sharing import Sharing, Source, bitmap, pieces_of, shares_of
+from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
+from tests.p2p.network import Node, meet, network, until
+
+GIB = 1 << 30
+
+
+def tree_of(data: bytes) -> Tree:
+    return Tree(len(data), root_of(leaf_hashes(data)))
+
+
+# ---- decisions ----
+
+
+def sharing_of(pieces: int, *sources: Source, own: range = range(0)) -> Sharing:
+    return Sharing(pieces * 4096, 4096, (), own, list(sources))
+
+
+def test_no_piece_is_asked_for_twice_as_long_as_something_comes():
+    one, two = Source("one", rate=1024.0), Source("two", rate=1024.0)
+    plan, asked, now = sharing_of(40, one, two), [], 0.0
+    while (first := plan.take(one, now)) and (second := plan.take(two, now)):
+        for each in (first, second):
+            asked += range(each.first, each.end)
+            for _ in range(each.end - each.first):
+                now += 4.0  # slowly
+                assert plan.replaceable(two if each is first else one, now) is None
+                plan.heard(first, 0 if each is second else 4096, now)
+                plan.heard(second, 4096 if each is second else 0, now)
+        plan.over(first, first.end - first.first, now)
+        plan.over(second, second.end - second.first, now)
+    assert sorted(asked) == list(range(40)) and plan.is_all_taken
+
+
+def test_who_is_silent_or_far_slower_than_another_is_replaced():
+    good, silent, dripper = Source("good", rate=1e6), Source("silent"), Source("dripper")
+    plan = sharing_of(64, good, silent, dripper)
+    quiet, drips = plan.take(silent, 0.0), plan.take(dripper, 0.0)
+    assert quiet is not None and drips is not None
+    for second in range(1, 6):
+        plan.heard(drips, 1, second)
+        assert plan.replaceable(good, second) is None
+    plan.heard(drips, 1, 6.0)
+    assert plan.replaceable(good, 6.0) is quiet
+    plan.over(quiet, 0, 6.0)
+    assert plan.replaceable(good, 6.0) is drips, "a byte a second is no progress beside a peer that delivers"
+    assert plan.replaceable(silent, 6.0) is None, "nothing is known of who never delivered"
+
+
+def test_a_peer_is_not_replaced_by_itself_and_a_lone_slow_one_by_nobody():
+    one = Source("one")
+    plan = sharing_of(8, one)
+    assert plan.take(one, 0.0) and plan.replaceable(one, 1000.0) is None
+
+
+def test_what_was_kept_is_not_asked_for_again():
+    one, two = Source("one"), Source("two", rate=1e6)
+    plan = sharing_of(16, one, two)
+    first = plan.take(one, 0.0)
+    assert first is not None and (first.first, first.end) == (0, 16)
+    plan.over(first, 5, 9.0)
+    again = plan.take(two, 9.0)
+    assert again is not None and (again.first, again.end) == (5, 16)
+
+
+def test_shares_are_the_same_for_everybody_and_cover_the_blob():
+    peers = [f"peer {index}" for index in range(30)]
+    found = shares_of(b"h" * 32, peers, 1000)
+    assert found == shares_of(b"h" * 32, peers[::-1], 1000) and len(found) == sharing.SHARERS
+    assert sorted(piece for share in found.values() for piece in share) == list(range(1000))
+    assert found.keys() != shares_of(b"i" * 32, peers, 1000).keys(), "not always the same ones"
+    assert shares_of(b"h" * 32, [], 10) == {} and len(shares_of(b"h" * 32, peers, 3)) == 3
+
+
+def test_the_share_of_a_slow_member_is_had_of_the_maker_in_part():
+    maker, slow = Source("maker", rate=100_000.0), Source("slow", 1000.0, frozenset(), range(0, 32))
+    plan = sharing_of(64, maker, slow, own=range(32, 64))
+    assert (mine := plan.take(maker, 0.0)) and (mine.first, mine.end) == (32, 64)
+    assert (theirs := plan.take(slow, 0.0)) and (theirs.first, theirs.end) == (0, 1)
+    assert (more := plan.take(maker, 1.0)) and (more.first, more.end) == (16, 32)
+
+
+def test_a_bitmap_says_which_pieces_are_there():
+    assert bitmap([]) == b"" and bitmap([0, 9]) == b"\x01\x02"
+    assert pieces_of(bitmap({1, 7, 8, 30})) == {1, 7, 8, 30}
+
+
+# ---- real hosts ----
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """`limit(node, rate)`: so many bytes a second leave the node, on all its connections together."""
+    rates, turns, write = {}, defaultdict(trio.Lock), transport.MeteredStream.write
+
+    async def slowly(stream: transport.MeteredStream, data: bytes) -> None:
+        rate = rates.get(id(stream._total))
+        if rate is not None:
+            async with turns[id(stream._total)]:
+                await trio.sleep(len(data) / rate)
+        await write(stream, data)
+
+    monkeypatch.setattr(transport.MeteredStream, "write", slowly)
+    return lambda node, rate: rates.update({id(node.host._meter): rate})
+
+
+async def test_a_blob_leaves_its_maker_about_once_however_many_fetch_it(tmp_path, limit):
+    data = os.urandom(600_000)
+    tree = tree_of(data)
+    async with network(tmp_path, 5) as nodes:
+        maker, *others = nodes
+        name = maker.store.put(data, Kind.PAYLOAD)
+        for node in nodes:
+            limit(node, 400_000)
+        sharers = [node.id for node in others]
+
+        async def fetch(node: Node) -> None:
+            await node.blobs.fetch(name, GIB, [maker.id], 60, Kind.PAYLOAD, tree, sharers)
+
+        async with trio.open_nursery() as nursery:
+            for node in others:
+                nursery.start_soon(fetch, node)
+        sent = [node.host.traffic()["payload"][0] / len(data) for node in nodes]
+        came = [node.host.traffic()["payload"][1] / len(data) for node in others]
+        assert all(node.store.sound(name) for node in others)
+        assert sent[0] < 2, sent
+        assert max(came) < 1.15, "no byte came twice"
+        assert not any(node.rejected for node in nodes)
+
+
+async def test_one_copy_crosses_a_slow_link_however_slow(tmp_path, limit, monkeypatch):
+    monkeypatch.setattr(sharing, "SILENCE", 1.0)
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(120_000), Kind.PAYLOAD)
+        limit(two, 20_000)
+        before = one.host.bytes_received
+        await one.blobs.fetch(name, GIB, None, 3, Kind.PAYLOAD)  # progress, not time, counts
+        assert one.host.bytes_received - before < 1.15 * len(data)
+
+
+async def test_a_reconnection_costs_no_byte_that_was_here(tmp_path, limit):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(200_000), Kind.PAYLOAD)
+        limit(two, 100_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.blobs.fetch, name, GIB, [two.id], 30, Kind.PAYLOAD, tree_of(data))
+            await until(lambda: one.host.traffic()["payload"][1] > 100_000)
+            await one.host.disconnect(two.id)
+        assert one.host.traffic()["payload"][1] < 1.4 * len(data)
+
+
+async def test_a_download_goes_on_after_a_restart_where_it_stopped(tmp_path, limit):
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(200_000), Kind.PAYLOAD)
+        limit(two, 100_000)
+        with trio.move_on_after(1.2):
+            await one.blobs.fetch(name, GIB, [two.id], 30, Kind.PAYLOAD, tree_of(data))
+        came = one.host.traffic()["payload"][1]
+        assert came > 40_000 and not one.store.has(name)
+        await one.blobs.fetch(name, GIB, [two.id], 30, Kind.PAYLOAD, tree_of(data))
+        assert one.host.traffic()["payload"][1] - came < len(data) - came + 70_000
+
+
+class Hostile(Node):
+    """A member that answers as `answer(request)` says: a reply, its bytes, and the seconds between two of them."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.data = b""
+        self.host.serve(exchange.BLOB, self._serve)
+
+    async def _serve(self, stream, peer: str) -> None:
+        try:
+            while True:
+                request = wire.decode_as(wire.BlobRequest, await read_short(stream, 256))
+                await self.answer(stream, request)
+        except StreamBroken:
+            pass
+
+    async def give(self, stream, request: wire.BlobRequest, data: bytes, have: bytes | None = None) -> None:
+        part = data[request.offset : request.offset + request.length]
+        await write_short(stream, wire.encode(wire.BlobReply(len(self.data), have, len(part))), part)
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        await self.give(stream, request, leaf_hashes(self.data) if request.leaves else self.data)
+
+
+class Dripper(Hostile):
+    """Has all, and sends a byte a second."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        if request.leaves or not request.length:
+            return await super().answer(stream, request)
+        await write_short(stream, wire.encode(wire.BlobReply(len(self.data), None, request.length)))
+        for at in range(request.length):
+            await write_all(stream, self.data[request.offset + at : request.offset + at + 1])
+            await trio.sleep(1)
+
+
+class Boaster(Hostile):
+    """Claims that it comes to it too, and that it passes it on; nothing follows."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        if request.leaves or not request.length:
+            return await self.give(stream, request, b"" if not request.leaves else leaf_hashes(self.data), b"")
+        await trio.sleep_forever()
+
+
+class Forger(Hostile):
+    """Passes on other bytes."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        await self.give(stream, request, leaf_hashes(self.data) if request.leaves else bytes(len(self.data)))
+
+
+class Lister(Hostile):
+    """Names other leaves."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        await self.give(stream, request, leaf_hashes(bytes(len(self.data))) if request.leaves else self.data)
+
+
+class Mute(Hostile):
+    """Names the size, and no leaf."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        if request.length:
+            await trio.sleep_forever()
+        await self.give(stream, request, self.data)
+
+
+@asynccontextmanager
+async def with_hostile(tmp_path, kind: type[Hostile], data: bytes):
+    """(who fetches, the maker, another member, the hostile one)"""
+    nodes = [Node(1, tmp_path)]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(nodes[0].host.run())
+        for index in (2, 3):
+            nodes.append(Node(index, tmp_path, nodes[0].host.addresses))
+        hostile = kind(4, tmp_path, nodes[0].host.addresses)
+        hostile.data = data
+        nodes.append(hostile)
+        meet(*nodes)
+        for node in nodes[1:]:
+            await stack.enter_async_context(node.host.run())
+        await until(lambda: all(len(node.host.agreed()) == 3 for node in nodes))
+        yield nodes
+
+
+@pytest.mark.parametrize("kind", [Dripper, Boaster, Forger, Lister, Mute])
+async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_path, monkeypatch, kind):
+    """It is one of those that pass the blob on, and one of those that have it."""
+    monkeypatch.setattr(sharing, "SILENCE", 1.0)
+    monkeypatch.setattr("dlx.p2p.transfer.SILENCE", 1.0)
+    data = os.urandom(300_000)
+    tree = tree_of(data)
+    async with with_hostile(tmp_path, kind, data) as (one, maker, other, hostile):
+        name = maker.store.put(data, Kind.PAYLOAD)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for node in (one, other):
+                    sharers = [one.id, other.id, hostile.id]
+                    nursery.start_soon(node.blobs.fetch, name, GIB, [maker.id], 60, Kind.PAYLOAD, tree, sharers)
+        for node in (one, other):
+            assert node.store.sound(name)
+            assert node.host.traffic()["payload"][1] < 2 * len(data)
+            assert set(node.bad) <= {hostile.id}
+        if kind is Forger:
+            assert one.bad or other.bad
+
+
+async def test_a_lone_dripper_is_waited_for_as_long_as_patience_says(tmp_path):
+    data = os.urandom(100_000)
+    async with with_hostile(tmp_path, Dripper, data) as (one, _, _, dripper):
+        with trio.fail_after(20), pytest.raises(BlobTimeout):
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, [dripper.id], 2, Kind.PAYLOAD, tree_of(data))
+
+
+async def test_a_root_of_another_file_blames_nobody_who_serves(tmp_path):
+    """The statement lies: whoever has the blob does not offer it under that root."""
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(50_000), Kind.PAYLOAD)
+        other = tree_of(os.urandom(50_000))
+        with pytest.raises((BlobNotFound, BlobTimeout)):
+            await one.blobs.fetch(name, GIB, [two.id], 1, Kind.PAYLOAD, other)
+        with pytest.raises(BlobNotFound):
+            await one.blobs.fetch(name, GIB, [two.id], 20, Kind.PAYLOAD, Tree(len(data) - 1, other.root))
+        assert not one.bad and await one.blobs.fetch(name, GIB, [two.id], 20, Kind.PAYLOAD)
+
+
+async def test_a_name_and_a_root_of_two_files_speak_against_who_stated_them(tmp_path):
+    """Its maker serves the file of the root under the name of another one; who passes it on is not to blame."""
+    data = os.urandom(50_000)
+    async with with_hostile(tmp_path, Hostile, data) as (one, _, _, maker):
+        with pytest.raises(BlobContradiction):
+            await one.blobs.fetch(b"n" * 32, GIB, [maker.id], 20, Kind.PAYLOAD, tree_of(data))
+        assert not one.bad and not one.store.has(b"n" * 32)
+
+
+async def test_strangers_get_nothing_of_what_is_still_coming(tmp_path, limit):
+    data = os.urandom(4 * CHUNK)
+    async with network(tmp_path, 3) as (one, two, stranger):
+        name = two.store.put(data, Kind.PAYLOAD)
+        limit(two, CHUNK)
+        one.host.members = frozenset({two.id})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.blobs.fetch, name, GIB, [two.id], 60, Kind.PAYLOAD, tree_of(data))
+            await until(lambda: one.host.traffic()["payload"][1] > CHUNK)
+            with pytest.raises(BlobNotFound):
+                await stranger.blobs.fetch(name, GIB, [one.id], 20, Kind.PAYLOAD, tree_of(data))
+            nursery.cancel_scope.cancel()
