@@ -2,8 +2,8 @@
 
 `python -m benchmarks.replay [--width 128] [--json FILE]` trains two rounds of a replica of three stages with one thread
 and checks the last segment of the second, as level 3 of the audit does, each time in a new process. Each cheat trains
-the second round in its own way, from the honest state. Distances as in training/slot/replay.py, whose thresholds they
-justify. A row has the largest over the stages, for cheats the smallest: what the threshold must lie between.
+the second round in its own way, from the honest state. Distances as in training/slot/distances.py, whose thresholds
+they justify. A row has the largest over the stages, for cheats the smallest: what the threshold must lie between.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
 from dlx.training.recipe.families import LlamaConfig
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Plan
-from dlx.training.slot import replay, segments
+from dlx.training.slot import distances, replay, segments
 from dlx.training.slot.owned import take_part
 from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.records import RoundInputs, Trained
@@ -64,7 +64,7 @@ class Case:
     device: str = "cpu"  # of the replay; the work was done on the CPU
     environment: dict[str, str] = field(default_factory=dict)
     rate: float = 1.0  # the learning rates are those of the manifest times this
-    left_out: bool = False  # a step of the segment, though the tensors of it were sent
+    left_out: bool = False  # a step of the segment, though the tensors of it were sent; the others may be longer for it
     replica: int = 0  # whose data
     late: int = 0  # so many rounds ago the data was due
     precision: str = ""  # other than the run's
@@ -103,6 +103,7 @@ CHEATS = (
     Case("learning rate + 10%", False, rate=1.1),
     Case("learning rate - 10%", False, rate=0.9),
     Case("one step left out", False, left_out=True),
+    Case("one step left out, others longer", False, rate=20 / 19, left_out=True),
     Case("another replica's data", False, replica=1),
     Case("the data of the round before", False, late=1),
 )
@@ -126,7 +127,7 @@ def main(
         segments.SEGMENT_STEPS["bfloat16"] = length
     rows: list[dict[str, Any]] = []
     titles = ("weights", "rate", "optimiser", "activations", "gradients", "loss")
-    sys.stdout.write(f"{'':<47}" + "".join(f"{title:>12}" for title in titles) + "\n")
+    sys.stdout.write(f"{'':<51}" + "".join(f"{title:>12}" for title in titles) + "\n")
     for precision in precisions.split(","):
         for optimiser in ("adamw", "muon"):
             with tempfile.TemporaryDirectory(prefix="dlx-replay-") as folder:
@@ -137,10 +138,10 @@ def main(
                     what = {"precision": precision, "optimiser": optimiser, "case": case.name, "honest": case.honest}
                     rows.append(what | row | {"right": all(one["right"] for one in measured)})
                     numbers = "".join(f"{row[title]:>12.1e}" for title in titles)
-                    sys.stdout.write(f"{precision:<10}{optimiser:<7}{case.name:<30}{numbers}\n")
+                    sys.stdout.write(f"{precision:<10}{optimiser:<7}{case.name:<34}{numbers}\n")
                     sys.stdout.flush()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    sys.stdout.write(f"{replay.THRESHOLDS}; {machine}\n")
+    sys.stdout.write(f"{distances.THRESHOLDS}; {machine}\n")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
     wrong = [row for row in rows if not row["right"]]

@@ -16,11 +16,13 @@ from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
+    from dlx.node.runs.upkeep import Upkeep
     from dlx.training.balance.costs import Placement, StageCost
     from dlx.training.balance.devices import Device
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
 
+PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 DraftOption = Annotated[Path, typer.Option("--manifest", metavar="FILE", help="TOML file that describes the run.")]
 
 
@@ -132,7 +134,6 @@ def _bits(option: str, given: str) -> float:
 def _as_data(plan: Plan) -> dict[str, Any]:
     from msgspec.structs import asdict
 
-    from dlx.node.runs.upkeep import upkeep
     from dlx.training.recipe.recipe import max_inner_steps
 
     draft, costs, times = plan.draft, plan.costs, plan.seconds
@@ -148,10 +149,10 @@ def _as_data(plan: Plan) -> dict[str, Any]:
             "memory": asdict(cost.memory),
             "payload": cost.payload,
             "pipes": cost.pipes,
-            "checks": asdict(upkeep(draft, cost)),
-            "seconds": asdict(own),
+            "checks": asdict(own) | {"disk": own.disk},
+            "seconds": asdict(seconds),
         }
-        for cost, own in zip(costs, times.stages, strict=True)
+        for cost, own, seconds in zip(costs, _upkeep(plan), times.stages, strict=True)
     ]
     return {
         "stages": stages,
@@ -170,11 +171,9 @@ def _as_data(plan: Plan) -> dict[str, Any]:
 
 
 def _print_stages(plan: Plan) -> None:
-    from dlx.node.runs.upkeep import upkeep
-
     costs, times = plan.costs, plan.seconds.stages
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
-    checks = [upkeep(plan.draft, cost) for cost in costs]
+    checks = _upkeep(plan)
     rows = [
         ["layers", *("{} to {}".format(*cost.layers) for cost in costs)],
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
@@ -187,6 +186,12 @@ def _print_stages(plan: Plan) -> None:
         ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
         ["disk per undecided round", *(shown.size(one.undecided) for one in checks)],
         ["disk per drawn round", *(shown.size(one.drawn) for one in checks)],
+        ["disk of private rounds", *(shown.size(one.waiting) for one in checks)],
+        ["disk of served rounds", *(shown.size(one.served) for one in checks)],
+        ["disk of slot", *(shown.size(one.slot) for one in checks)],
+        ["disk of versions", *(shown.size(one.versions) for one in checks)],
+        ["disk of payloads", *(shown.size(one.payloads) for one in checks)],
+        ["disk in all", *(shown.size(one.disk) for one in checks)],
         ["time of a micro-batch", *(_time(one.micro_batch) for one in times)],
         ["time of the optimiser", *(_time(one.optimiser) for one in times)],
     ]
@@ -196,7 +201,6 @@ def _print_stages(plan: Plan) -> None:
 def _fields(plan: Plan) -> list[tuple[str, str]]:
     """What holds for all stages."""
     from dlx.node.runs.history import utc
-    from dlx.node.runs.upkeep import upkeep
     from dlx.training.balance.seconds import PAYLOAD_NS, SLOT_NS
     from dlx.training.recipe.recipe import max_inner_steps
 
@@ -216,7 +220,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     if draft.outer.delay:
         hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
-    replays = upkeep(draft, plan.costs[0]).replay_share
+    replays = _upkeep(plan)[0].replay_share
     whole = _time(draft.rounds * times.round)
     return [
         ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
@@ -243,6 +247,13 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
+def _upkeep(plan: Plan) -> list[Upkeep]:
+    """Of each stage's holder."""
+    from dlx.node.runs.upkeep import upkeep
+
+    return [upkeep(plan.draft, cost, plan.conditions.replicas) for cost in plan.costs]
+
+
 def round_times(min_round: int, round: int, eviction: int) -> str:
     return f"a round takes at least {min_round} s and times out after {round} s; eviction {eviction} s"
 
@@ -266,7 +277,33 @@ def _warnings(plan: Plan) -> list[str]:
             f"stage {worst.stage} takes {shown.size(worst.memory.device)} of each device, which has "
             f"{shown.size(memory)}: use more --ranks, more stages, smaller micro-batches or --checkpoint layers"
         )
-    return found
+    return found + _too_much_for_the_disk(plan)
+
+
+def _too_much_for_the_disk(plan: Plan) -> list[str]:
+    """A machine that has memory for a stage's training is taken to have a few times as much disk for its checks."""
+    from dlx.node.runs.upkeep import most_inner_steps
+    from dlx.training.recipe.recipe import max_inner_steps
+
+    def excess(pair: tuple[StageCost, Upkeep]) -> float:
+        return pair[1].waiting / _memory(plan, pair[0])
+
+    cost, own = max(zip(plan.costs, _upkeep(plan), strict=True), key=excess)
+    most = PRIVATE_DISK * _memory(plan, cost)
+    if own.waiting <= most:
+        return []
+    steps = most_inner_steps(plan.draft, cost, most)
+    key = "plan.inner_steps" if plan.draft.adaptive is None else "adaptive.max_inner_steps"
+    return [
+        f"{key} {max_inner_steps(plan.draft)}: until its rounds' draws are known, stage {cost.stage} keeps "
+        f"{shown.size(own.waiting)} of states and received tensors on disk; "
+        + (f"at most {steps} steps would be {shown.size(most)}" if steps else "use smaller batches or more stages")
+    ]
+
+
+def _memory(plan: Plan, cost: StageCost) -> int:
+    """Bytes that training the stage takes, on all its devices."""
+    return (cost.memory.device or cost.memory.host) * plan.conditions.ranks
 
 
 def _time(seconds: float) -> str:

@@ -1,34 +1,66 @@
-"""What it takes of a holder that its work can be checked, and of its seconds to check others'."""
+"""What a holder keeps on its disk, so that its work can be checked and the run's history read; and what checks cost."""
 
 from __future__ import annotations
 
 import msgspec
 
 from dlx.training.balance.costs import FLOAT, StageCost
-from dlx.training.recipe.recipe import Recipe
+from dlx.training.recipe.recipe import Recipe, max_inner_steps
 from dlx.training.slot.segments import segment_steps, segments_in
+
+WAITING = 2  # rounds on disk whole: the one under way, and the one before it until its draw is known
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one stage's holder; sizes in bytes."""
+    """Of one stage's holder; sizes in bytes. Of these a holder has on disk at the run's end, at most: `waiting`,
+    `served`, `slot`, `versions` and `payloads`."""
 
     undecided: int  # a round until its draw is known
+    waiting: int  # of these at a time, of the most inner steps that a round may have
     drawn: int  # a drawn contribution, served for the manifest's window
     served: int  # of these at a time, as expected, all together
+    slot: int  # residual and optimiser state
+    versions: int  # weights and outer momentum
+    payloads: int
     replay_share: float  # of the seconds trained, that replays take of it, as expected
 
+    @property
+    def disk(self) -> int:
+        return self.waiting + self.served + self.slot + self.versions + self.payloads
 
-def upkeep(recipe: Recipe, cost: StageCost) -> Upkeep:
+
+def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
     takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and 2 W more where n is above 1."""
-    weights, optimiser = FLOAT * cost.parameters, FLOAT * cost.optimiser
+    weights, optimiser, kept = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.retention
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
     received = min(steps, length) * cost.pipes  # as much as is sent
     drawn = 2 * (weights + optimiser) + received + (2 * weights if segments > 1 else 0)
+    rounds = recipe.rounds if kept.payloads == "run" else min(recipe.rounds, kept.payloads + kept.every)
+    version = weights * (2 if recipe.outer.momentum else 1)
     return Upkeep(
-        undecided=segments * (weights + optimiser + received) + weights,
+        undecided=undecided(recipe, cost, steps),
+        waiting=WAITING * undecided(recipe, cost, max_inner_steps(recipe)),
         drawn=drawn,
         served=round(recipe.audit.share * recipe.audit.window * drawn),
+        slot=weights + optimiser,
+        versions=(kept.versions + 1 + recipe.rounds // kept.every) * version,
+        payloads=rounds * replicas * cost.payload,
         replay_share=recipe.audit.share / segments,
     )
+
+
+def undecided(recipe: Recipe, cost: StageCost, inner_steps: int) -> int:
+    """Bytes of a round of so many inner steps until its draw is known: the states at all segments' ends, what came
+    over the pipes, and the residual before."""
+    weights, segments = FLOAT * cost.parameters, segments_in(inner_steps, segment_steps(recipe))
+    return segments * (weights + FLOAT * cost.optimiser) + inner_steps * cost.pipes + weights
+
+
+def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
+    """Of a round, so that those which wait for their draw take at most so many bytes; 0: one step is too much."""
+    steps = 0
+    while steps < max_inner_steps(recipe) and WAITING * undecided(recipe, cost, steps + 1) <= most:
+        steps += 1
+    return steps

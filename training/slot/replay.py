@@ -3,28 +3,19 @@
 Its payload must be the encoding of its change, and its drawn segment, trained again from its own committed start and
 the tensors that it recorded, must end where it says and give the tensors that its neighbours recorded. So blame is
 exact: whoever was fed junk replays as honest.
-
-A distance is norm(replayed change - claimed change) / norm(claimed change) over the segment, in float64; of tensors
-that were sent, norm(replayed - sent) / norm(sent). The rate is the part of it that lies along the claimed change:
-rounding goes in all directions and hardly along that one, a false learning rate in no other. So bfloat16, which is
-rounded a lot, hides none. docs/auditor.md has what was measured for the thresholds.
 """
 
 import contextlib
 import math
 import os
-import struct
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
 
 from dlx.ground.blobs import BlobError, Damaged, file_hash
 from dlx.ground.constants import NO_HASH
@@ -33,34 +24,19 @@ from dlx.training.codecs.base import combine
 from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
-from dlx.training.inner.pipeline import Bytes, PipeBroken
-from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
+from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Plan, Precision, activation_bytes, embedding_bytes, step_bytes
+from dlx.training.recipe.recipe import Plan, activation_bytes, embedding_bytes, step_bytes
 from dlx.training.slot.change import Scratch, Start, change_into
+from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
+from dlx.training.slot.recorded import Recorded
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
-
-
-class Thresholds(NamedTuple):
-    """Above these the work was not honest."""
-
-    change: float  # distance of the weights, and of the optimiser's state
-    rate: float  # of the weights' change
-    sent: float  # distance of the tensors that were sent
-    numbers: float  # relative difference of norms and losses
-
-
-THRESHOLDS: dict[Precision, Thresholds] = {
-    "float32": Thresholds(change=5e-4, rate=1e-3, sent=3e-4, numbers=1e-3),
-    "bfloat16": Thresholds(change=0.1, rate=3e-3, sent=3e-2, numbers=1e-2),
-}
-
-Arrays = weights.Lazy[np.ndarray]
 
 
 class Missing(Exception):
@@ -271,7 +247,7 @@ def _replay(
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
     loop = _loop(manifest, drawn, dataset, start, moments, placement)
-    limits = THRESHOLDS[manifest.precision]
+    limits = thresholds(manifest)
     norms, losses = [], []
     with contextlib.ExitStack() as opened:
         link = _Opener(manifest, files, first + drawn.steps_before, steps, opened)
@@ -288,12 +264,12 @@ def _replay(
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))
     end = files.state(after.weights, files.shapes, "the weights at the segment's end")
-    distance, rate = _distance(start, end, loop.weights())
+    apart, rate = distance(start, end, loop.weights())
     found = Checked(
         reasons=(),
-        weights=distance,
+        weights=apart,
         rate=rate,
-        optimiser=_optimiser_distance(
+        optimiser=optimiser_distance(
             moments,
             files.state(after.optimiser, files.moments, "the optimiser state at the segment's end"),
             loop.optimiser_state(),
@@ -308,13 +284,13 @@ def _replay(
             if one is not None and not one.is_compared
         ),
     )
-    apart, disputed = 0.0, False
+    norms_apart, disputed = 0.0, False
     if ahead is None:
-        apart = max(_relative(one.replica, it.norm) for one, it in zip(norms, said, strict=True))
+        norms_apart = max(relative(one.replica, it.norm) for one, it in zip(norms, said, strict=True))
     elif drawn.next_trace is not None:
         there = drawn.next_trace.steps[first : first + steps]
         disputed = any(
-            not _relative(math.sqrt(one.passed_on), math.sqrt(max(it.norm_in, 0.0))) <= limits.numbers
+            not relative(math.sqrt(one.passed_on), math.sqrt(max(it.norm_in, 0.0))) <= limits.numbers
             for one, it in zip(norms, there, strict=True)
         )
     measured = (
@@ -323,8 +299,8 @@ def _replay(
         ("the optimiser state's change", found.optimiser, limits.change),
         ("the activations sent", found.activations, limits.sent),
         ("the gradients sent", found.gradients, limits.sent),
-        ("a gradient norm", apart, limits.numbers),
-        ("a loss", max(map(_relative, losses, (one.loss for one in said))), limits.numbers),
+        ("a gradient norm", norms_apart, limits.numbers),
+        ("a loss", max(map(relative, losses, (one.loss for one in said))), limits.numbers),
     )
     reasons = [
         f"{what} is {value:.2g} off, at most {most:g} is honest" for what, value, most in measured if not value <= most
@@ -355,16 +331,16 @@ class _Opener:
         self._pieces = dict.fromkeys(("activation", "gradient"), activation_bytes(manifest))
         self._pieces |= dict.fromkeys(("embedding", "tied gradient"), embedding_bytes(manifest))
         self._size = steps * step_bytes(manifest)
-        self._slack = THRESHOLDS[manifest.precision].numbers
+        self._slack = thresholds(manifest).numbers
 
-    def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "_Recorded | None":
+    def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "Recorded | None":
         """None where there is no such neighbour. Raises Missing, _Fault."""
         if came == NO_HASH:
             return None
         received, sent_there = self._file(came), self._file(went)
         if received is None:
             raise Missing([came])
-        return _Recorded(received, sent_there, self._pieces, numbers, self._first, self._slack)
+        return Recorded(received, sent_there, self._pieces, numbers, self._first, self._slack)
 
     def _file(self, name: bytes) -> BinaryIO | None:
         path = self._files.recorded(name)
@@ -374,80 +350,3 @@ class _Opener:
         if (found := os.fstat(file.fileno()).st_size) != self._size:
             raise _Fault(f"the recorded tensors {name.hex()[:12]} have {found} bytes, not {self._size}")
         return file
-
-
-class _Recorded:
-    """A `Link` to a neighbour of the past: gives what it sent, and compares what it got, in the recorded order."""
-
-    def __init__(
-        self,
-        came: BinaryIO,
-        went: BinaryIO | None,
-        pieces: Mapping[str, int],
-        numbers: Mapping[str, Sequence[tuple[float, ...]]],
-        first: int,
-        slack: float,
-    ) -> None:
-        self._came, self._went, self._pieces, self._numbers, self._first = came, went, pieces, numbers, first
-        self._slack, self._norm = slack, 0.0
-        self._apart, self._whole = defaultdict[str, float](float), defaultdict[str, float](float)  # squares, by kind
-
-    @property
-    def is_compared(self) -> bool:
-        return self._went is not None
-
-    @property
-    def distance(self) -> float:
-        """The largest of the kinds of tensors."""
-        return max((_ratio(self._apart[kind], whole) for kind, whole in self._whole.items()), default=0.0)
-
-    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
-        if kind == "norm":
-            self._norm = struct.unpack("<d", data)[0] ** 0.5
-        if kind in self._pieces and self._went is not None:
-            there = np.frombuffer(self._went.read(self._pieces[kind]), "<f4").astype(np.float64)
-            self._apart[kind] += float(np.square(np.frombuffer(data, "<f4") - there).sum())
-            self._whole[kind] += float(np.square(there).sum())
-
-    def recv(self, kind: str, step: int, micro: int) -> bytes:
-        if kind in self._numbers:
-            numbers = self._numbers[kind][step - self._first]
-            if kind == "total" and numbers[0] < self._norm <= numbers[0] * (1 + self._slack):
-                numbers = (self._norm, *numbers[1:])  # rounding may have the replay's part above the whole that was
-            return struct.pack(f"<{len(numbers)}d", *numbers)
-        return self._came.read(self._pieces[kind])
-
-
-def _optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:
-    """The largest over the kinds of state."""
-
-    def of(kind: str) -> Mapping[str, Tensor]:
-        return {name: one for name, one in replayed.items() if name == kind or name.startswith(f"{kind}.")}
-
-    return max(_distance(start, claimed, of(kind))[0] for kind in STATE_KINDS)
-
-
-def _distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Distance and rate of the change from `start`, over the replayed tensors."""
-    apart = along = change = 0.0
-    for name, end in replayed.items():
-        claim = torch.from_numpy(claimed[name]).double()
-        step = end.cpu().double() - claim
-        claim -= torch.from_numpy(start[name])
-        apart += step.square().sum().item()
-        along += (step * claim).sum().item()
-        change += claim.square().sum().item()
-    return _ratio(apart, change), along / change if change > 0 and math.isfinite(along) else 0.0
-
-
-def _ratio(apart: float, whole: float) -> float:
-    """The root of a quotient of squares; infinite where it is no number, or the claim is nothing."""
-    if apart == 0:
-        return 0.0
-    return math.sqrt(apart / whole) if whole > 0 and math.isfinite(apart) else math.inf
-
-
-def _relative(one: float, claimed: float) -> float:
-    if one == claimed:
-        return 0.0
-    return abs(one - claimed) / abs(claimed) if claimed and math.isfinite(one) else math.inf  # a square may overflow

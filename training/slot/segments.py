@@ -1,13 +1,14 @@
 """The segments of a round: its inner steps cut where it commits to weights and optimiser state, as a replay takes them.
 
-Honest replays drift from the claim with every step, and sooner in bfloat16: so a segment is short there.
+Honest replays drift from the claim with every step, so a segment is short; the states at the ends of all of them are on
+disk until one is drawn, so it is not shorter than the thresholds of a replay need (docs/auditor.md).
 """
 
 from msgspec import Struct
 
 from dlx.training.recipe.recipe import Precision, Recipe
 
-SEGMENT_STEPS: dict[Precision, int] = {"float32": 20, "bfloat16": 2}  # inner steps between two committed states
+SEGMENT_STEPS: dict[Precision, int] = {"float32": 20, "bfloat16": 20}  # inner steps between two committed states
 
 
 class SegmentState(Struct, frozen=True, forbid_unknown_fields=True):

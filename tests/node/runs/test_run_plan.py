@@ -69,6 +69,10 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
         states, received = memory["weights"] + memory["optimiser"], 10 * stage["pipes"]
         assert stage["checks"]["undecided"] == states + received + memory["weights"], "a round is one segment"
         assert stage["checks"]["drawn"] == 2 * states + received
+        assert stage["checks"]["waiting"] == 2 * stage["checks"]["undecided"]
+        assert stage["checks"]["payloads"] == 8 * 4 * stage["payload"], "of all replicas and rounds"
+        kept = ("waiting", "served", "slot", "versions", "payloads")
+        assert stage["checks"]["disk"] == sum(stage["checks"][one] for one in kept)
         assert stage["checks"]["replay_share"] == 1 / 16
     assert found["conditions"]["replicas"] == 8 and found["seconds"]["hides"] is False
     assert found["seconds"]["round"] >= found["seconds"]["training"] + found["seconds"]["exchange"]
@@ -162,8 +166,29 @@ def test_the_example_of_107_billion_parameters_is_what_the_docs_say() -> None:
     plan = json.loads(dlx(*options, "--json").stdout)
     assert f"{plan['parameters']:,}" in text and 106.5e9 < plan["parameters"] < 107.5e9
     assert len(plan["stages"]) == 8 and plan["conditions"]["replicas"] == 20
-    assert plan["seconds"]["hides"] and plan["seconds"]["hiding_steps"] < 125
+    assert plan["seconds"]["hides"] and plan["seconds"]["hiding_steps"] <= plan["max_inner_steps"]
+    for stage in plan["stages"]:
+        memory = 8 * stage["memory"]["device"]
+        assert stage["checks"]["undecided"] < 2 * memory and stage["checks"]["waiting"] < 4 * memory
     assert plan["warnings"] == []
+
+
+def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_number_of_steps_that_fits(
+    tmp_path: Path,
+) -> None:
+    example = (DOCS / "107b.toml").read_text()
+    options = ["--device", "h200", "--ranks", "8", "--checkpoint", "layers", "--lan", "10Gbit/s"]
+
+    def warnings(adaptive: str) -> list[str]:
+        draft = tmp_path / "run.toml"
+        draft.write_text(example.replace("max_inner_steps = 16", adaptive))
+        return json.loads(dlx("run", "plan", "--manifest", draft, *options, "--json").stdout)["warnings"]
+
+    (said,) = warnings("max_inner_steps = 125")
+    assert said.startswith("adaptive.max_inner_steps 125: until its rounds' draws are known, stage ")
+    assert "keeps 10.7 TB of states and received tensors on disk; at most " in said
+    most = int(said.partition("at most ")[2].split()[0])
+    assert warnings(f"max_inner_steps = {most}") == [] != warnings(f"max_inner_steps = {most + 1}")
 
 
 def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned() -> None:
@@ -175,7 +200,7 @@ def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned(
     assert 428e9 < sum(sizes) < 429e9
     manifest = complete(draft, [BlobRef("ab" * 32, size) for size in sizes], BlobRef("cd" * 32, 1 << 20))
     config = config_of(manifest)
-    assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 500
+    assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 16
     assert max(cost.payload for cost in found) < min(sizes)
     assert draft.rounds * config.max_inner_steps * config.tokens_per_step * 20 < 1 << 63
 

@@ -21,6 +21,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Codec, Inner, Outer, Plan
 from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.segments import SEGMENT_STEPS
 from dlx.training.slot.slot import Slot
 from tests.training.inner.ranked import meet
 
@@ -110,10 +111,12 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
     dataset: Dataset,
     blobs: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     codec: str,
     delay: int,
 ) -> None:
     """With several segments in a round, a payload in the start, one that is folded back, and one to start from."""
+    monkeypatch.setitem(SEGMENT_STEPS, "bfloat16", 2)
     outer = Outer(lr=0.8, delay=delay, alpha=0.8 if delay else 0.0)
     manifest = tiny_run(
         [(0, 3)],
@@ -121,7 +124,7 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
         codec=Codec(name=codec),
         plan=PLANS[codec],
         outer=outer,
-        precision="bfloat16",  # whose segments are short
+        precision="bfloat16",
         rounds=8,
         inner=Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2),
     )

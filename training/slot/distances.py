@@ -1,0 +1,79 @@
+"""How far a replay ends from what was claimed, and how far is honest.
+
+A distance is norm(replayed change - claimed change) / norm(claimed change) over the segment, in float64; of tensors
+that were sent, norm(replayed - sent) / norm(sent). The rate is the part of it that lies along the claimed change:
+rounding goes in all directions and hardly along that one, a false learning rate in no other. So bfloat16, which is
+rounded a lot, hides none. docs/auditor.md has what was measured for the thresholds.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlx.training.inner.states import STATE_KINDS
+from dlx.training.models import weights
+from dlx.training.recipe.recipe import Precision, Recipe
+
+Arrays = weights.Lazy[np.ndarray]
+
+
+class Thresholds(NamedTuple):
+    """Above these the work was not honest."""
+
+    change: float  # distance of the weights, and of the optimiser's state
+    rate: float  # of the weights' change
+    sent: float  # distance of the tensors that were sent
+    numbers: float  # relative difference of norms and losses
+
+
+_FLOAT32 = Thresholds(change=5e-4, rate=1e-3, sent=3e-4, numbers=1e-3)
+THRESHOLDS: dict[tuple[Precision, Literal["adamw", "muon"]], Thresholds] = {
+    ("float32", "adamw"): _FLOAT32,
+    ("float32", "muon"): _FLOAT32,
+    ("bfloat16", "adamw"): Thresholds(change=0.03, rate=2.5e-3, sent=3e-2, numbers=1e-2),
+    ("bfloat16", "muon"): Thresholds(change=0.075, rate=2.5e-3, sent=3e-2, numbers=1e-2),
+}
+
+
+def thresholds(recipe: Recipe) -> Thresholds:
+    """Of the run's segments."""
+    return THRESHOLDS[recipe.precision, recipe.inner.optimiser]
+
+
+def optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:
+    """The largest over the kinds of state: false moments at a segment's end would steer the next one."""
+
+    def of(kind: str) -> Mapping[str, Tensor]:
+        return {name: one for name, one in replayed.items() if name == kind or name.startswith(f"{kind}.")}
+
+    return max(distance(start, claimed, of(kind))[0] for kind in STATE_KINDS)
+
+
+def distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Distance and rate of the change from `start`, over the replayed tensors."""
+    apart = along = change = 0.0
+    for name, end in replayed.items():
+        claim = torch.from_numpy(claimed[name]).double()
+        step = end.cpu().double() - claim
+        claim -= torch.from_numpy(start[name])
+        apart += step.square().sum().item()
+        along += (step * claim).sum().item()
+        change += claim.square().sum().item()
+    return ratio(apart, change), along / change if change > 0 and math.isfinite(along) else 0.0
+
+
+def ratio(apart: float, whole: float) -> float:
+    """The root of a quotient of squares; infinite where it is no number, or the claim is nothing."""
+    if apart == 0:
+        return 0.0
+    return math.sqrt(apart / whole) if whole > 0 and math.isfinite(apart) else math.inf
+
+
+def relative(one: float, claimed: float) -> float:
+    if one == claimed:
+        return 0.0
+    return abs(one - claimed) / abs(claimed) if claimed and math.isfinite(one) else math.inf  # a square may overflow
