@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch and numpy are imported, and for all processes that tests start: threads of a small model mostly wait for
 # each other where other workers take the cores, and burn them while they wait.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# A property has no deadline, which a busy machine would miss, and the same examples each time, so that no change is
+# blamed for what another one left. For others: `make test ARGS="--hypothesis-profile default"`.
+settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+settings.load_profile("steady")
 
 _E2E = Path(__file__).parent / "e2e"
 

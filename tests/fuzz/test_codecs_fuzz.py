@@ -3,19 +3,17 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.codecs import PLANS, one_input
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(PLANS) - 1), st.integers(0, 2), st.binary(max_size=900))
 def test_whatever_the_bytes_a_decoder_refuses_them_or_is_finite(chosen: int, how: int, data: bytes) -> None:
     one_input(bytes([chosen, how]) + data)
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(PLANS) - 1), st.binary(min_size=3, max_size=9))
 def test_the_same_for_payloads_with_a_few_changes(chosen: int, changes: bytes) -> None:
     one_input(bytes([chosen, 2]) + changes)

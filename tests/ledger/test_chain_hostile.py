@@ -173,7 +173,7 @@ def test_one_address_does_not_use_up_the_connections(chain: Chain, monkeypatch: 
         assert answers(other)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda b: b"\x02" + b)))
 def test_hostile_bytes_are_malformed_and_nothing_else(raw: bytes) -> None:
     with pytest.raises(evm.Malformed):
@@ -218,7 +218,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_hostile_parameters_are_answered_with_an_error_that_blames_them(chain: Chain, data: st.DataObject) -> None:
     methods = ["eth_call", "eth_estimateGas", "eth_feeHistory", "eth_getBalance", "eth_getBlockByHash", "eth_getLogs"]

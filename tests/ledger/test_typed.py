@@ -149,7 +149,7 @@ def test_golden_bytes():
     } == GOLDEN
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(structs(Contribution))
 def test_a_statement_is_27_words_named_by_their_sha256(contribution):
     data = contribution.encode()
@@ -157,7 +157,7 @@ def test_a_statement_is_27_words_named_by_their_sha256(contribution):
     assert contribution.hash() == hashlib.sha256(data).digest()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(structs(Verdict))
 def test_a_verdict_is_signed_as_any_wallet_would(verdict):
     members = "bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report"
@@ -182,7 +182,7 @@ def test_a_conviction_takes_false_and_withheld_verdicts_on_one_contribution():
         split_conviction(data[:-1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(structs(Contribution))
 def test_what_an_account_signs_is_what_a_seal_will_say(contribution):
     message = {
@@ -203,7 +203,7 @@ def test_what_an_account_signs_is_what_a_seal_will_say(contribution):
         assert record.digest(DOMAIN, contribution.run, contribution.round, contribution.stage) == digest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SEALS)
 def test_seal_round_trip_and_digest(seal):
     data = seal.encode()
@@ -224,7 +224,7 @@ def test_seal_round_trip_and_digest(seal):
     assert seal.digest(DOMAIN) == typed_data("Seal", SEAL_MEMBERS, message)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(OUTCOMES)
 def test_an_outcome_has_its_plans_in_11_bytes(outcome):
     plan = outcome.plan
@@ -257,7 +257,7 @@ def test_report_and_registration_digests():
     assert registration_digest(31337, LEDGER, account_of(KEY), 7) == registration
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 863), st.integers(0, 7))
 def test_a_flipped_bit_is_refused_or_another_contribution(position, bit):
     data = bytearray(example().encode())
@@ -269,7 +269,7 @@ def test_a_flipped_bit_is_refused_or_another_contribution(position, bit):
     assert decoded != example() and decoded.encode() == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 209 + 2 * 76 - 1), st.integers(0, 7))
 def test_a_flipped_bit_is_refused_or_another_seal(position, bit):
     data = bytearray(example_seal().encode())

@@ -56,7 +56,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy:
 
 
 @by_kind
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_msgpack_reads_what_a_node_sends_and_writes_the_same_bytes(kind: type, data: st.DataObject) -> None:
     fields = {field.name: data.draw(strategy(field.type)) for field in inspect.type_info(kind).fields}

@@ -125,7 +125,7 @@ _piece = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), _piece), max_size=30))
 def test_whatever_comes_what_is_held_is_bounded_by_what_was_asked_for(frames: list[tuple[bool, PipeTensor]]) -> None:
     flow, held, answered = Flow(RULES), 0, 0

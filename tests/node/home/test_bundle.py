@@ -35,7 +35,7 @@ entries = st.builds(
 SOME = Entries((made_contribution().sign(DOMAIN, KEY),), (SignedSeal(made_seal(), bytes(65)),))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(entries, st.text(max_size=10))
 def test_a_bundle_gives_back_what_went_in(signed: Entries, password: str) -> None:
     assert unpack(pack(ACCOUNT, signed, password, CHEAP), ACCOUNT, password) == signed

@@ -12,7 +12,7 @@ from dlx.node.home.sealed import LIGHT, SealError, label, seal, unseal
 CHEAP = 10
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.binary(max_size=300), st.text(max_size=20), st.text(max_size=60))
 def test_the_password_opens_what_it_sealed(plain: bytes, password: str, name: str) -> None:
     made = seal(plain, password, name, CHEAP)

@@ -32,7 +32,7 @@ def test_delay_one_trains_while_the_seal_is_on_its_way() -> None:
     assert finished[1] < finished[0]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10_000), loss=st.floats(0, 0.4), delay=st.integers(0, 1))
 def test_lost_repeated_and_reordered_messages_only_cost_time(seed: int, loss: float, delay: int) -> None:
     sim = Simulation(make_rules(rounds=3, delay=delay), replicas=2, seed=seed, loss=loss)

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -68,7 +68,6 @@ def test_a_codec_takes_the_plans_that_a_manifest_may_state(name: str) -> None:
                 assert codec(name).size(SHAPES, plan) > 0
 
 
-@settings(deadline=None)
 @given(any_plan, st.integers(0, 2**32), st.floats(1e-12, 1e3))
 def test_error_feedback_loses_nothing(chosen: tuple[str, Plan], seed: int, size: float) -> None:
     """decode(payload) + residual is what was to be sent, to the rounding of float32."""
@@ -128,7 +127,6 @@ def test_a_previous_payload_that_does_not_fit_is_not_used(name: str, plan: Plan,
     assert codec(name).encode(_random(1), plan, unfit) == codec(name).encode(_random(1), plan)
 
 
-@settings(deadline=None)
 @given(any_plan, st.integers(0, 2**32), st.integers(min_value=0), st.integers(1, 255))
 def test_a_changed_byte_is_refused_or_changes_the_values(
     chosen: tuple[str, Plan], seed: int, place: int, change: int

@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,7 +40,6 @@ def test_bytes_are_the_documented_ones() -> None:
     assert decoded["a"].tolist() == [-3.5] * 129
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(1e-12, 1e3))
 def test_values_are_right_to_half_a_step(seed: int, size: float) -> None:
     values = _random(seed, size=size)
@@ -65,7 +64,6 @@ def test_decoding_gives_the_golden_bits() -> None:
     assert weights.weights_hash(decoded).hex() == "fd03de644f09d9267c3a29c061601c6c75e034743cb4f43ce077990ab6c3bd9c"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(min_value=0))
 def test_a_flipped_bit_is_refused_or_means_something_else(seed: int, bit: int) -> None:
     payload = bytearray(INT4.encode(_random(seed), PLAN))

@@ -70,7 +70,7 @@ def test_the_same_bytes_and_bits(name: str, plan: Plan, kind: str, device: str) 
 
 
 @everywhere
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(PLANS),
     st.sampled_from(["normal", "tied", "sparse"]),

@@ -72,7 +72,7 @@ def _data(micro_batches: int) -> DraftData:
     return DraftData(source=["x"], sequence_length=16, batch_size=4, micro_batches=micro_batches, seed=7)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=12, max_size=12),
     first=st.integers(1, 11),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -95,7 +95,6 @@ def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured
     return Measured(tuple(norms), tuple(found))
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 7).flatmap(
         lambda count: st.tuples(
