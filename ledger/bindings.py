@@ -3,6 +3,7 @@
 from typing import Any
 
 from eth_abi.exceptions import DecodingError
+from eth_utils.abi import collapse_if_tuple, function_abi_to_4byte_selector
 from web3 import Web3
 from web3.exceptions import Web3Exception
 from web3.providers import BaseProvider
@@ -27,13 +28,21 @@ class Interface:
         self.artifact = contracts.load(name)
         abi = self.artifact["abi"]
         self._contract = web3.eth.contract(abi=abi, bytecode=self.artifact["bytecode"])
+        # web3's own `encode_abi` looks through all functions at each call: 70 times as slow.
+        self._codec = web3.codec
+        self._calls = {
+            entry["name"]: (function_abi_to_4byte_selector(entry), [collapse_if_tuple(one) for one in entry["inputs"]])
+            for entry in abi
+            if entry["type"] == "function"
+        }
         # web3 decodes no custom errors; but their data is that of a call of a function with the error's name.
         errors = [{**entry, "type": "function"} for entry in (*abi, *_BUILT_IN) if entry["type"] == "error"]
         self._errors = web3.eth.contract(abi=errors)
 
     def call_data(self, function: str, *args: Any) -> bytes:
         """The calldata of a call; a tuple stands for a struct."""
-        return _unhex(self._contract.encode_abi(function, args))
+        selector, kinds = self._calls[function]
+        return selector + self._codec.encode(kinds, args)
 
     def creation_data(self, *args: Any) -> bytes:
         """The data of a transaction that creates the contract."""

@@ -1,16 +1,22 @@
 """The short version of the convergence benchmark: what the long one prints and writes, on a tiny model."""
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks import convergence
 
 KEYS = {"method", "seeds", "loss", "gap_percent", "bytes_per_round", "traffic_ratio", "steps", "seconds"}
 
 
 def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
     out, result = tmp_path / "out", tmp_path / "result.json"
-    chosen = ["--only", "all-reduce AdamW", "--only", "sparse"]
+    chosen = ["--only", "all-reduce AdamW", "--only", "sparse", "--workers", "1", "--source", argparse.__file__]
     command = [sys.executable, "-m", "benchmarks.convergence", "--quick", "--out", str(out), "--json", str(result)]
 
     first = subprocess.run([*command, *chosen], capture_output=True, text=True)
@@ -28,6 +34,8 @@ def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
         assert trained["curve"][-1][2] == trained["loss"], "a curve ends where the table says"
     assert "sparse" in (out / "quick/table.txt").read_text()
 
-    again = subprocess.run([*command, *chosen], capture_output=True, text=True)
+    app = Typer()
+    app.command()(convergence.main)
+    again = CliRunner().invoke(app, [*command[3:], *chosen])
     assert json.loads(result.read_text())["rows"] == list(rows.values()), "an interrupted run goes on from the folder"
-    assert again.returncode == 0
+    assert again.exit_code == 0, again.output

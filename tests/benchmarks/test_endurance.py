@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.endurance import growth
 
-ROUNDS, EVERY = 12, 3
+ROUNDS, EVERY = 8, 2
 
 
 def test_growth_is_per_round_and_of_the_last_half_only() -> None:
