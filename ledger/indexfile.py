@@ -14,8 +14,9 @@ from typing import Any
 
 from dlx.ledger.errors import LedgerError
 
-# 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a node did not have.
-FORMAT = 8
+# 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a
+# node did not have.
+FORMAT = 9
 _BUSY_SECONDS = 5.0  # that a writer waits for another process's transaction
 _SCHEMA = """
     CREATE TABLE origin (chain_id INTEGER, ledger TEXT, registry TEXT, since INTEGER, epoch BLOB);
@@ -33,7 +34,7 @@ _SCHEMA = """
         accounts BLOB NOT NULL, counted INTEGER NOT NULL, signers INTEGER NOT NULL, tokens INTEGER NOT NULL,
         loss INTEGER NOT NULL, inner_steps INTEGER NOT NULL, level INTEGER, rank INTEGER,
         next_level INTEGER NOT NULL, next_rank INTEGER NOT NULL, next_inner_steps INTEGER NOT NULL,
-        replicas BLOB NOT NULL,
+        outline BLOB NOT NULL,
         PRIMARY KEY (run, round, stage)
     ) WITHOUT ROWID;
     CREATE INDEX tokens_of_rounds ON seals (run, round, tokens) WHERE stage = 0;

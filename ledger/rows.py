@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dlx.ledger.abi import account_bytes, checksum
 from dlx.ledger.events import Sealed
 from dlx.ledger.index import EventIndex, Place
-from dlx.ledger.seal_log import bitmap
+from dlx.ledger.seal_log import outlined
 from dlx.ledger.typed import split_entries
 from dlx.ledger.view import RunView
 
@@ -36,6 +36,7 @@ class SealRow(NamedTuple):
     next_level: int  # of the plan that the seal carries
     next_rank: int
     next_inner_steps: int
+    outline: bytes  # `outlined`
 
 
 class Outline(NamedTuple):
@@ -45,7 +46,7 @@ class Outline(NamedTuple):
     weights: bytes
     momentum: bytes
     next_inner_steps: int
-    replicas: bytes  # the bitmap of those that it counts
+    outline: bytes  # `outlined`
 
 
 def write(db: sqlite3.Connection, view: RunView, seals: Iterable[Sealed]) -> None:
@@ -80,7 +81,7 @@ def outlines(index: EventIndex, run: bytes, until: Place) -> Iterator[Outline]:
     place = -1, -1
     while True:
         found = index.rows(
-            "SELECT stage, weights, momentum, next_inner_steps, replicas, round FROM seals WHERE run = ? "
+            "SELECT stage, weights, momentum, next_inner_steps, outline, round FROM seals WHERE run = ? "
             f"AND (round, stage) > (?, ?) AND (block, log_index) <= (?, ?) ORDER BY round, stage LIMIT {_BATCH}",
             run, *place, *until,
         )  # fmt: skip
@@ -110,7 +111,7 @@ def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object,
         sealed.count, sum(not entry.of_record for entry in split_entries(sealed.signatures)),
         sealed.steps * view.config.tokens_per_step, sealed.mean_loss,
         sealed.outcome.inner_steps, *_plan_in_force(db, sealed), planned.level, planned.rank, planned.inner_steps,
-        bitmap(sealed),
+        outlined(sealed),
     )  # fmt: skip
 
 

@@ -1,14 +1,15 @@
 """The sealed rounds of a run: the newest in full, of the others what they gave."""
 
+import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlx.ledger.abi import ZERO32
 from dlx.ledger.events import Sealed
-from dlx.ledger.votes import replicas
 
+_PLANNED, _TAKEN = struct.Struct(">I"), struct.Struct(">BI")
 ReadSeal = Callable[[int, int], Sealed]  # of a stage and round that are sealed
 
 
@@ -47,37 +48,34 @@ class SealLog(Mapping[tuple[int, int], Sealed]):
         both = bytes(self._stages[stage].hashes[64 * round : 64 * round + 64])
         return both[:32], both[32:]
 
-    def counted(self, stage: int, round: int) -> tuple[int, ...]:
-        """The replicas that any sealed round counts, ascending. Raises KeyError beyond the sealed."""
+    def counted(self, stage: int, round: int) -> dict[int, int]:
+        """The replicas that any sealed round counts, ascending, and the inner steps of each. Raises KeyError beyond the
+        sealed."""
         if not 0 <= round < self.rounds(stage):
             raise KeyError((stage, round))
-        return replicas(int.from_bytes(self._stages[stage].counted[8 * round : 8 * round + 8], "big"))
+        return taken(self._stages[stage].counted[round])
 
-    def outline(self, stage: int, rounds: int) -> tuple[bytes, bytes]:
-        """What the stage's first `rounds` seals count and plan: equal for histories that count and plan alike, and a
-        beginning of what longer ones give."""
+    def outline(self, stage: int, rounds: int) -> Sequence[bytes]:
+        """What each of the stage's first `rounds` seals counts and plans: equal for those that count and plan alike."""
         if not 0 <= rounds <= self.rounds(stage):
             raise KeyError((stage, rounds - 1))
-        if not rounds:
-            return b"", b""
-        seals = self._stages[stage]
-        return bytes(seals.counted[: 8 * rounds]), seals.steps[1 : rounds + 1].tobytes()
+        return self._stages[stage].counted[:rounds] if rounds else []
 
     def append(self, sealed: Sealed, genesis: bytes) -> None:
         """Adds the stage's next round; an empty one keeps weights and momentum, of round 0 those of the genesis."""
-        before = self._stages.get(sealed.stage) or _Seals(0, 0, [], bytearray(), array("q", [0]), bytearray())
+        before = self._stages.get(sealed.stage) or _Seals(0, 0, [], bytearray(), array("q", [0]), [])
         hashes = bytes(before.hashes[64 * before.rounds - 64 : 64 * before.rounds]) or genesis + ZERO32
         self._stages[sealed.stage] = before.append(sealed, hashes, self._keep)
 
     def restore(self, outlines: Iterable[tuple[int, bytes, bytes, int, bytes]], newest: ReadSeal) -> None:
-        """Fills an empty log with all seals: (stage, weights and momentum after it, planned inner steps, `bitmap`) of
+        """Fills an empty log with all seals: (stage, weights and momentum after it, planned inner steps, `outlined`) of
         each, in the order of a stage's rounds; `newest` gives those to keep."""
         hashes: dict[int, bytearray] = defaultdict(bytearray)
         steps: dict[int, array[int]] = defaultdict(lambda: array("q", [0]))
-        counted: dict[int, bytearray] = defaultdict(bytearray)
-        for stage, weights, momentum, planned, bits in outlines:
+        counted: dict[int, list[bytes]] = defaultdict(list)
+        for stage, weights, momentum, planned, outline in outlines:
             hashes[stage] += weights + momentum
-            counted[stage] += bits
+            counted[stage].append(_shared(counted[stage], outline))
             steps[stage].append(steps[stage][-1] + planned)
         for stage in hashes:
             rounds = len(steps[stage]) - 1
@@ -121,22 +119,33 @@ class _Seals:
     seals: list[Sealed]
     hashes: bytearray  # 64 bytes a round: weights and momentum after it
     steps: "array[int]"  # sums of the inner steps that the first 0, 1, 2, ... seals plan
-    counted: bytearray  # 8 bytes a round: `bitmap`
+    counted: list[bytes]  # of each round what `outlined` gives, one object where rounds in a row are alike
 
     def append(self, sealed: Sealed, before: bytes, keep: int | None) -> "_Seals":
         first, seals, hashes, steps, counted = self.first, self.seals, self.hashes, self.steps, self.counted
         if len(steps) != self.rounds + 1:  # a copy has gone on: part from it
             seals, hashes, steps = seals[: self.rounds - first], hashes[: 64 * self.rounds], steps[: self.rounds + 1]
-            counted = counted[: 8 * self.rounds]
+            counted = counted[: self.rounds]
         if keep is not None and len(seals) >= 2 * keep:
             first, seals = first + len(seals) - keep, seals[-keep:]
         seals.append(sealed)
         hashes += sealed.outcome.weights + sealed.outcome.momentum if sealed.records else before
         steps.append(steps[-1] + sealed.outcome.plan.inner_steps)
-        counted += bitmap(sealed)
+        counted.append(_shared(counted, outlined(sealed)))
         return _Seals(self.rounds + 1, first, seals, hashes, steps, counted)
 
 
-def bitmap(sealed: Sealed) -> bytes:
-    """8 bytes, big-endian: bit r is set where the seal counts replica r."""
-    return sum(1 << record.replica for record in sealed.records).to_bytes(8, "big")
+def outlined(sealed: Sealed) -> bytes:
+    """The inner steps that a seal plans (4 bytes, big-endian), then of each replica that it counts, ascending, its
+    number and inner steps (5 bytes)."""
+    each = sorted((record.replica, record.inner_steps) for record in sealed.records)
+    return _PLANNED.pack(sealed.outcome.plan.inner_steps) + b"".join(_TAKEN.pack(*one) for one in each)
+
+
+def taken(outline: bytes) -> dict[int, int]:
+    """Replica -> inner steps, of those that a seal counts."""
+    return dict(_TAKEN.iter_unpack(outline[_PLANNED.size :]))
+
+
+def _shared(before: Sequence[bytes], outline: bytes) -> bytes:
+    return before[-1] if before and before[-1] == outline else outline

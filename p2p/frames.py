@@ -29,10 +29,12 @@ class PipeTensor(Struct, frozen=True, array_like=True, tag="t", forbid_unknown_f
 
 
 class PipeWant(Struct, frozen=True, array_like=True, tag="w", forbid_unknown_fields=True):
-    """The round that the sender would train next, and whether it could start it now."""
+    """The round that the sender would train next, whether it and all stages beyond it could start it now, and for how
+    many inner steps they have time (0: not ready)."""
 
     round: Uint32
     ready: bool
+    steps: Uint32
 
 
 PipeFrame = PipeTensor | PipeWant

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
-from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.round.deals import Deals
@@ -94,11 +93,10 @@ class Inner:
         """Whether the traces of the replica's stages, as far as they are to be had, contradict each other."""
         traces: list[Trace | None] = []
         for stage in range(self.view.config.stages):
-            data, steps = self._neighbour(drawn, stage, get), self.view.sealed[stage, drawn.round].outcome.inner_steps
             try:
-                segments = segments_in(steps, segment_steps(self.manifest))
-                traces.append(None if data is None else decode(data, segments, steps))
-            except TraceError:
+                said = self._statement(drawn, stage, get)
+                traces.append(decode(self._trace(said, get), said.segments, said.inner_steps))
+            except (StopIteration, Absent, Lie, TraceError):
                 traces.append(None)
         return bool(neighbours_faults(traces))
 
@@ -125,9 +123,8 @@ class Inner:
             raise Lie("the statement is about another round")
         if found.record(record.multiplier) != record:
             raise Lie("the statement says something else than the seal's record of it")
-        steps = sealed.outcome.inner_steps
-        if (found.inner_steps, found.segments) != (steps, segments_in(steps, segment_steps(self.manifest))):
-            raise Lie(f"it states {found.inner_steps} steps in {found.segments} segments, the round had {steps} steps")
+        if found.segments != segments_in(found.inner_steps, segment_steps(self.manifest)):
+            raise Lie(f"it states {found.inner_steps} steps in {found.segments} segments")
         return found
 
     def _samples(self, drawn: Drawn, said: Contribution) -> Intervals:
@@ -172,8 +169,3 @@ class Inner:
             if said.payload in named:
                 found[said.payload] = self._plan(said.stage, said.round)
         return found
-
-
-def segments_of(manifest: Manifest, seals: Sequence[Sealed]) -> int:
-    """How many segments a sealed round has."""
-    return segments_in(seals[0].outcome.inner_steps, segment_steps(manifest))

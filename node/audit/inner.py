@@ -9,7 +9,7 @@ from random import Random
 
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
-from dlx.node.archive.inner import Absent, Inner, Lie, Unknown, segments_of
+from dlx.node.archive.inner import Absent, Inner, Lie, Unknown
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round import turns
@@ -22,6 +22,7 @@ from dlx.training.data import shards
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
+from dlx.training.slot.segments import segment_steps
 
 LEVEL = 3
 _PASSES = 4  # each has what the one before found missing
@@ -168,7 +169,7 @@ def _drawn(report: Report, view: RunView, manifest: Manifest, block_hash: BlockH
         if hash_ is None:
             report.note(f"round {round} is not drawn yet: its block is still to come")
         else:
-            found += drawn_of(seals, hash_, manifest.audit.share, segments_of(manifest, seals))
+            found += drawn_of(seals, hash_, manifest.audit.share, segment_steps(manifest))
     return found
 
 

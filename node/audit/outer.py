@@ -16,6 +16,7 @@ from dlx.node.archive.replay import PayloadError, Replay, State, StatementError,
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.round.pace import fewest_steps
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
 from dlx.node.runs.fit import differences
@@ -30,7 +31,8 @@ from dlx.training.recipe.strict import ManifestError
 LEVEL = 2
 
 _FAULTS = {
-    "wrong_plan": "states another plan than {plan}, or another number of steps",
+    "wrong_plan": "states another plan than {plan}",
+    "wrong_steps": "states {counted.inner_steps} inner steps, which are more than {plan} has or too few to count",
     "wrong_segments": "commits to {counted.segments} segments, not what its inner steps make",
     "private_data": "says that it comes from private data, which the manifest does not allow",
 }
@@ -161,10 +163,11 @@ class _Audit:
         steps = self._replay.plan(sealed.stage, sealed.round).inner_steps
         if outcome.inner_steps != steps:
             wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {steps}")
+        fewest = fewest_steps(steps)
         wrong += [
-            f"counts {record.inner_steps} inner steps of replica {record.replica}, its plan has {steps}"
+            f"counts {record.inner_steps} inner steps of replica {record.replica}, its plan allows {fewest} to {steps}"
             for record in sealed.records
-            if record.inner_steps != steps
+            if not fewest <= record.inner_steps <= steps
         ]
         if not has_round(terms, self._view, sealed.round):
             wrong.append("the run had reached its inner steps before this round")

@@ -13,7 +13,6 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
-from dlx.node.archive.inner import segments_of
 from dlx.node.audit.inner import Found, Replays
 from dlx.node.home.errors import Failure
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
@@ -22,6 +21,7 @@ from dlx.node.round.turns import SERVE_TIMEOUTS
 from dlx.node.round.verdicts import Finding
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.slot.segments import segment_steps
 
 POLL_SECONDS = 1.0
 AGAIN_SECONDS = 5.0  # until what was not served is asked for again
@@ -114,7 +114,7 @@ class Watching:
             if hash_ is not None:
                 self._drawn.add(round)
                 until = time.monotonic() + SERVE_TIMEOUTS * manifest.timing.round_timeout
-                for one in drawn_of(seals, hash_, audit.share, segments_of(manifest, seals)):
+                for one in drawn_of(seals, hash_, audit.share, segment_steps(manifest)):
                     self._open[one.statement] = one, until, 0.0
 
     def _look(self, replays: Replays, update: RunUpdate, drawn: Drawn, until: float) -> Iterator[Line]:

@@ -59,6 +59,7 @@ def command(
 
 
 def _print(found: History) -> None:
+    from dlx.node.home.shown import steps
     from dlx.node.runs.history import utc
 
     done = found.sealed_rounds
@@ -67,7 +68,7 @@ def _print(found: History) -> None:
         [
             row.round,
             utc(row.time),
-            "" if row.inner_steps is None else row.inner_steps,
+            "" if row.inner_steps is None else _each([steps(row.inner_steps, stage.steps) for stage in row.stages]),
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.total_tokens:,}",
             _each([str(stage.contributions) for stage in row.stages]),

@@ -10,7 +10,7 @@ from rich.text import Text
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.status import CheckStatus, NodeStatus
-from dlx.node.home.shown import counted, size
+from dlx.node.home.shown import counted, size, steps
 
 
 def command(
@@ -46,7 +46,8 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
     if status.last_seal:
         seal = status.last_seal
         count = counted([seal.counted], seal.replicas)
-        said = f"round {seal.round}, counted {count}, weights {seal.weights[:16]}, transaction {seal.transaction}"
+        did = "" if not seal.steps else f", steps {steps(seal.inner_steps, seal.steps)}"
+        said = f"round {seal.round}, counted {count}{did}, weights {seal.weights[:16]}, transaction {seal.transaction}"
         rows.append(("last seal", options.amber(said) if seal.counted < seal.replicas else said))
     if status.checks is not None:
         rows += _checks(status.checks)

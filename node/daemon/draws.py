@@ -7,13 +7,13 @@ import trio
 
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Sealed
-from dlx.node.archive.inner import segments_of
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.slot.segments import segment_steps
 
 SETTLED = 24  # blocks above the draw's: the hash is asked for once more then, and stays
 log = logs.get(__name__)
@@ -92,6 +92,6 @@ class Draws:
         since = before.since if before is not None and same and before.block_hash == found else self._now()
         if same and before is not None and before.block_hash != found:
             log.warning("the chain took back the block that drew a round: drawn anew", round=seals[0].round)
-        drawn = drawn_of(seals, found, audit.share, segments_of(self._manifest, seals))
+        drawn = drawn_of(seals, found, audit.share, segment_steps(self._manifest))
         redrawn = before is not None and (before.redrawn or before.drawn != drawn)
         return RoundDraw(since, drawn, block, found, named, settles, redrawn)

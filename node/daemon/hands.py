@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from dlx.ground.blobs import Kind
 from dlx.ledger.client import Receipt
@@ -32,6 +33,7 @@ from dlx.node.round.rules import OuterResult, PayloadFacts, Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
+from dlx.p2p.frames import PipeWant
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import RoundInputs, Trained
 
@@ -75,12 +77,14 @@ class SlotHands:
 
     def start_round(self, order: a.StartRound) -> None:
         view = self._view()
-        log.info("training", round=order.round, base=order.base, steps=order.plan.inner_steps)
-        self._progress.begin(order.round, order.plan.inner_steps)
+        log.info("training", round=order.round, base=order.base, steps=order.steps, of=order.plan.inner_steps)
+        if order.steps < order.own_steps:
+            log.info("another stage of the replica has no time for more steps", round=order.round, ours=order.own_steps)
+        self._progress.begin(order.round, order.steps)
         self._context.metrics.of_stage(self._stage).round.set(order.round)
         inputs = RoundInputs(
             round=order.round,
-            plan=manifest_plan(order.plan),
+            plan=replace(manifest_plan(order.plan), inner_steps=order.steps),
             steps_before=order.steps_before,
             total_steps=self._rules.total_steps,
             base_version=order.base,
@@ -96,8 +100,8 @@ class SlotHands:
         self._pipes.close()
         self._trainer.post(m.Stop(reason))
 
-    def want_round(self, round: int, ready: bool) -> None:
-        self._pipes.send_want(round, ready)
+    def want_round(self, link: str, round: int, ready: bool, steps: int) -> None:
+        self._pipes.send_want(link, PipeWant(round, ready, steps))
 
     def reset_pipes(self, reason: str) -> None:
         log.info("pipes reset", reason=reason)

@@ -151,6 +151,8 @@ class Overview:
             round=sealed.round,
             counted=sealed.count,
             replicas=max(sealed.count, len(seen.view.complete_replicas())),
+            inner_steps=sealed.outcome.inner_steps,
+            steps={record.replica: record.inner_steps for record in sealed.records},
             transaction="0x" + sealed.at.tx.hex(),
             weights=seen.view.weights(sealed.stage, sealed.round + 1).hex(),
         )

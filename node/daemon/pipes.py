@@ -78,10 +78,10 @@ class Pipes:
         """An accepted pipe from the previous stage; it replaces an older one."""
         self._nursery.start_soon(self._pump, "previous", pipe)
 
-    def send_want(self, round: int, ready: bool) -> None:
-        """Tell both neighbours."""
-        for link in self._open:
-            self._open[link].outgoing.send_nowait(PipeWant(round, ready))
+    def send_want(self, link: str, want: PipeWant) -> None:
+        """Tell the neighbour at a link, if its pipe is open."""
+        if link in self._open:
+            self._open[link].outgoing.send_nowait(want)
 
     def post(self, link: str, pipe: int, piece: PipeTensor) -> None:
         """To a neighbour if this pipe is still the one to it, in order; a failure shows as `on_gone`."""

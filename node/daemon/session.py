@@ -242,7 +242,7 @@ class Session:
                 self.progress.end(trained)
                 self.context.on_trained(trained)
                 self._metrics.loss.set(trained.loss / MICRO)
-                self.emit(e.RoundFinished(trained))
+                self.emit(e.RoundFinished(trained, self.progress.step_seconds))
             case m.Abandoned(round=round, reason=reason):
                 log.info("round abandoned", round=round, reason=reason)
                 self.pipes.close()
@@ -267,7 +267,7 @@ class Session:
         self.emit(e.NeighbourWants(link, None))
 
     def _on_want(self, link: str, want: PipeWant) -> None:
-        self.emit(e.NeighbourWants(link, want.round, want.ready))
+        self.emit(e.NeighbourWants(link, want.round, want.ready, want.steps))
 
     def _on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
         self.trainer.post(m.Tensor(link, pipe, piece))
@@ -337,11 +337,12 @@ class Session:
         counted = self.context.account in sealed.accounts
         self.context.on_sealed(sealed, counted)
         sent, rate = self.context.traffic(), self.progress.tokens_per_second
+        taken = {record.replica: record.inner_steps for record in sealed.records}
         log.info(
             "round sealed",
             round=number,
             stage=self.stage,
-            steps=sealed.outcome.inner_steps if sealed.count else 0,
+            steps=shown.steps(sealed.outcome.inner_steps, taken) if taken else 0,
             loss=round(sealed.mean_loss / MICRO, 4),
             tokens_per_second=None if rate is None else round(rate),
             payload_bytes=sent["payload"][0],

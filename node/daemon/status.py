@@ -19,6 +19,8 @@ class SealStatus(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     counted: int  # contributions
     replicas: int  # complete now, so many contributions there could be
+    inner_steps: int  # of the round
+    steps: dict[int, int]  # counted replica -> those that it did
     transaction: str  # 0x hex
     weights: str  # hash of the new version, hex
 

@@ -1,5 +1,7 @@
 """How numbers are written for people; exact ones are in --json and in the logs."""
 
+from collections.abc import Mapping
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -24,3 +26,9 @@ def counted(contributions: list[int], replicas: int) -> str:
     low, high = min(contributions), max(contributions)
     some = str(low) if low == high else f"{low} to {high}"
     return f"{some} of {replicas} replica{'' if replicas == 1 else 's'}"
+
+
+def steps(inner_steps: int, taken: Mapping[int, int]) -> str:
+    """The inner steps of a round, with the replicas that did fewer; `taken`: counted replica -> its steps."""
+    short = ", ".join(f"{replica}: {its}" for replica, its in sorted(taken.items()) if its < inner_steps)
+    return f"{inner_steps}" + (f" (replica {short})" if short else "")

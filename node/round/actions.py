@@ -26,7 +26,7 @@ class Hands(Protocol):
 
     def stop_round(self, reason: str) -> None: ...
 
-    def want_round(self, round: int, ready: bool) -> None: ...
+    def want_round(self, link: str, round: int, ready: bool, steps: int) -> None: ...
 
     def reset_pipes(self, reason: str) -> None: ...
 
@@ -104,12 +104,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StartRound(Prompt):
-    """Train `round` from `base`; `left_out` are own payloads to fold back. It ends with RoundFinished, or with
-    RoundAbandoned: then the next start waits, whichever round that is, because what spoils one spoils the next."""
+    """Train the first `steps` of `round` from `base`, of `own_steps` that this holder has time for; `left_out` are own
+    payloads to fold back. It ends with RoundFinished, or with RoundAbandoned: then the next start waits, whichever
+    round that is, because what spoils one spoils the next."""
 
     round: int
     base: int
     plan: Plan
+    steps: int
+    own_steps: int
     steps_before: int
     left_out: tuple[bytes, ...]
     retry: ClassVar[Backoff] = Backoff(first=0.5, cap=30)
@@ -135,13 +138,16 @@ class AbandonRound(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class WantRound(Prompt):
-    """Tell the pipe neighbours which round this holder would train next, and whether it could start now."""
+    """Tell the pipe neighbour at `link` which round this holder would train next, whether it and all stages beyond it
+    could start now, and for how many inner steps all of these have time (0: not ready)."""
 
+    link: str
     round: int
     ready: bool
+    steps: int
 
     def act(self, hands: Hands) -> None:
-        hands.want_round(self.round, self.ready)
+        hands.want_round(self.link, self.round, self.ready, self.steps)
 
 
 @dataclass(frozen=True, slots=True)

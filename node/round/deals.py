@@ -5,6 +5,7 @@ next question goes on from there, and one about an older round from near it.
 """
 
 import threading
+from collections.abc import Sequence
 from itertools import takewhile
 
 from dlx.ledger.view import RunView
@@ -21,7 +22,7 @@ class Deals:
     def __init__(self, terms: Terms, replicas: int, batch_size: int) -> None:
         self._terms, self._batch = terms, batch_size
         self._states = {0: Dealing(replicas, terms.delay)}  # round -> before it
-        self._outline = b"", b""  # of the seals that these rest on
+        self._outline: Sequence[bytes] = []  # of the seals that these rest on
         self._lock = threading.Lock()
 
     @classmethod
@@ -43,7 +44,7 @@ class Deals:
         those that the last one counted, and plan as many steps."""
         known = min(round, view.next_round(0) + self._terms.delay)  # the last round whose lots are certain
         state, need, found = self._before(view, known), self._need(view, known), list[tuple[int, int]]()
-        likely = {*state.first, replica}
+        likely = dict.fromkeys({*state.first, replica}, need)
         for at in range(known, round + rounds):
             if at >= round:
                 found += state.deal(need).lot(replica)
@@ -58,8 +59,9 @@ class Deals:
             state = self._states[at]
             while at < round:
                 decided = at - self._terms.delay
-                counted = view.sealed.counted(0, decided) if decided >= 0 else None
-                state, at = state.after(self._need(view, at), counted), at + 1
+                steps = view.sealed.counted(0, decided) if decided >= 0 else None
+                taken = steps and {replica: done * self._batch for replica, done in steps.items()}
+                state, at = state.after(self._need(view, at), taken), at + 1
                 if at % _STEP == 0:
                     self._states[at] = state
             self._states[at] = state
@@ -70,10 +72,10 @@ class Deals:
     def _forget(self, view: RunView) -> None:
         """What rests on seals that were taken back."""
         outline = view.sealed.outline(0, view.next_round(0))
-        if all(map(bytes.startswith, self._outline, outline)):  # an older view of the same
+        same = _common(outline, self._outline)
+        if same == len(outline):  # an older view of the same
             return
-        if not all(map(bytes.startswith, outline, self._outline)):
-            same = min(_common(*both) // 8 for both in zip(outline, self._outline, strict=True))
+        if same < len(self._outline):
             self._states = {at: state for at, state in self._states.items() if self._decided(at) <= same}
         self._outline = outline
 
@@ -86,6 +88,9 @@ class Deals:
         return (steps_before(self._terms, view, round + 1) - steps_before(self._terms, view, round)) * self._batch
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """With how many alike both begin."""
+    least = min(len(one), len(other))
+    if one[:least] == other[:least]:
+        return least
     return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))

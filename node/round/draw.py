@@ -4,13 +4,14 @@ The seed is the hash of a block that is some blocks above the round's last seal,
 builds that one block can bias it, and nobody else; the embedded chain's operator always can.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.events import Sealed
 from dlx.ledger.view import RunView
+from dlx.training.slot.segments import segments_in
 
 MOST_WINDOW = 1024  # rounds that a node looks back on, whatever the manifest says
 _SPAN = 2**64  # of the number that is compared with the share
@@ -50,9 +51,9 @@ def draw_block(seals: Sequence[Sealed], draw_after: int) -> int:
     return max(seal.at.block for seal in seals) + draw_after
 
 
-def drawn_of(seals: Sequence[Sealed], block_hash: bytes, share: float, segments: int) -> tuple[Drawn, ...]:
-    """The contributions of the drawn replica-rounds of one round, ascending by replica and stage; `segments`: of the
-    round. A stage whose seal does not count the replica has nothing to check."""
+def drawn_of(seals: Sequence[Sealed], block_hash: bytes, share: float, length: int) -> tuple[Drawn, ...]:
+    """The contributions of the drawn replica-rounds of one round, ascending by replica and stage; `length`: inner steps
+    of a segment. A stage whose seal does not count the replica has nothing to check."""
     run, round = seals[0].run, seals[0].round
     seed = seed_of(block_hash, run, round, [seal.digest for seal in seals])
     made = {
@@ -60,8 +61,12 @@ def drawn_of(seals: Sequence[Sealed], block_hash: bytes, share: float, segments:
         for seal in seals
         for record, account in zip(seal.records, seal.accounts, strict=True)
     }
+    segments: dict[int, int] = {}  # the stages of a replica state as many steps, or they contradict each other
+    for record in (record for seal in seals for record in seal.records):
+        own = segments_in(record.inner_steps, length)
+        segments[record.replica] = min(own, segments.get(record.replica, own))
     found = []
-    for one in draw(seed, round, {replica for replica, _ in made}, share, segments):
+    for one in draw(seed, round, segments, share):
         parts = {stage: made[replica, stage] for replica, stage in sorted(made) if replica == one.replica}
         team = frozenset(account for account, _ in parts.values())
         found += [
@@ -84,14 +89,14 @@ def seed_of(block_hash: bytes, run: bytes, round: int, digests: Sequence[bytes])
     return keccak(block_hash + run + round.to_bytes(4, "big") + b"".join(digests))
 
 
-def draw(seed: bytes, round: int, replicas: Iterable[int], share: float, segments: int) -> list[Draw]:
-    """Which of the round's counted replicas are drawn, ascending. `share`: probability of each, 0 to 1; `segments`: of
-    the round."""
+def draw(seed: bytes, round: int, segments: Mapping[int, int], share: float) -> list[Draw]:
+    """Which of the round's counted replicas are drawn, ascending. `share`: probability of each, 0 to 1; `segments`:
+    replica -> segments of its round."""
     found = []
-    for replica in sorted(set(replicas)):
+    for replica in sorted(segments):
         lot = keccak(seed + replica.to_bytes(2, "big"))
         if int.from_bytes(lot[:8], "big") < share * _SPAN:  # a power of two: exact
-            found.append(Draw(round, replica, int.from_bytes(lot[8:16], "big") % segments))
+            found.append(Draw(round, replica, int.from_bytes(lot[8:16], "big") % segments[replica]))
     return found
 
 

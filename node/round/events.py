@@ -151,18 +151,21 @@ class VersionDiffers:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourWants:
-    """A pipe neighbour says which round it would train next and whether it could start now; None: its pipe is gone."""
+    """A pipe neighbour says which round it would train next, whether it and all beyond it could start now, and for how
+    many inner steps they have time; None: its pipe is gone."""
 
     link: str  # "previous" or "next"
     round: int | None
     ready: bool = False
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFinished:
-    """A round is trained and saved; what says so is not signed yet."""
+    """A round is trained and saved; what says so is not signed yet. `step_seconds`: of each step, as measured."""
 
     trained: Trained
+    step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dlx.node.round.rules import PayloadFacts, Rules, attempt_at, may_count, pro
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
 MAX_MISSING = 64  # what a report message has room for
 EARLY_ATTEMPTS = 2  # by which a proposer may be ahead of us: clocks differ
+MOST_STATED = 2  # different numbers of steps that are remembered of who contradicts itself
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
 
 
@@ -31,7 +32,8 @@ class Knowledge:
         self._pending, self._liveness = pending, liveness
         self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
         self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
-        self._made: dict[int, dict[int, dict[int, SignedContribution]]] = {}  # round -> replica -> stage -> the first
+        # round -> replica -> stage -> inner steps -> the first that states so many
+        self._made: dict[int, dict[int, dict[int, dict[int, SignedContribution]]]] = {}
 
     @property
     def unsealed(self) -> int:
@@ -72,14 +74,17 @@ class Knowledge:
         return {**book.reports, self._account: frozenset(self.holding(book))}
 
     def is_whole(self, statement: Contribution) -> bool:
-        """Whether every other stage of the replica was seen to contribute to the round too, or was counted: a replica
-        finishes a round together, so whoever contributes alone has made it up. We know that we have not. And we take
-        the word of members of whom one is honest: what a mate stated may be past judging when it reaches us."""
+        """Whether every other stage of the replica was seen to contribute as many inner steps to the round too, or was
+        counted with them: a replica finishes a round together, so whoever contributes alone has made it up. We know
+        that we have not. And we take the word of members of whom one is honest: what a mate stated may be past judging
+        when it reaches us."""
         if statement.account == self._account:
             return True
         made = self._made.get(statement.round, {}).get(statement.replica, {})
         finished = all(
-            stage == statement.stage or stage in made or self._was_counted(stage, statement)
+            stage == statement.stage
+            or statement.inner_steps in made.get(stage, ())
+            or self._was_counted(stage, statement)
             for stage in range(self._rules.stages)
         )
         return finished or self._is_vouched_for(statement)
@@ -166,8 +171,9 @@ class Knowledge:
         for name in event.missing:
             signed = book.contributions.get(name)
             if signed is not None and self._pending.due(("help", name), now, HELP_SECONDS):
-                mates = self._made.get(event.round, {}).get(signed.contribution.replica, {})
-                statements = {one.contribution.hash(): one for one in (signed, *mates.values())}
+                stated = self._made.get(event.round, {}).get(signed.contribution.replica, {}).values()
+                mates = [one for steps in stated for one in steps.values()]
+                statements = {one.contribution.hash(): one for one in (signed, *mates)}
                 out += [a.GossipContribution(one) for one in statements.values()]
 
     def see_payload(self, event: e.PayloadReady | e.PayloadRefused) -> list[a.Action]:
@@ -208,7 +214,9 @@ class Knowledge:
         statement = signed.contribution
         if statement.round >= self.unsealed:
             made = self._made.setdefault(statement.round, {}).setdefault(statement.replica, {})
-            made.setdefault(statement.stage, signed)
+            steps = made.setdefault(statement.stage, {})
+            if len(steps) < MOST_STATED:
+                steps.setdefault(statement.inner_steps, signed)
 
     def _is_vouched_for(self, statement: Contribution) -> bool:
         book = self.books.get(statement.round)
@@ -218,7 +226,8 @@ class Knowledge:
 
     def _was_counted(self, stage: int, statement: Contribution) -> bool:
         sealed = self.view.sealed.get((stage, statement.round))
-        return sealed is not None and any(record.replica == statement.replica for record in sealed.records)
+        made = statement.replica, statement.inner_steps
+        return sealed is not None and any((one.replica, one.inner_steps) == made for one in sealed.records)
 
     def _is_early(self, event: e.ContributionSeen) -> bool:
         """Whether a holder's contribution is to a round that our view of the ledger cannot judge yet."""

@@ -5,15 +5,17 @@ not yet under way. So lost, repeated or reordered events cost time, never correc
 truth about what was counted. Times are Unix seconds; the chain's `opened_at` is on the same clock.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
-from dlx.ledger.typed import SignedContribution
+from dlx.ledger.typed import Plan, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
+from dlx.node.round.pace import Pace, fewest_steps
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import finished, has_round, plan_of, steps_before
 from dlx.node.round.rules import Rules, base_version, left_out, may_train
@@ -51,8 +53,12 @@ class RoundMachine:
         self._neighbours: dict[str, e.NeighbourWants] = {}
         self._samples: set[int] = set()  # the rounds whose are here
         self._floor = 0  # the replica's round: never train below it
-        self._told: a.WantRound | None = None
+        self._told: dict[str, a.WantRound] = {}  # by link
         self._started: a.StartRound | None = None  # the round under way
+        self._began = 0.0  # when it was started
+        self._step_seconds: float | None = None  # as measured in the round that was trained last
+        self._pace = Pace(self.rules.delay, self.own[max(self.own)].contribution.inner_steps if self.own else None)
+        self._time_for: tuple[int, int] | None = None  # a round, and the steps that we have time for: said once
         self._unsigned: a.Contribute | None = None  # what was trained last, as long as it is not signed
         self._gone: str | None = None  # why there is no training process
         self._stopping = False  # it was asked to be abandoned
@@ -173,8 +179,9 @@ class RoundMachine:
         match event:
             case e.LedgerSeen():
                 self._see_ledger(event, now, out)
-            case e.ContributionSeen():
+            case e.ContributionSeen(signed=signed):
                 self._known.see_contribution(event, now, out)
+                self._note_pace(signed, now)
             case e.PayloadReady() | e.PayloadRefused():
                 out += self._known.see_payload(event)
             case e.StatementSound() | e.StatementRefused():
@@ -205,8 +212,9 @@ class RoundMachine:
             case e.NeighbourWants():
                 self._neighbours[event.link] = event
                 if event.round is None:
-                    self._told = None
+                    self._told.pop(event.link, None)
             case e.RoundFinished(trained=trained):
+                self._step_seconds = event.step_seconds
                 self._see_finished(trained, now)
             case e.RoundTrained():
                 self._see_trained(event.signed, now)
@@ -237,6 +245,9 @@ class RoundMachine:
             self.oldest = min(self.oldest or 0, self.version)
         self._pending.see(event.block, now)
         self._known.see_ledger(event.view, now, out)
+        if self.view.opened_at is not None:
+            seen = before.next_round(self.stage) < self.unsealed  # just now; else the ledger says when
+            self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
 
     def _same_version(self, before: RunView, version: int) -> bool:
         if version > self.unsealed:
@@ -266,12 +277,22 @@ class RoundMachine:
     def _see_trained(self, signed: SignedContribution, now: float) -> None:
         round = signed.contribution.round
         self._unsigned = None
+        if self._started is not None and self._started.round == round:
+            self._pace.trained(round, signed.contribution.inner_steps, now - self._began, self._step_seconds)
         self._end_round(None, now)
         self.last_trained = max(self.last_trained, round)
         self.own[round] = signed
         self._forget_own()
         self._ended = {at: ended for at, ended in self._ended.items() if at >= round - MEASURED_ROUNDS} | {round: now}
         self._known.file_own(signed, here=True)
+        self._note_pace(signed, now)
+
+    def _note_pace(self, signed: SignedContribution, now: float) -> None:
+        """A contribution to our stage that was not refused."""
+        said = signed.contribution
+        book = self._known.books.get(said.round) if said.stage == self.stage else None
+        if book is not None and said.hash() in book.contributions:
+            self._pace.came(said.round, said.replica, said.inner_steps, now)
 
     def _forget_own(self) -> None:
         """Of the own contributions whose seals the view has no more, only the newest can matter: the next one names it.
@@ -287,7 +308,8 @@ class RoundMachine:
                 self._pending.done(self._started)
             else:
                 self._pending.failed(self._started, abandoned.reason, now, abandoned.local)
-        self._started, self._stopping = None, False
+                self._time_for = None  # it is later now
+        self._started, self._stopping, self._step_seconds = None, False, None
 
     def _note_exchange(self, version: int, now: float) -> None:
         self._exchange = {at: seconds for at, seconds in self._exchange.items() if at in self._ended}
@@ -364,22 +386,55 @@ class RoundMachine:
             and self._pending.trouble(a.START) is None
             and self._gone is None
         )
-        told = a.WantRound(round, startable)
-        if told != self._told and all(want is not None and want.round is not None for want in wants):
-            if self._told is not None and self._told.ready and self._told.round > self.last_trained:
-                self._told = None
-                out.append(a.ResetPipes(f"the replica goes on at round {round}"))
-                return
-            self._told = told
-            out.append(told)
-        agreed = all(want is not None and want.round == round and want.ready for want in wants)
-        if startable and plan is not None and agreed:
+        steps = self._steps(round, plan, now) if startable and plan is not None else None
+        if not self._tell(round, steps, out):
+            return
+        agreed = self._agreed(round, steps, self._links())
+        if steps is not None and plan is not None and agreed is not None:
             payloads = {r: signed.contribution.payload for r, signed in self.own.items()}
             folded = left_out(self.rules, self.view, self.stage, payloads, round)
-            order = a.StartRound(round, base, plan, steps_before(self.rules, self.view, round), folded)
+            before = steps_before(self.rules, self.view, round)
+            order = a.StartRound(round, base, plan, agreed, steps, before, folded)
             if self._pending.start(order, now):
-                self._started = order
+                self._started, self._began = order, now
                 out.append(order)
+
+    def _steps(self, round: int, plan: Plan, now: float) -> int:
+        """The inner steps that we have time for in a round: what was said once holds, until the round is abandoned."""
+        assert self.slot is not None
+        if self._time_for is None or self._time_for[0] != round:
+            replicas = self.view.complete_replicas()
+            self._time_for = round, self._pace.steps(round, plan.inner_steps, replicas, self.slot[0], now)
+        return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
+
+    def _agreed(self, round: int, steps: int | None, links: Collection[str]) -> int | None:
+        """The inner steps that we (None: cannot start) have time for, and the neighbours at these links with all beyond
+        them; None while one is not ready. Nobody can name fewer than count."""
+        wants = [self._neighbours.get(link) for link in links]
+        ready = [want.steps for want in wants if want is not None and want.round == round and want.ready]
+        if steps is None or len(ready) < len(wants):
+            return None
+        plan = plan_of(self.rules, self.view, self.stage, round)
+        return min(steps, *(max(one, fewest_steps(plan.inner_steps)) for one in ready)) if plan and ready else steps
+
+    def _tell(self, round: int, steps: int | None, out: list[a.Action]) -> bool:
+        """Each neighbour hears what we and the stages on our other side could do; False where the pipes break, because
+        one may already train what we said before."""
+        links = self._links()
+        if any(want is None or want.round is None for want in map(self._neighbours.get, links)):
+            return True
+        for link in links:
+            agreed = self._agreed(round, steps, [other for other in links if other != link])
+            told, before = a.WantRound(link, round, agreed is not None, agreed or 0), self._told.get(link)
+            if told == before:
+                continue
+            if before is not None and before.ready and before.round > self.last_trained:
+                self._told = {}
+                out.append(a.ResetPipes(f"the replica goes on at round {round}"))
+                return False
+            self._told[link] = told
+            out.append(told)
+        return True
 
     def _have_samples(self, round: int, now: float, out: list[a.Action]) -> bool:
         """Whether those of the round are here; asked for as soon as the seals are there that deal them."""
@@ -404,7 +459,7 @@ class RoundMachine:
 
     def _abandon(self, reason: str, out: list[a.Action]) -> None:
         if self.training is not None and not self._stopping:
-            self._told, self._stopping = None, True
+            self._told, self._stopping = {}, True
             out.append(a.AbandonRound(self.training, reason))
 
     # ---- helpers ----------------------------------------------------------------------------------------------------

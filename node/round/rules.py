@@ -8,6 +8,7 @@ from eth_utils import keccak, to_canonical_address
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import MAX_REPLICAS, PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view import RunView
+from dlx.node.round.pace import fewest_steps
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segments_in
@@ -155,9 +156,11 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
 
 def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | None:
     """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None."""
-    if statement.plan != plan.hash() or statement.inner_steps != plan.inner_steps:
+    if statement.plan != plan.hash():
         return "wrong_plan"
-    if statement.segments != segments_in(plan.inner_steps, terms.segment_steps):
+    if not fewest_steps(plan.inner_steps) <= statement.inner_steps <= plan.inner_steps:
+        return "wrong_steps"
+    if statement.segments != segments_in(statement.inner_steps, terms.segment_steps):
         return "wrong_segments"
     if statement.flags & PRIVATE_DATA and not terms.private_data:
         return "private_data"

@@ -15,6 +15,7 @@ from dlx.ground.constants import MICRO
 from dlx.ledger import rows
 from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex
+from dlx.ledger.seal_log import taken
 from dlx.ledger.typed import split_conviction
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
@@ -27,6 +28,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     weights: str  # of the version that the seal made
     contributions: int
+    steps: dict[int, int]  # counted replica -> the inner steps that it did
     signers: int
     tokens: int
     level: int | None  # and rank of the plan in force; None: only the manifest, which knows the delay, says it
@@ -44,7 +46,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     time: int  # of the last seal, Unix seconds
-    inner_steps: int | None  # that each counted contribution took in this round; None: an empty round
+    inner_steps: int | None  # of the plan: a slower replica does fewer; None: an empty round
     loss: float | None  # nats per token, token-weighted mean of the last stage; None: not sealed yet, or empty
     tokens: int
     total_tokens: int  # of the run up to and including this round
@@ -217,6 +219,7 @@ def _stage_row(seal: rows.SealRow) -> StageRow:
         stage=seal.stage,
         weights=seal.weights.hex(),
         contributions=seal.counted,
+        steps=taken(seal.outline),
         signers=seal.signers,
         tokens=seal.tokens,
         level=seal.level,

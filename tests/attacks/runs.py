@@ -24,7 +24,7 @@ _CONFIG = 'network = "devnet"\naudit_share = 1.0\n'  # whoever measures has ever
 TIMING = Timing(grace=8, proposal=2, timeout=20, eviction=20)
 MARKS = {  # reasons of refusal that mark a lie, and not a race
     "equivocation", "bad_payload", "previous", "start", "payload_root", "payload_size", "wrong_seal", "wrong_base",
-    "bad_signature", "wrong_plan",
+    "bad_signature", "wrong_plan", "wrong_steps",
 }  # fmt: skip
 
 

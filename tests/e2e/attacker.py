@@ -49,7 +49,7 @@ class Fault(Enum):
     FORGED_SIGNATURE = "bad_signature"
     STRANGER = "not_a_member"
     FOREIGN_SLOT = "wrong_slot"
-    MORE_STEPS = "wrong_plan"
+    MORE_STEPS = "wrong_steps"
     OTHER_BASE = "wrong_base"
     HUGE_PAYLOAD = "payload_size"
     OTHER_RUN = "wrong_run"

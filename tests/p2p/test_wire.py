@@ -132,5 +132,5 @@ def test_deep_nesting_is_an_error_like_any_other():
 
 
 def test_pipe_frames_survive_the_wire():
-    for frame in (PipeTensor(1, "activation", 3, 2, 1000, 0, memoryview(os.urandom(1000))), PipeWant(4, True)):
+    for frame in (PipeTensor(1, "activation", 3, 2, 1000, 0, memoryview(os.urandom(1000))), PipeWant(4, True, 5)):
         assert decode_frame(encode_frame(frame)) == frame

@@ -229,6 +229,7 @@ def _draw() -> dict[str, Any]:
     run, digests = _digest_of("run"), [_digest_of("stage 0"), _digest_of("stage 1")]
     seed = seed_of(_digest_of("block"), run, 7, digests)
     members = [account_of(key) for key in KEYS]
+    segments = {replica: 5 - replica % 3 for replica in range(16)}  # some did fewer steps
     return {
         "block_hash": _digest_of("block").hex(),
         "run": run.hex(),
@@ -236,9 +237,8 @@ def _draw() -> dict[str, Any]:
         "digests": [one.hex() for one in digests],
         "seed": seed.hex(),
         "share": 0.3,
-        "replicas": 16,
-        "segments": 5,
-        "drawn": [[one.replica, one.segment] for one in draw(seed, 7, range(16), 0.3, 5)],
+        "segments": list(segments.values()),
+        "drawn": [[one.replica, one.segment] for one in draw(seed, 7, segments, 0.3)],
         "members": members,
         "checkers_of_replica_2": checkers(seed, 2, members),
     }
@@ -258,7 +258,10 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _samples() -> dict[str, Any]:
     counts, places = [30, 0, 17, 44, 5, 26, 61, 12, 9, 38], [*range(0, 260, 7), *range(700, 720)]
-    rounds = [[12, [0, 3]], [12, [3]], [12, []], [20, [0, 3, 4]], [20, [1, 3]], [16, [1, 3]], [16, [0, 1, 3]], [16, []]]
+    rounds: list[tuple[int, dict[int, int]]] = [  # positions of a lot, and what the counted replicas took of theirs
+        (12, {0: 12, 3: 12}), (12, {3: 4}), (12, {}), (20, {0: 20, 3: 8, 4: 12}), (20, {1: 4, 3: 20}),
+        (16, {1: 16, 3: 16}), (16, {0: 8, 1: 16, 3: 12}), (16, {}),
+    ]  # fmt: skip
     runs = []
     for delay in (0, 1):
         dealing, lots = Dealing(5, delay), []
@@ -270,7 +273,7 @@ def _samples() -> dict[str, Any]:
         "order": {"seed": 7, "counts": counts, "positions": places, "samples": SampleOrder(7, counts).ids(places)},
         "deals": {
             "replicas": 5,
-            "rounds": [{"need": need, "counted": counted} for need, counted in rounds],
+            "rounds": [{"need": need, "taken": sorted(map(list, taken.items()))} for need, taken in rounds],
             "runs": runs,
         },
     }

@@ -251,14 +251,14 @@ def outer(
 
 
 def draw(
-    block_hash: bytes, run: bytes, round: int, digests: list[bytes], share: float, replicas: int, segments: int
+    block_hash: bytes, run: bytes, round: int, digests: list[bytes], share: float, segments: list[int]
 ) -> tuple[bytes, list[list[int]]]:
     seed = keccak(block_hash + run + round.to_bytes(4, "big") + b"".join(digests))
     found = []
-    for replica in range(replicas):
+    for replica, its in enumerate(segments):
         lot = keccak(seed + replica.to_bytes(2, "big"))
         if Fraction(int.from_bytes(lot[:8], "big"), 2**64) < Fraction(share):
-            found.append([replica, int.from_bytes(lot[8:16], "big") % segments])
+            found.append([replica, int.from_bytes(lot[8:16], "big") % its])
     return seed, found
 
 
@@ -306,9 +306,9 @@ def deals(replicas: int, delay: int, rounds: list[dict[str, Any]]) -> list[list[
     found: list[list[list[int]]] = []
     for number, round in enumerate(rounds):
         decided = rounds[: max(0, number - delay)]
-        used = {one for lots, was in zip(found, decided, strict=False) for r in was["counted"] for one in lots[r]}
+        used = {one for lots, was in zip(found, decided, strict=False) for r, n in was["taken"] for one in lots[r][:n]}
         used |= {one for lots in found[len(decided) :] for lot in lots for one in lot}
-        first = next((was["counted"] for was in reversed(decided) if was["counted"]), [])
+        first = next(([r for r, _ in was["taken"]] for was in reversed(decided) if was["taken"]), [])
         need, k = round["need"], len(first)
         free = [one for one in range(10_000) if one not in used]
         order = [*first, *[None] * (delay * k), *[r for r in range(replicas) if r not in first]]

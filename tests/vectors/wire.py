@@ -51,8 +51,8 @@ MESSAGES: list[wire.Message] = [
 FRAMES: list[PipeFrame] = [
     PipeTensor(0, "", 0, 0, 0, 0, memoryview(b"")),
     PipeTensor(70000, "activation", 20, 3, 2**32, 4 << 20, memoryview(_bytes(300, 0))),
-    PipeWant(0, False),
-    PipeWant(2**32 - 1, True),
+    PipeWant(0, False, 0),
+    PipeWant(2**32 - 1, True, 2**32 - 1),
 ]
 
 

@@ -1,10 +1,11 @@
 """Who trains on which positions of the run's order of samples: a fold over what the seals of stage 0 counted.
 
 A round deals to every replica that there may be, whether it is there or not; what its seal does not count is free
-again. So absent replicas cost nothing, and every position is counted once. Pure arithmetic over half-open intervals.
+again, and so is the end of a lot whose replica did fewer steps. So absent and slow replicas cost nothing, and every
+position is counted once. Pure arithmetic over half-open intervals.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -32,13 +33,15 @@ class Deal:
                 return cut(lots, replicas.index(replica) * self.need, self.need)
         return ()
 
-    def left(self, counted: Collection[int]) -> list[Interval]:
-        """The lots of those who were not counted, in any order."""
-        found, gone = list[Interval](), set(counted)
+    def left(self, taken: Mapping[int, int]) -> list[Interval]:
+        """What is not used up of the lots, in any order; `taken`: counted replica -> the positions that it took, the
+        first of its lot."""
+        found = list[Interval]()
         for replicas, lots in ((self.first, self.front), (self.others, self.back)):
-            used = [] if gone.isdisjoint(replicas) else [i for i, replica in enumerate(replicas) if replica in gone]
-            for before, after in pairwise((-1, *used, len(replicas))):
-                found += cut(lots, (before + 1) * self.need, (after - before - 1) * self.need)
+            starts = [(i * self.need, replica) for i, replica in enumerate(replicas) if replica in taken]
+            used = [(start, start + min(taken[replica], self.need)) for start, replica in starts]
+            for (_, low), (high, _) in pairwise(((0, 0), *used, (len(replicas) * self.need, 0))):
+                found += cut(lots, low, high - low)
         return found
 
 
@@ -57,15 +60,16 @@ class Dealing:
         they will take until this round is decided come the others, in the order of their numbers."""
         return self._dealt(need)[0]
 
-    def after(self, need: int, counted: Collection[int] | None) -> "Dealing":
-        """The state after a round of that need, with what the seal of the round `delay` before it counts; None where
-        the run has no such round. Its counted replicas' lots are used up, the others' free again."""
+    def after(self, need: int, taken: Mapping[int, int] | None) -> "Dealing":
+        """The state after a round of that need, with what the seal of the round `delay` before it counts: replica ->
+        positions that it took of its lot; None where the run has no such round. They are used up, the rest free again.
+        """
         dealt, kept = self._dealt(need)
-        if counted is None:
+        if taken is None:
             return Dealing(self.replicas, self.delay, union(kept), self.first, (*self.open, dealt))
         decided, *later = *self.open, dealt
-        free = union([*kept, *decided.left(counted)])
-        return Dealing(self.replicas, self.delay, free, tuple(sorted(counted)) or self.first, tuple(later))
+        free = union([*kept, *decided.left(taken)])
+        return Dealing(self.replicas, self.delay, free, tuple(sorted(taken)) or self.first, tuple(later))
 
     def _dealt(self, need: int) -> tuple[Deal, list[Interval]]:
         """And what is free then."""

@@ -36,7 +36,7 @@ def view() -> RunView:
 def draw_of(view: RunView, round: int, share: float) -> RoundDraw:
     seals = seals_of(view, round)
     assert seals is not None
-    return RoundDraw(0.0, drawn_of(seals, digest("block", round), share, SEGMENTS), 1, digest("block", round), ())
+    return RoundDraw(0.0, drawn_of(seals, digest("block", round), share, 3), 1, digest("block", round), ())
 
 
 class Holder:

@@ -79,7 +79,7 @@ def test_a_round_of_the_window_is_drawn_once_its_block_is_confirmed(view: RunVie
     assert chain.show(last + 1) == {SEALED - 2: 4, SEALED - 1: 4}, "round 0 is out of the window"
     seals = seals_of(view, SEALED - 1)
     assert seals is not None
-    expected = drawn_of(seals, digest("block", last, 0), 1.0, 1)
+    expected = drawn_of(seals, digest("block", last, 0), 1.0, 20)
     assert chain.draws.rounds.value[SEALED - 1].drawn == expected
     assert [one.round for one in chain.draws] == [SEALED - 2] * 4 + [SEALED - 1] * 4
 

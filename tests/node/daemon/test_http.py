@@ -133,7 +133,15 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             waiting_for="a seal of round 2",
             not_ready=("no slot held",),
             ledger=replace(STATUS.ledger, reachable=False),
-            last_seal=SealStatus(round=2, counted=1, replicas=3, transaction="0x" + "33" * 32, weights="44" * 32),
+            last_seal=SealStatus(
+                round=2,
+                counted=1,
+                replicas=3,
+                inner_steps=40,
+                steps={1: 10},
+                transaction="0x" + "33" * 32,
+                weights="44" * 32,
+            ),
             rejected={"too_large": 3},
         )
         shown = await ask(served, "status")
@@ -145,7 +153,7 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             "waiting for  a seal of round 2",
             "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, gossip 9 B, signalling 7 B, chain 5 B",
             "received     payload 1 B, pipe 2 B, blobs 5.0 kB, gossip 10 B, signalling 8 B, chain 6 B",
-            "last seal    round 2, counted 1 of 3 replicas, weights 4444444444444444, transaction 0x3333",
+            "last seal    round 2, counted 1 of 3 replicas, steps 40 (replica 1: 10), weights 4444444444444444",
             "refused      too_large 3",
         ):
             assert line in shown

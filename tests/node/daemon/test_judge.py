@@ -49,7 +49,7 @@ class Bench:
 
     def __init__(self, folder: Path, run: Any) -> None:
         self.view, seals, self.keys = run
-        self.drawn = drawn_of(seals, digest("block"), 1.0, 1)
+        self.drawn = drawn_of(seals, digest("block"), 1.0, 20)
         self.account = self.checkers(self.drawn[0])[0]
         self.now, self.comes, self.said, self.sent, self.rejected = 100.0, HONEST, list[Any](), list[Any](), list[str]()
         self.peers: tuple[str, ...] = ()

@@ -117,22 +117,22 @@ def test_frames_go_both_ways_until_the_neighbour_hangs_up() -> None:
         here.pipes.dial()  # nobody: the last stage is only dialled
         here.pipes.take(pipe)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
-        here.pipes.send_want(3, True)
+        here.pipes.send_want("previous", PipeWant(3, True, 5))
         here.pipes.post("previous", number := here.pipes.number("previous"), tensor)
         here.pipes.post("previous", number + 1, tensor)  # of an attempt over another pipe
         here.pipes.post("next", here.pipes.number("next"), tensor)  # there is none
-        pipe.arrive(encode_frame(PipeWant(4, False)))
+        pipe.arrive(encode_frame(PipeWant(4, False, 0)))
         await wait_all_tasks_blocked()
         pipe.arrive(encode_frame(came))
         await wait_all_tasks_blocked()
-        assert pipe.sent == [PipeWant(3, True), tensor]
+        assert pipe.sent == [PipeWant(3, True, 5), tensor]
         pipe.hang_up()
         await wait_all_tasks_blocked()
 
     here.run(program)
     assert here.told == [
         ("open", "previous"),
-        ("want", "previous", PipeWant(4, False)),
+        ("want", "previous", PipeWant(4, False, 0)),
         ("tensor", "previous", 1, came),
         ("gone", "previous"),
     ]
@@ -169,13 +169,13 @@ def test_of_many_wants_the_session_hears_a_few_and_the_last_one() -> None:
     async def program() -> None:
         here.pipes.take(pipe)  # type: ignore[arg-type]
         for number in range(500):
-            pipe.arrive(encode_frame(PipeWant(number, True)))
+            pipe.arrive(encode_frame(PipeWant(number, True, 5)))
         await wait_all_tasks_blocked()
         await trio.sleep(2 * WANT_SECONDS)
 
     here.run(program)
     wants = [told[2] for told in here.told if told[0] == "want"]
-    assert wants[-1] == PipeWant(499, True) and len(wants) <= 5
+    assert wants[-1] == PipeWant(499, True, 5) and len(wants) <= 5
 
 
 def test_a_neighbour_that_floods_us_with_wants_is_cut_off() -> None:
@@ -185,7 +185,7 @@ def test_a_neighbour_that_floods_us_with_wants_is_cut_off() -> None:
         here.pipes.take(pipe)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
         for number in range(2 * MOST_WANTS + 2):
-            pipe.arrive(encode_frame(PipeWant(number, True)))
+            pipe.arrive(encode_frame(PipeWant(number, True, 5)))
         await wait_all_tasks_blocked()
 
     here.run(program, MockClock())
@@ -200,9 +200,9 @@ def test_a_newer_pipe_replaces_the_older_one() -> None:
             here.pipes.take(pipe)  # type: ignore[arg-type]
             await wait_all_tasks_blocked()
         assert old.closed and not new.closed
-        here.pipes.send_want(1, True)
+        here.pipes.send_want("previous", PipeWant(1, True, 5))
         await wait_all_tasks_blocked()
-        assert not old.sent and new.sent == [PipeWant(1, True)]
+        assert not old.sent and new.sent == [PipeWant(1, True, 5)]
 
     here.run(program)
     assert here.told[:3] == [("open", "previous"), ("gone", "previous"), ("open", "previous")]

@@ -32,7 +32,7 @@ class Checker:
         seals = seals_of(view, 0)
         assert seals is not None
         self.now = max(seal.at.time for seal in seals)
-        drawn = drawn_of(seals, digest("block"), 1.0, 1)
+        drawn = drawn_of(seals, digest("block"), 1.0, 20)
         self.drawn, self.draw = drawn[0], RoundDraw(self.now, drawn, 1, digest("block"), ())
         self.rounds: Watch[Any] = Watch({0: self.draw})
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=1.0)

@@ -7,6 +7,7 @@ some members reaches the others a little later, as gossip has it; payloads go to
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from dlx.ledger import events as chain
@@ -19,9 +20,9 @@ from tests.node.round.simulation import DOMAIN, STALL_SECONDS, Member, Simulatio
 
 RELAY_SECONDS = 1.0  # within which gossip passes on what somebody told some only
 MISBEHAVIOUR = {
-    "bad_signature", "wrong_run", "wrong_plan", "wrong_segments", "wrong_base", "wrong_round", "private_data",
-    "payload_size", "payload_root", "bad_payload", "equivocation", "not_the_proposer", "too_many_proposals",
-    "wrong_seal",
+    "bad_signature", "wrong_run", "wrong_plan", "wrong_steps", "wrong_segments", "wrong_base", "wrong_round",
+    "private_data", "payload_size", "payload_root", "bad_payload", "equivocation", "not_the_proposer",
+    "too_many_proposals", "wrong_seal",
 }  # fmt: skip
 
 
@@ -79,14 +80,14 @@ class Breaker(Player):
 
 class NeverReady(Player):
     def act(self, action: a.Action) -> None:
-        super().act(a.WantRound(action.round, False) if isinstance(action, a.WantRound) else action)
+        super().act(replace(action, ready=False) if isinstance(action, a.WantRound) else action)
 
 
 class FarAhead(Player):
     """Names a round that is far away."""
 
     def act(self, action: a.Action) -> None:
-        super().act(a.WantRound(2**31, True) if isinstance(action, a.WantRound) else action)
+        super().act(replace(action, round=2**31, ready=True) if isinstance(action, a.WantRound) else action)
 
 
 class Slow(Player):

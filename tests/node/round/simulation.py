@@ -62,6 +62,8 @@ class Member:
     machine: RoundMachine
     alive: bool = True
     training: tuple[int, float] | None = None
+    steps: int = 0  # of the round that it trains
+    slowness: float = 1.0  # times longer that its steps take
     pipes: dict[str, str] = field(default_factory=dict)  # link -> neighbour's account
     payloads: set[bytes] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
@@ -274,9 +276,10 @@ class Simulation:
         if member.mute and isinstance(action, a.Statement | a.Transaction) and not isinstance(action, a.SendAnswer):
             return
         match action:
-            case a.StartRound(round=round, plan=plan):
+            case a.StartRound(round=round, steps=steps):
                 assert member.training is None
-                seconds = self.round_seconds(plan.inner_steps) * (0.8 + 0.4 * self.random.random())
+                member.steps = steps
+                seconds = member.slowness * self.round_seconds(steps) * self.jitter()
                 member.training = (round, float("inf") if member.breaks else self.now + seconds)
             case a.AbandonRound(round=round, reason=reason):
                 member.training = None
@@ -286,11 +289,10 @@ class Simulation:
             case a.ResetPipes():
                 self.disconnect(member.account)
                 self.connect(member.account)
-            case a.WantRound(round=round, ready=ready):
-                for link, other in list(member.pipes.items()):
-                    back = "next" if link == "previous" else "previous"
-                    if self.members[other].pipes.get(back) == member.account:
-                        self.feed(self.members[other], e.NeighbourWants(back, round, ready))
+            case a.WantRound(link=link, round=round, ready=ready, steps=steps):
+                back, other = "next" if link == "previous" else "previous", member.pipes.get(link)
+                if other is not None and self.members[other].pipes.get(back) == member.account:
+                    self.feed(self.members[other], e.NeighbourWants(back, round, ready, steps))
             case a.GossipContribution(signed=signed):
                 signer = signed.contribution.account
                 self.gossip(member, e.ContributionSeen(signed, signer, member.account))
@@ -365,6 +367,9 @@ class Simulation:
     def finished(self) -> bool:
         return finished(self.rules, self.view)
 
+    def jitter(self) -> float:
+        return 0.8 + 0.4 * self.random.random()
+
     def round_seconds(self, inner_steps: int) -> float:
         return self.train_seconds * inner_steps / self.rules.plan.inner_steps
 
@@ -390,7 +395,7 @@ class Simulation:
         payload = digest("payload", member.account, round, changes)
         member.payloads.add(payload)
         plan = plan_of(self.rules, self.view, slot[1], round) or self.rules.plan
-        steps, exchange = plan.inner_steps, member.machine.exchange_seconds(round, self.now)
+        steps, exchange = member.steps or plan.inner_steps, member.machine.exchange_seconds(round, self.now)
         values = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,
             base_weights=self.base_weights(slot[1], round), payload=payload,

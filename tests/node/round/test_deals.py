@@ -34,9 +34,9 @@ class View:
         assert stage == 0
         return self.sealed.rounds(0)
 
-    def seal(self, *replicas: int, steps: int = STEPS) -> "View":
+    def seal(self, *replicas: int, steps: int = STEPS, done: int = STEPS) -> "View":
         outcome = SimpleNamespace(weights=bytes(32), momentum=bytes(32), plan=SimpleNamespace(inner_steps=steps))
-        records = [SimpleNamespace(replica=one) for one in replicas]
+        records = [SimpleNamespace(replica=one, inner_steps=done) for one in replicas]
         one: Any = SimpleNamespace(stage=0, round=self.next_round(0), outcome=outcome, records=records)
         self.sealed.append(one, bytes(32))
         return self
@@ -94,6 +94,21 @@ def test_an_adaptive_rounds_lot_is_as_long_as_its_seals_plan() -> None:
     assert [len(lot) for lot, _ in lots] == [STEPS * BATCH, STEPS * BATCH, 7 * BATCH, 9 * BATCH]
     seen_twice = [one for round in lots for lot in round for one in lot]
     assert len(seen_twice) == len(set(seen_twice))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_a_slow_replica_had_no_time_for_is_dealt_again(delay: int) -> None:
+    deals = Deals(terms(delay), REPLICAS, BATCH)
+
+    def dealt(seen: View) -> set[int]:
+        """In the rounds after the first one is decided, of which the second is empty."""
+        whole: Any = seen.seal()
+        lots = [deals.lot(whole, delay + at, replica) for at in (1, 2) for replica in range(REPLICAS)]
+        return {one for lot in lots for one in _places(lot)}
+
+    lot = _places(deals.lot(view(), 0, 1))
+    assert dealt(View().seal(1)).isdisjoint(lot)
+    assert dealt(View().seal(1, done=2)) & set(lot) == set(lot[2 * BATCH :])
 
 
 @pytest.mark.parametrize("delay", [0, 1])

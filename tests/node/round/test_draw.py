@@ -24,20 +24,27 @@ def test_the_seed_depends_on_everything_it_names() -> None:
 
 
 def test_the_share_is_how_often_a_replica_is_drawn() -> None:
-    drawn = [one for round in range(500) for one in draw(_seed(round), round, range(8), 1 / 16, 5)]
+    drawn = [one for round in range(500) for one in draw(_seed(round), round, dict.fromkeys(range(8), 5), 1 / 16)]
     assert 200 <= len(drawn) <= 300  # 250 expected, 15.3 the standard deviation
     assert {one.segment for one in drawn} == set(range(5))
     assert {one.replica for one in drawn} == set(range(8))
 
 
 def test_a_share_of_one_draws_all_and_of_zero_none() -> None:
-    assert [one.replica for one in draw(_seed(1), 1, [3, 1, 1], 1.0, 1)] == [1, 3]
-    assert draw(_seed(1), 1, range(64), 0.0, 1) == []
+    assert [one.replica for one in draw(_seed(1), 1, {3: 1, 1: 1}, 1.0)] == [1, 3]
+    assert draw(_seed(1), 1, dict.fromkeys(range(64), 1), 0.0) == []
 
 
 def test_others_that_are_counted_change_nothing_for_a_replica() -> None:
-    alone, among = draw(_seed(4), 4, [2], 1.0, 9), draw(_seed(4), 4, range(8), 1.0, 9)
+    alone, among = draw(_seed(4), 4, {2: 9}, 1.0), draw(_seed(4), 4, dict.fromkeys(range(8), 9), 1.0)
     assert alone == [Draw(4, 2, among[2].segment)]
+
+
+def test_a_replica_that_did_fewer_steps_is_drawn_as_often_and_in_a_segment_that_it_has() -> None:
+    short = {replica: 1 + replica % 3 for replica in range(64)}
+    drawn = draw(_seed(5), 5, short, 0.5)
+    assert [one.replica for one in drawn] == [one.replica for one in draw(_seed(5), 5, dict.fromkeys(short, 9), 0.5)]
+    assert {(one.replica % 3, one.segment) for one in drawn} == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
 
 
 def test_checkers_take_turns() -> None:

@@ -30,7 +30,7 @@ def run() -> tuple[RunView, tuple[Sealed, ...]]:
 
 @pytest.fixture
 def case(run: tuple[RunView, tuple[Sealed, ...]]) -> Case:
-    return Case(drawn_of(run[1], digest("block"), 1.0, 3)[0], since=100.0)
+    return Case(drawn_of(run[1], digest("block"), 1.0, 2)[0], since=100.0)
 
 
 def judged(case: Case, **findings: Finding) -> Case:
@@ -55,7 +55,7 @@ def order(view: RunView, case: Case) -> list[str]:
 
 def test_all_stages_of_a_drawn_replica_are_drawn_with_one_segment(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
     view, seals = run
-    drawn = drawn_of(seals, digest("block"), 1.0, 3)
+    drawn = drawn_of(seals, digest("block"), 1.0, 2)
     assert [(one.replica, one.stage) for one in drawn] == [(r, s) for r in range(4) for s in range(2)]
     assert len({(one.replica, one.segment) for one in drawn}) == 4
     assert all(view.holder(one.replica, one.stage) == one.account for one in drawn)
@@ -112,7 +112,7 @@ def test_who_is_contradicted_by_a_quorum_alarms_nobody_any_more(
     liar = next(one for one in order(view, case) if one not in voters)
     contradicted = judged(case, **{liar: Finding.FALSE}, **dict.fromkeys(voters[:3], Finding.HONEST))
     assert turns.discredited([contradicted], view) == {liar}
-    other = next(one for one in drawn_of(seals, digest("block"), 1.0, 3) if turns.may_check(view, one, liar))
+    other = next(one for one in drawn_of(seals, digest("block"), 1.0, 2) if turns.may_check(view, one, liar))
     again = judged(Case(other, since=100.0), **{liar: Finding.WITHHELD})
     for account in view.members():
         assert turns.next_check([contradicted, again], view, account, 100, TIMEOUT, has_budget=False) is None
@@ -128,7 +128,7 @@ def test_members_send_a_conviction_one_after_the_other(run: tuple[RunView, tuple
 def test_who_is_down_does_not_withhold(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
     """A maker that no later seal counts is silent, and loses its seat for that alone."""
     view, _ = run
-    first = drawn_of(seals_of(view, 0) or (), digest("block"), 1.0, 3)[0]
+    first = drawn_of(seals_of(view, 0) or (), digest("block"), 1.0, 2)[0]
     sealed_at = max(seal.at.time for seal in seals_of(view, 1) or ())
     assert turns.has_worked_since(view, first, sealed_at - TIMEOUT, TIMEOUT)
     assert not turns.has_worked_since(view, first, sealed_at + 1000.0, TIMEOUT)

@@ -115,7 +115,7 @@ def test_pipe_frames_from_anybody_decode_or_are_refused(data: bytes) -> None:
 
 
 def test_pipe_frames_survive_the_wire_and_bad_fields_do_not() -> None:
-    for frame in (whole(7, "activation", 2, 1, b"\0" * 9), PipeWant(7, True)):
+    for frame in (whole(7, "activation", 2, 1, b"\0" * 9), PipeWant(7, True, 5)):
         assert decode_frame(encode_frame(frame)) == frame
     for wrong in (
         ["t", -1, "a", 0, 0, 0, 0, b""],

@@ -1,0 +1,224 @@
+"""How many steps a round has time for, and a run in which one replica is four times slower."""
+
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlx.ledger.typed import Plan
+from dlx.node.round import actions as a
+from dlx.node.round.pace import TRIAL_STEPS, Lap, Pace, Speed, fewest_steps, reference, steps_within
+from tests.node.round.simulation import Member, Simulation, make_rules
+
+STEPS = 40
+SPEED = Speed(fixed=2.0, step=0.5)
+
+
+def test_a_round_ends_when_the_lower_median_of_the_replicas_does() -> None:
+    laps = {0: [Lap(30, STEPS)], 1: [Lap(10, STEPS)], 2: [Lap(20, STEPS)], 3: [Lap(40, STEPS)]}
+    assert reference(STEPS, SPEED, laps) == (2, 20)
+    assert reference(STEPS, SPEED, {one: laps[one] for one in (0, 2)}) == (2, 20)
+    assert reference(STEPS, SPEED, {0: [Lap(30, STEPS), Lap(90, STEPS), Lap(31, STEPS)]}) == (0, 31), "a hiccup is none"
+
+
+def test_a_short_lap_counts_for_the_whole_round_that_it_would_have_been() -> None:
+    """So that nobody who does fewer steps pulls the others down with it."""
+    assert reference(STEPS, SPEED, {0: [Lap(SPEED.seconds(5), 5)]})[1] == pytest.approx(SPEED.seconds(STEPS))
+
+
+def test_steps_fill_the_time_and_are_never_fewer_than_count() -> None:
+    assert steps_within(STEPS, SPEED, 22.0) == STEPS
+    assert steps_within(STEPS, SPEED, 20.5) == STEPS, "as good as no slower"
+    assert steps_within(STEPS, SPEED, 12.2) == 20
+    assert steps_within(STEPS, SPEED, -5.0) == fewest_steps(STEPS) == 3
+    assert [fewest_steps(one) for one in (1, 16, 17, 500)] == [1, 1, 2, 32]
+
+
+def _walked(delay: int, slowness: float, rounds: int, fixed: float = 1.0) -> list[int]:
+    """The steps that the slower of two replicas takes, where the other one's round takes 21 s."""
+    pace, step, start, steps, found = Pace(delay, None), 0.5, 0.0, TRIAL_STEPS, []
+    pace.opened(delay, 0.0)
+    ended = 0.0
+    for round in range(rounds):
+        steps = pace.steps(round, STEPS, (0, 1), 1, start)
+        found.append(steps)
+        seconds = slowness * (fixed + steps * step)
+        other = TRIAL_STEPS if round == 0 else STEPS
+        ended = max(ended, pace._opened[round]) + fixed + other * step
+        pace.came(round, 0, other, ended)
+        pace.came(round, 1, steps, start + seconds)
+        pace.trained(round, steps, seconds, slowness * step)
+        sealed = max(ended, start + seconds)
+        pace.opened(round + delay + 1, sealed)
+        start = max(start + seconds, pace._opened[round + 1])
+    return found
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("slowness", [1.0, 1.02, 2.0, 4.0, 9.0, 40.0])
+def test_the_steps_settle_at_what_there_is_time_for(delay: int, slowness: float) -> None:
+    found = _walked(delay, slowness, 20)
+    fits = STEPS if slowness < 1.05 else max(fewest_steps(STEPS), int((21 / slowness - 1) / 0.5))
+    assert found[0] == TRIAL_STEPS or found[0] == fewest_steps(STEPS)
+    assert fits - 1 <= statistics.fmean(found[6:]) <= fits, found
+
+
+def test_a_minority_that_comes_too_early_or_too_late_moves_nobody() -> None:
+    honest = {1: [Lap(20, STEPS)], 2: [Lap(21, STEPS)], 3: [Lap(22, STEPS)]}
+    for lie in (Lap(0.0, STEPS), Lap(0.001, 1), Lap(9000, STEPS), Lap(9000, 1)):
+        seconds = reference(STEPS, SPEED, {0: [lie], **honest})[1]
+        assert 20 <= seconds <= 21
+        assert steps_within(STEPS, SPEED, seconds) == STEPS
+
+
+def test_who_has_nobody_to_end_with_takes_all_steps_and_who_comes_back_goes_on() -> None:
+    assert Pace(0, None).steps(0, STEPS, (3,), 3, 0.0) == STEPS
+    assert Pace(0, 17).steps(9, STEPS, (0, 3), 3, 0.0) == 17
+    assert Pace(0, 60).steps(9, STEPS, (0, 3), 3, 0.0) == STEPS, "the plan has changed"
+    first = Pace(0, None)
+    first.opened(0, 0.0)
+    first.trained(0, 3, 10.0, 3.0)
+    assert first.steps(1, STEPS, (0, 3), 3, 10.0) == STEPS, "nobody was there before it"
+
+
+# ---- whole rounds
+
+
+class Uneven(Simulation):
+    """Every step takes the same time; `slow` replicas take that many times as long. Notes who waited for whom."""
+
+    def __init__(self, rules: Any, replicas: int, slow: dict[int, float], **known: Any) -> None:
+        super().__init__(rules, replicas, 5, **known)
+        self.began: dict[str, list[float]] = defaultdict(list)  # training of a round, by account
+        self.ended: dict[str, list[float]] = defaultdict(list)
+        for account, member in self.members.items():
+            slot = self.view.slot_of(account)
+            assert slot is not None
+            member.slowness = slow.get(slot[0], 1.0)
+
+    def jitter(self) -> float:
+        return 0.99 + 0.02 * self.random.random()
+
+    def act(self, member: Member, action: a.Action) -> None:
+        if isinstance(action, a.StartRound):
+            self.began[member.account].append(self.now)
+        super().act(member, action)
+
+    def finish(self, member: Member) -> None:
+        super().finish(member)
+        for one in self.alive():
+            self.ended[one.account] += [self.now] * (len(one.trained) - len(self.ended[one.account]))
+
+    def waited(self, account: str, rounds: int) -> float:
+        """The part of the time of so many rounds in which a member did not train."""
+        began, ended = self.began[account][:rounds], self.ended[account][:rounds]
+        trained = sum(end - start for start, end in zip(began, ended, strict=True))
+        return 1 - trained / (self.began[account][rounds] - began[0])
+
+
+ROUNDS = 30
+UNEVEN: dict[str, Any] = {
+    "rounds": ROUNDS + 2, "plan": Plan(4, 0, STEPS), "straggler_grace": 100,
+    "proposal_timeout": 20, "round_timeout": 130,
+}  # fmt: skip
+
+
+def _sealed_steps(sim: Simulation, stage: int, replica: int) -> list[int]:
+    sealed = [sim.view.sealed[stage, round] for round in range(sim.view.next_round(stage))]
+    return [next((one.inner_steps for one in seal.records if one.replica == replica), 0) for seal in sealed]
+
+
+@pytest.mark.parametrize(("delay", "stages", "replicas"), [(0, 1, 2), (1, 2, 3)])
+def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do_not_wait(
+    delay: int, stages: int, replicas: int
+) -> None:
+    rules = make_rules(stages=stages, delay=delay, **UNEVEN)
+    sim = Uneven(rules, replicas, {1: 4.0}, train_seconds=60.0)
+    assert sim.run(lambda: sim.view.open_round == ROUNDS + 1, ROUNDS * 80)
+    for stage in range(stages):
+        slow, fast = _sealed_steps(sim, stage, 1), _sealed_steps(sim, stage, 0)
+        assert all(slow) and all(fast), "counted in every round"
+        assert all(STEPS // 4 - 1 <= one <= STEPS // 4 for one in slow[4:]), slow
+        assert all(one == STEPS for one in fast[2:]), fast
+    waited = {account: sim.waited(account, ROUNDS) for account, member in sim.members.items() if member.slowness == 1.0}
+    assert max(waited.values()) < 0.05, waited
+
+
+def test_equal_replicas_take_all_steps_but_in_the_first_round() -> None:
+    sim = Uneven(make_rules(stages=2, delay=1, **UNEVEN), 4, {}, train_seconds=60.0)
+    sim.jitter = lambda: 0.96 + 0.08 * sim.random.random()  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.view.open_round == 12, 12 * 80)
+    for replica in range(4):
+        sealed = [sim.view.sealed[0, round].records[replica].inner_steps for round in range(12)]
+        assert sealed[0] == fewest_steps(STEPS) and sum(sealed[2:]) >= 0.97 * 10 * STEPS, sealed
+
+
+# ---- members who gain by it
+
+
+def _short(**changes: Any) -> Any:
+    return make_rules(delay=0, **UNEVEN | {"straggler_grace": 20, "proposal_timeout": 3, "round_timeout": 30} | changes)
+
+
+class Naming(Uneven):
+    """The first replica's last stage names so many steps to its mates in every round, whatever it has time for."""
+
+    named = 0
+
+    def act(self, member: Member, action: a.Action) -> None:
+        if isinstance(action, a.WantRound) and action.ready and self.view.slot_of(member.account) == (0, 2):
+            action = replace(action, steps=self.named)
+        super().act(member, action)
+
+
+@pytest.mark.parametrize("named", [0, 1, fewest_steps(STEPS)])
+def test_a_mate_that_names_few_steps_spoils_its_own_replicas_and_nothing_else(named: int) -> None:
+    """As it could by being slow; it is counted for as few itself, and for no fewer than count."""
+    sim = Naming(_short(stages=3), 3, {}, train_seconds=10.0)
+    sim.named = named
+    machine = sim.members[str(sim.view.holder(0, 2))].machine
+    machine._pace.steps = lambda *known: fewest_steps(STEPS)  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.view.open_round == 6, 100)
+    for stage in range(3):
+        assert _sealed_steps(sim, stage, 0) == [fewest_steps(STEPS)] * 6
+        assert _sealed_steps(sim, stage, 1)[1:] == _sealed_steps(sim, stage, 2)[1:] == [STEPS] * 5
+
+
+def test_a_mate_that_names_more_steps_than_there_are_changes_nothing() -> None:
+    sim = Naming(_short(stages=3), 2, {}, train_seconds=10.0)
+    sim.named = 2**32 - 1
+    assert sim.run(lambda: sim.view.open_round == 4, 100)
+    assert _sealed_steps(sim, 0, 0)[1:] == _sealed_steps(sim, 2, 1)[1:] == [STEPS] * 3
+
+
+class Stating(Uneven):
+    """The first replica's last stage, or all of its stages, state so many steps."""
+
+    stated, all_stages = 1, False
+
+    def contribution(self, member: Member, round: int, **changes: object):  # type: ignore[no-untyped-def]
+        replica, stage = self.view.slot_of(member.account) or (1, 0)
+        if replica == 0 and (self.all_stages or stage == self.rules.stages - 1):
+            changes = {"inner_steps": self.stated, "segments": 1} | changes
+        return super().contribution(member, round, **changes)
+
+
+@pytest.mark.parametrize("stated", [1, fewest_steps(STEPS) - 1, STEPS + 1])
+def test_who_states_fewer_steps_than_count_or_more_than_there_are_is_refused(stated: int) -> None:
+    """Else a vote would cost a step of a round of hundreds."""
+    sim = Stating(_short(stages=1), 3, {}, train_seconds=5.0)
+    sim.stated = stated
+    assert sim.run(lambda: sim.view.open_round == 2, 100)
+    assert _sealed_steps(sim, 0, 0) == [0, 0] and all(_sealed_steps(sim, 0, 1))
+    honest = [member for account, member in sim.members.items() if account != sim.view.holder(0, 0)]
+    assert all("wrong_steps" in member.rejected for member in honest)
+
+
+def test_stages_of_one_replica_that_state_different_steps_are_not_counted() -> None:
+    sim = Stating(_short(stages=2), 3, {}, train_seconds=5.0)
+    sim.stated = fewest_steps(STEPS) + 1
+    assert sim.run(lambda: sim.view.open_round == 2, 100)
+    assert _sealed_steps(sim, 0, 0) == _sealed_steps(sim, 1, 0) == [0, 0]
+    assert all(_sealed_steps(sim, 1, 1))
