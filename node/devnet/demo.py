@@ -64,8 +64,15 @@ class Observed:
         return range(known, done)
 
 
-def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Callable[[Observed], None]) -> Observed:
-    """Follows the ledger and the nodes' status endpoints until the run is finished. Raises Failure when it stalls."""
+def watch(
+    devnet: Devnet,
+    on_round: Callable[[Observed, int], None],
+    on_look: Callable[[Observed], None],
+    enough: Callable[[], bool] = lambda: False,
+    stall: float = STALL_SECONDS,
+) -> Observed:
+    """Follows the ledger and the nodes' status endpoints until the run is finished, or there is enough of it. Raises
+    Failure when no round was sealed for `stall` seconds."""
     run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
         feed, seen = client.feed(run), Observed(RunView(run, client.domain))
@@ -88,10 +95,10 @@ def watch(devnet: Devnet, on_round: Callable[[Observed, int], None], on_look: Ca
                 found = {name: devnet.status(name) for name in devnet.names}
                 seen.statuses |= {name: status for name, status in found.items() if status is not None}
                 on_look(seen)
-            if over:
+            if over or enough():
                 return seen
-            if time.monotonic() > moved + STALL_SECONDS:
-                raise Failure(f"no round was sealed for {STALL_SECONDS:.0f} s: see {devnet.root / 'logs'}")
+            if time.monotonic() > moved + stall:
+                raise Failure(f"no round was sealed for {stall:.0f} s: see {devnet.root / 'logs'}")
             time.sleep(0.3)
 
 

@@ -36,6 +36,7 @@ CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
 _RECORD = "devnet.json"
 FORMAT = 1  # of it
+_OPEN = "--insecure-listen"  # of a chain that other machines reach
 PROGRAM = ("dlx.node.cli.app",)  # a Python module and its first arguments
 
 _DRAFT = """\
@@ -192,12 +193,27 @@ class Devnet:
         """Of the devnet's own folder: its chain and contracts."""
         return config.load(DataDir(self.root), {"rpc_url": self.rpc_url} if self.rpc_url else {}, {})
 
+    # ---- where they run ----
+
+    def address(self, name: str) -> str:
+        """The IPv4 address on which the chain ("chain") or a node listens."""
+        return "127.0.0.1"
+
+    def command(self, name: str, module: Sequence[str]) -> list[str]:
+        """What is executed to run the Python module with these arguments as the chain or as a node."""
+        return [sys.executable, "-m", *module]
+
+    def more_arguments(self, name: str) -> list[str]:
+        """Of a node's `dlx-node start`."""
+        return []
+
     # ---- processes ----
 
     def start_chain(self, port: int = 0) -> None:
         """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
         port = port or self._last_port()
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
+        arguments += ["--host", self.address("chain"), *([] if config.is_loopback(self.address("chain")) else [_OPEN])]
         pace = [] if self.record.block_time is None else ["--block-time", str(self.record.block_time)]
         process = self._spawn("chain", [*PROGRAM, *arguments, *pace])
         url_file = DataDir(self.root).contracts
@@ -216,7 +232,8 @@ class Devnet:
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
         arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
-        arguments += ["--listen", "/ip4/127.0.0.1/tcp/0"]  # many on one machine
+        arguments += ["--listen", f"/ip4/{self.address(name)}/tcp/0"]  # many on one machine
+        arguments += self.more_arguments(name)
         arguments += ["--threads", str(max(1, cores() // len(self.names)))]
         shared = {SHARED: self._fork_server()} if program == PROGRAM else {}
         self._spawn(name, [*program, *arguments], shared)
@@ -302,7 +319,7 @@ class Devnet:
         plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                self.command(name, arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,1 @@
+"""Wall clock on slow links: `python -m benchmarks.links --help`."""
