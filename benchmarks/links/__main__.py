@@ -26,7 +26,8 @@ from dlx.ground.errors import DlxError
 from dlx.node.home.errors import Failure
 from dlx.training.models.placement import cores
 
-ALONE_STEPS = 60  # timed, of each replica, for what a step costs without any exchange
+ALONE_STEPS = 40  # timed, of each replica, for what a step costs without any exchange
+MOST_STEP_SECONDS = 3.0  # on the slowest machine that this is tried on
 EXCHANGE_SECONDS = 600.0  # at least, that a rival may wait for one exchange
 STALL_SECONDS = 180.0  # beside three expected rounds, without a seal
 
@@ -61,7 +62,7 @@ def main(
     try:
         with network.alone(), tempfile.TemporaryDirectory(prefix="dlx-links-") as folder:
             text = rows.draft_text(rows.ROWS["default"], 1)
-            bench = _Bench(Path(folder), text, other, seconds, keep)
+            bench = _Bench(Path(folder), text, other, seconds, keep, result["step_seconds"])
             for count in counts:
                 for name in chosen:
                     bench.prepare(count, count * rows.ROWS[name].stages)
@@ -70,8 +71,9 @@ def main(
                         row = bench.row(one, count, name)
                         result["rows"] = [*(old for old in result["rows"] if _key(old) != _key(row)), row]
                         _write(json_file, result)
-    except network.Unable as error:
-        raise typer.BadParameter(str(error)) from None
+    except (network.Unable, Failure) as error:
+        sys.stderr.write(f"links: {error}\n")
+        raise typer.Exit(1) from None
     result["rows"].sort(key=_order)
     _write(json_file, result)
     sys.stdout.write(table.text(result))
@@ -82,26 +84,29 @@ def main(
 
 
 class _Bench:
-    """Measures rows, and first what a step costs where as many machines compute at once."""
+    """Measures rows, and first what a step costs where so many machines compute at once."""
 
-    def __init__(self, folder: Path, text: str, python: str, seconds: float, keep: Path | None) -> None:
+    def __init__(
+        self, folder: Path, text: str, python: str, seconds: float, keep: Path | None, steps: dict[str, float]
+    ) -> None:
+        """`steps`: seconds of a step alone, by machines at work: those of earlier calls, and then ours."""
         self._folder, self._python, self._seconds, self._keep = folder, python, seconds, keep
         _note("data and manifest")
         self._manifest, self._blobs, manifest = measure.common_files(folder / "common", text)
         self._tokens = manifest.tokens_per_step
-        self._steps: dict[int, float] = {}  # seconds, by machines at work
+        self._steps = steps
 
     def prepare(self, *machines: int) -> None:
         for count in machines:
-            if count not in self._steps:
+            if str(count) not in self._steps:
                 _note(f"a step alone, {count} at once")
-                found = self._rival(count, None, rows.Row("", "alone"), ALONE_STEPS, 1, ALONE_STEPS * 0.5)
-                self._steps[count] = found.seconds / ALONE_STEPS
+                found = self._rival(count, None, rows.Row("", "alone"), ALONE_STEPS, 1, ALONE_STEPS * MOST_STEP_SECONDS)
+                self._steps[str(count)] = found.seconds / ALONE_STEPS
 
     def row(self, link: str, replicas: int, name: str) -> dict[str, Any]:
         """Measured, or why it was not."""
         row = rows.ROWS[name]
-        step = self._steps[replicas]
+        step = self._steps[str(replicas)]
         speed = rows.matched_speed(replicas, step) if link == "matched" else rows.speed_of(link)
         told: dict[str, Any] = {"link": link, "replicas": replicas, "row": name, "bits_per_second": speed}
         told |= {"step_seconds": step, "inner_steps": 1, "error": None}
@@ -121,11 +126,11 @@ class _Bench:
         return told | asdict(found) | speeds
 
     def _measured(self, row: rows.Row, replicas: int, speed: float | None, told: dict[str, Any]) -> measure.Measured:
-        step = self._steps[replicas]
+        step = self._steps[str(replicas)]
         if row.method == "ddp":
             told["inner_steps"] = inner_steps = 1
         else:
-            alone = self._steps[replicas * row.stages]
+            alone = self._steps[str(replicas * row.stages)]
             like = rows.ROWS["delay1"] if row.method else row  # rivals do as many steps as ours
             text, inner_steps = rows.planned(like, replicas, alone, speed)
             told["inner_steps"] = inner_steps
@@ -199,12 +204,14 @@ def _earlier(json_file: Path | None) -> dict[str, Any]:
     fresh: dict[str, Any] = {
         "command": "python -m benchmarks.links",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "step_seconds": {},
         "rows": [],
     }
     if json_file is None or not json_file.exists():
         return fresh
     try:
-        return fresh | {"rows": json.loads(json_file.read_text())["rows"]}
+        found = json.loads(json_file.read_text())
+        return fresh | {key: found[key] for key in ("step_seconds", "rows")}
     except (ValueError, KeyError, TypeError):
         raise typer.BadParameter(f"{json_file} is not of this benchmark: name another", param_hint="--json") from None
 

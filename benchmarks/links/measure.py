@@ -29,6 +29,13 @@ _ROOT = Path(__file__).parents[2]
 _START_SECONDS = 120.0  # until a rival's processes train
 _READY_SECONDS = 240.0  # until our nodes do
 _SHOWN = 300  # characters of a reason
+_KINDS = {  # a node's -> ours
+    "payload": "payload",
+    "pipe": "pipe",
+    "blobs": "blobs",
+    "gossip": "gossip",
+    "signalling": "gossip",
+}
 
 
 @dataclass(frozen=True)
@@ -231,13 +238,13 @@ def _measured(devnet: Hosts, seen: demo.Observed, looks: list[_Look]) -> Measure
 
 
 def _traffic(devnet: Hosts) -> dict[str, int]:
-    """By kind: what the nodes say of peers, what the chain's interface counted, and the rest: blobs, and the headers
-    and repetitions of packets."""
+    """By kind: what the nodes say of peers, what the chain's interface counted, and the rest: headers of packets,
+    and what came twice."""
     total, chain = devnet.network.traffic()
-    found = {"payload": 0, "pipe": 0, "gossip": 0}
+    found = dict.fromkeys(_KINDS.values(), 0)
     for name in devnet.names:
         metrics = devnet.metrics(name)
-        for kind, label in (("payload", "payload"), ("pipe", "pipe"), ("gossip", "signalling")):
+        for label, kind in _KINDS.items():
             found[kind] += round(metrics.get(f"dlx_bytes_total received {label}", 0.0))
     return {"total": total, **found, "chain": chain, "rest": total - chain - sum(found.values())}
 

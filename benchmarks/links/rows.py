@@ -61,7 +61,7 @@ ROWS: dict[str, Row] = {
     "ddp": Row("torch DDP over gloo: float32 gradients in every step", "ddp"),
     "diloco": Row("DiLoCo in plain torch over gloo, float32; as many inner steps as `delay1`", "diloco", hides=True),
     "torchft": Row("torchft 0.2's DiLoCo over gloo, float32; as many", "torchft", "torchft", hides=True),
-    "hivemind": Row("hivemind 1.1's averager, weights in 8 bits; as many", "hivemind", "hivemind", hides=True),
+    "hivemind": Row("hivemind 1.1's averager, weights in 16 bits; as many", "hivemind", "hivemind", hides=True),
     "default": Row("our nodes as they come: int4, delay 0, 10 inner steps"),
     "delay1": Row("our nodes: int4, delay 1, as many inner steps as the plan says", hides=True, outer=_DELAYED),
     "sparse": Row("our nodes, preset sparse: delay 0, 5 inner steps", preset="sparse"),
@@ -112,7 +112,7 @@ def planned(row: Row, replicas: int, step_seconds: float, speed: float | None) -
 
 def expected_seconds(row: Row, replicas: int, step_seconds: float, speed: float | None, inner_steps: int) -> float:
     """Of one round of a rival."""
-    size = parameters() if row.method == "hivemind" else 4 * parameters()  # bytes
+    size = (2 if row.method == "hivemind" else 4) * parameters()  # bytes
     return inner_steps * step_seconds + (all_reduce_bits(size, replicas) / speed if speed else 0.0)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 TIMES_MATCHED, TIMES_100 = 300.0, 2.0  # DDP's tokens a second: ours at best, on the matched link and at 100 Mbit/s
 HIDDEN = 0.97  # part of the time that a delayed run trains, on the matched link and at 10 Mbit/s
 OURS = ("default", "delay1", "sparse", "sparse1", "dilocox", "sites")
-KINDS = ("total", "payload", "pipe", "gossip", "chain", "rest")
+KINDS = ("total", "payload", "pipe", "blobs", "gossip", "chain", "rest")
 
 Rows = Sequence[dict[str, Any]]
 
