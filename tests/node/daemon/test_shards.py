@@ -11,11 +11,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import Plan
+from dlx.node.daemon import evidence as module
 from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.shards import AHEAD, Shards
 from dlx.node.round.deals import Deals
 from dlx.node.round.faults import ActionFailed, LocalFault
 from dlx.node.round.plans import Terms
+from dlx.node.trainer.checks import Outcome
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.order import WINDOW
 from dlx.training.data.shards import DataManifest
@@ -37,7 +39,7 @@ class Network:
         for name in elsewhere:
             store.remove(name)
 
-    async def fetch(self, name: bytes, size: int, providers: Any, deadline: float, kind: Kind) -> Path:
+    async def fetch(self, name: bytes, size: int, providers: Any, deadline: float, kind: Kind, *rest: Any) -> Path:
         if name.hex() in self.lost:
             raise BlobNotFound(f"nobody who was asked has {name.hex()[:8]}")
         if not self.store.has(name):
@@ -149,6 +151,22 @@ def test_a_check_has_a_shard_again_that_this_disk_has_damaged(tmp_path: Path) ->
     assert trio.run(sound) == [True, True]
     slot.store.path(bytes.fromhex(wanted[0].sha256)).write_bytes(b"damaged")
     assert trio.run(sound) == [True, True]
+
+
+def test_a_check_has_evidence_again_that_this_disk_has_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(tmp_path)
+    name = bytes.fromhex(slot.network.names[0])
+    slot.store.path(name).write_bytes(b"damaged")
+    slot.context.peer_of = lambda account: "its peer"
+
+    async def check(work: Any, deadline: float) -> Outcome:
+        here = slot.store.path(name).read_bytes() in slot.network.contents
+        return Outcome(done=True) if here else Outcome(missing=(name,))
+
+    monkeypatch.setattr(module, "check", check)
+    work: Any = SimpleNamespace(shared=set)
+    drawn: Any = SimpleNamespace(account="0x01")
+    assert trio.run(Evidence(slot.context, Effort(1))._checked, work, drawn, SIZE).done
 
 
 @pytest.mark.parametrize(("stage", "private"), [(1, None), (0, Path("/own")), (2, Path("/own"))])
