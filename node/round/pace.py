@@ -41,9 +41,10 @@ class Lap:
     steps: int
 
 
-def reference(inner_steps: int, speed: Speed, laps: Mapping[int, Collection[Lap]]) -> tuple[int, float]:
-    """The replica that the others end with, and the seconds of its round of all steps. A lap of fewer steps counts for
-    a longer one as it would be here, where all do the same work. `laps`: replica -> its newest, at least one each."""
+def reference(inner_steps: int, speed: Speed, laps: Mapping[int, Collection[Lap]]) -> tuple[int, float, float]:
+    """The replica that the others end with, the seconds of its round of all steps, and by how many that may be wrong. A
+    lap of fewer steps counts for a longer one as it would be here, where all do the same work. `laps`: replica -> its
+    newest, at least one each."""
     whole = speed.seconds(inner_steps)
     seconds = {
         replica: statistics.median_low(one.seconds * whole / speed.seconds(one.steps) for one in found)
@@ -51,13 +52,14 @@ def reference(inner_steps: int, speed: Speed, laps: Mapping[int, Collection[Lap]
     }
     order = sorted(seconds, key=lambda replica: (seconds[replica], replica))
     chosen = order[(len(order) - 1) // 2]
-    return chosen, seconds[chosen]
+    blur = BLUR_SECONDS * whole / speed.seconds(max(one.steps for one in laps[chosen]))
+    return chosen, seconds[chosen], blur
 
 
-def steps_within(inner_steps: int, speed: Speed, seconds: float) -> int:
-    """The most inner steps of a round that fit in so many seconds: at least the fewest that count, all where they
-    nearly fit."""
-    if speed.seconds(inner_steps) <= seconds * SLACK + BLUR_SECONDS:
+def steps_within(inner_steps: int, speed: Speed, seconds: float, blur: float = BLUR_SECONDS) -> int:
+    """The most inner steps of a round that fit in so many seconds, which may be wrong by `blur`: at least the fewest
+    that count, all where they nearly fit."""
+    if speed.seconds(inner_steps) <= seconds * SLACK + blur:
         return inner_steps
     fitting = int((seconds - speed.fixed) / speed.step)
     return max(fewest_steps(inner_steps), min(fitting, inner_steps))
@@ -109,10 +111,10 @@ class Pace:
         laps = {replica: found for replica in replicas if (found := self._laps(replica, round))}
         if not laps.keys() - {own}:
             return inner_steps  # nobody was there before us
-        chosen, seconds = reference(inner_steps, speed, laps)
+        chosen, seconds, blur = reference(inner_steps, speed, laps)
         if chosen == own:
             return inner_steps
-        return steps_within(inner_steps, speed, seconds - max(0.0, now - self._began(chosen, round, now)))
+        return steps_within(inner_steps, speed, seconds - max(0.0, now - self._began(chosen, round, now)), blur)
 
     def _speed(self) -> Speed | None:
         if not self._speeds:

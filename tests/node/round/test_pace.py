@@ -18,14 +18,18 @@ SPEED = Speed(fixed=2.0, step=0.5)
 
 def test_a_round_ends_when_the_lower_median_of_the_replicas_does() -> None:
     laps = {0: [Lap(30, STEPS)], 1: [Lap(10, STEPS)], 2: [Lap(20, STEPS)], 3: [Lap(40, STEPS)]}
-    assert reference(STEPS, SPEED, laps) == (2, 20)
-    assert reference(STEPS, SPEED, {one: laps[one] for one in (0, 2)}) == (2, 20)
-    assert reference(STEPS, SPEED, {0: [Lap(30, STEPS), Lap(90, STEPS), Lap(31, STEPS)]}) == (0, 31), "a hiccup is none"
+    assert reference(STEPS, SPEED, laps) == (2, 20, 1)
+    assert reference(STEPS, SPEED, {one: laps[one] for one in (0, 2)}) == (2, 20, 1)
+    assert reference(STEPS, SPEED, {0: [Lap(30, STEPS), Lap(90, STEPS), Lap(31, STEPS)]}) == (0, 31, 1), (
+        "a hiccup is none"
+    )
 
 
 def test_a_short_lap_counts_for_the_whole_round_that_it_would_have_been() -> None:
     """So that nobody who does fewer steps pulls the others down with it."""
-    assert reference(STEPS, SPEED, {0: [Lap(SPEED.seconds(5), 5)]})[1] == pytest.approx(SPEED.seconds(STEPS))
+    _, seconds, blur = reference(STEPS, SPEED, {0: [Lap(SPEED.seconds(5), 5)]})
+    assert seconds == pytest.approx(SPEED.seconds(STEPS))
+    assert blur == pytest.approx(SPEED.seconds(STEPS) / SPEED.seconds(5)), "and so does what it may be wrong by"
 
 
 def test_steps_fill_the_time_and_are_never_fewer_than_count() -> None:
