@@ -1,6 +1,7 @@
-"""What two pipe neighbours send each other on an open pipe: tensors in pieces, and the round they would train next."""
+"""What two pipe neighbours send each other on an open pipe: tensors in pieces, the round they would train next, and
+that they are there."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -37,7 +38,15 @@ class PipeWant(Struct, frozen=True, array_like=True, tag="w", forbid_unknown_fie
     steps: Uint32
 
 
-PipeFrame = PipeTensor | PipeWant
+class PipeAlive(Struct, frozen=True, array_like=True, tag="a", forbid_unknown_fields=True):
+    """The sender is there, and why it sends nothing else: it computes, and has done so many of its round's steps."""
+
+    doing: Literal["computing"]
+    done: Uint32
+    all: Uint32
+
+
+PipeFrame = PipeTensor | PipeWant | PipeAlive
 _decoder = msgspec.msgpack.Decoder(PipeFrame)
 _encoder = msgspec.msgpack.Encoder()
 

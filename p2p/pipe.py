@@ -38,6 +38,7 @@ class Pipe:
     def __init__(self, stream: INetStream, peer_id: str, hello: wire.PipeHello, frame_limit: int) -> None:
         self.peer_id = peer_id
         self.hello = hello  # of whoever opened the pipe
+        self.came = 0  # bytes so far, of whole frames or not
         self._stream = stream
         self._frame_limit = frame_limit
         self._queue: deque[bytes] = deque()
@@ -118,7 +119,9 @@ class Pipe:
         buffer = bytearray()
         try:
             while True:
-                buffer += await read_some(self._stream, _READ)
+                data = await read_some(self._stream, _READ)
+                self.came += len(data)
+                buffer += data
                 while len(buffer) >= 4:
                     length = int.from_bytes(buffer[:4], "big")
                     if length > self._frame_limit:

@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from dlx.ground.blobs import Kind
+from dlx.ledger.typed import Contribution
 from dlx.ledger.view import RunView
 from dlx.node.archive.inner import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
@@ -20,8 +21,11 @@ from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
 from dlx.training.data.shards import DataError, Shard
 
-FIRST_SECONDS, THEN_SECONDS = 5.0, 20.0  # for a blob: of its maker, of everybody
-CHECK_SECONDS = 600.0  # for one replay, however long its segment took to train
+FIRST_SECONDS, THEN_SECONDS = 10.0, 20.0  # without progress of a blob: of its maker, of everybody
+CHECK_SECONDS = (
+    600.0  # for one replay, and SLOWER times what its segment took to train, which is at most what a round may
+)
+SLOWER = 8.0
 ADVANCE = 60.0  # seconds of training that count before they were trained: the first rounds are drawn too
 PASSES = 3  # each asks for what the one before found missing
 log = logs.get(__name__)
@@ -99,7 +103,7 @@ class Evidence:
         for _ in range(PASSES):
             began = trio.current_time()
             try:
-                found = await check(work, CHECK_SECONDS)
+                found = await check(work, check_seconds(work, self.context.manifest.timing.round_timeout))
             finally:
                 self.effort.spent += trio.current_time() - began
             if found.refusal:
@@ -138,3 +142,9 @@ class Evidence:
         except BlobError as error:
             log.debug("a blob for a check is not to be had", error=str(error))
             raise Absent([name]) from None
+
+
+def check_seconds(work: Work, round_timeout: float) -> float:
+    """How long a replay may take, by what the contribution says of itself: its maker bends that by a round timeout."""
+    said = Contribution.decode(work.statement)
+    return CHECK_SECONDS + SLOWER * min(said.compute_ms / 1000 / max(1, said.segments), round_timeout)

@@ -14,12 +14,14 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.node.daemon.flow import Flow
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
 from dlx.training.inner.traffic import Incoming
 
 REDIAL = Backoff(0.5, 5.0)
 WANT_SECONDS = 0.05  # between two wants of a neighbour that the session hears: each makes it think
+PULSE_SECONDS = 5.0  # between two words that we are there, and two looks whether anything came
+LEAST_RATE = 1024.0  # bytes a second: a neighbour that sends less does not get on
 MOST_WANTS = 1000  # that may come meanwhile: no honest neighbour changes its mind so often
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,9 @@ class Pipes:
     `holder(stage)` is (account, peer id) of our replica's holder of a stage, or None. `on_open(link)`,
     `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
     pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there. Of wants
-    that come close together the newest is told.
+    that come close together the newest is told. `alive()` is what neighbours are told while they wait for us, if
+    anything; `on_alive(link, pipe, moving, doing)` hears every PULSE_SECONDS, at most, that a neighbour sends (moving),
+    or says that it is there.
 
     All that a pipe brings is taken at once, or the library would end a neighbour's stream; what it may bring bounds how
     much memory that takes, here and in whatever `on_tensor` hands it to.
@@ -48,10 +52,13 @@ class Pipes:
         on_tensor: Callable[[str, int, PipeTensor], None],
         on_gone: Callable[[str], None],
         reject: Callable[[str, str], None],
+        alive: Callable[[], PipeAlive | None],
+        on_alive: Callable[[str, int, bool, str], None],
     ) -> None:
         self._service, self._hello, self._stages, self._holder = service, hello, stages, holder
         self._incoming, self._on_want, self._on_tensor = incoming, on_want, on_tensor
         self._on_open, self._on_gone, self._reject = on_open, on_gone, reject
+        self._alive, self._on_alive = alive, on_alive
         self._open: dict[str, _Link] = {}
         self._numbers = count(1)
 
@@ -132,6 +139,7 @@ class Pipes:
             self._open[name] = link
             nursery.start_soon(self._write, link, to_send)
             nursery.start_soon(self._tell, name, link, to_tell)
+            nursery.start_soon(self._pulse, name, link)
             self._on_open(name)
             try:
                 while True:
@@ -157,6 +165,8 @@ class Pipes:
             case PipeTensor():
                 link.flow.came(frame)
                 self._on_tensor(name, link.number, frame)
+            case PipeAlive():
+                link.said = f"{frame.doing} step {frame.done} of {frame.all}"
 
     async def _tell(self, name: str, link: "_Link", to_tell: trio.MemoryReceiveChannel[PipeWant]) -> None:
         async for want in to_tell:
@@ -166,6 +176,17 @@ class Pipes:
             if self._open.get(name) is link:
                 self._on_want(name, want)
             await trio.sleep(WANT_SECONDS)
+
+    async def _pulse(self, name: str, link: "_Link") -> None:
+        """Say that we are there, as long as nothing else says it; and pass on what shows that the neighbour is."""
+        while True:
+            came = link.pipe.came
+            await trio.sleep(PULSE_SECONDS)
+            if (alive := self._alive()) is not None and not link.outgoing.statistics().current_buffer_used:
+                link.outgoing.send_nowait(alive)
+            moving, said, link.said = link.pipe.came - came >= LEAST_RATE * PULSE_SECONDS, link.said, ""
+            if moving or said:
+                self._on_alive(name, link.number, moving, "sending" if moving else said)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
@@ -177,7 +198,7 @@ class Pipes:
             link.scope.cancel()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Link:
     number: int
     pipe: Pipe
@@ -185,3 +206,4 @@ class _Link:
     outgoing: trio.MemorySendChannel[PipeFrame]
     wants: trio.MemorySendChannel[PipeWant]
     flow: Flow
+    said: str = ""  # what the neighbour does, since the last look

@@ -34,7 +34,7 @@ from dlx.node.round.rules import Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeTensor, PipeWant
+from dlx.p2p.frames import PipeAlive, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
 from dlx.training.inner.traffic import incoming
@@ -69,6 +69,8 @@ class Session:
             self._on_tensor,
             self._on_pipe_gone,
             context.reject,
+            self._alive,
+            self._on_alive,
         )
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
@@ -268,6 +270,15 @@ class Session:
 
     def _on_want(self, link: str, want: PipeWant) -> None:
         self.emit(e.NeighbourWants(link, want.round, want.ready, want.steps))
+
+    def _alive(self) -> PipeAlive | None:
+        """What neighbours are told that wait for us in a round."""
+        if self.machine is None or self.machine.training is None:
+            return None
+        return PipeAlive("computing", self.progress.step, self.progress.steps)
+
+    def _on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+        self.trainer.post(m.Alive(link, pipe, moving, doing))
 
     def _on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
         self.trainer.post(m.Tensor(link, pipe, piece))

@@ -2,9 +2,10 @@
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from random import Random
+from typing import TypeVar
 
 import trio
 
@@ -19,14 +20,17 @@ from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
 
-OPEN_SECONDS = 120.0  # and more for a large slot, whose state is read from disk
-REQUEST_SECONDS = 120.0  # for each payload of a request, and likewise
+OPEN_SECONDS = 120.0  # without work; and more for a large slot, whose state is read from disk
+REQUEST_SECONDS = 120.0  # likewise, for each payload of a request
+MOST = 10  # times as long in all, however much it works: it may be caught in a loop
+WORK = 0.1  # s of its processors since it last said so: it is at work
 SLOW_DISK = 8e6  # bytes of weights a second: opening and an outer step read and write up to six files of that size
 RESTART = Backoff(first=0.5, cap=60.0)
 SILENCES = 2  # questions in a row without even a late answer: it hangs
 STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
 log = logs.get(__name__)
 
+T = TypeVar("T")
 OnMessage = Callable[[m.FromTrainer], None]
 
 
@@ -86,6 +90,7 @@ class Trainer:
         self._disk_seconds = 0.0  # that a stage of this size may take on a slow disk
         self._silences = 0  # in a row, of the process that runs now
         self._mapped: dict[bool, tuple[bytes, ...]] = {}  # payloads that it reads for its round, or else for a question
+        self._used, self._worked = 0.0, -math.inf  # what it has used; when that was more than before
         self._life = trio.CancelScope()  # of that process
         self._given_up = ""  # why its life was cancelled
         self._random = Random()
@@ -168,13 +173,12 @@ class Trainer:
             async with self._turn:
                 if request in self._answers:  # else the process ended meanwhile
                     self.post(make(request))
-                with trio.fail_after(seconds):
-                    answer = await receive.receive()
+                answer = await self._while_working(receive.receive, seconds)
         except trio.TooSlowError:
             self._silences += 1
             if self._silences >= SILENCES:
                 self._give_up(f"it left {self._silences} questions in a row without an answer")
-            raise TrainerSilent(f"no answer from the training process within {seconds:.0f} s") from None
+            raise TrainerSilent(f"no answer from the training process, nor any work, within {seconds:.0f} s") from None
         finally:
             self._answers.pop(request, None)
         if answer.trouble is not None:
@@ -191,6 +195,7 @@ class Trainer:
             return m.Trouble(m.Kind.LOCAL, f"it could not be started: {error}")
         log.info("training process started", pid=spawned.pid)
         self.pid, self._is_open, self._silences = spawned.pid, trio.Event(), 0
+        self._used, self._worked = 0.0, -math.inf
         try:
             failed = await self._talk(spawned)
         finally:
@@ -230,10 +235,20 @@ class Trainer:
         """A process that does not open its slot in time is given up."""
         await self._asked.wait()
         seconds = OPEN_SECONDS + self._disk_seconds
-        with trio.move_on_after(seconds):
-            await self._is_open.wait()
-            return
-        self._give_up(f"it did not open its slot within {seconds:.0f} s")
+        try:
+            await self._while_working(self._is_open.wait, seconds)
+        except trio.TooSlowError:
+            self._give_up(f"it did not open its slot within {seconds:.0f} s, and did nothing")
+
+    async def _while_working(self, wait: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """Raises TooSlowError where the process does nothing for so long, or works for MOST times as long."""
+        began = trio.current_time()
+        while True:
+            until = min(began + MOST * seconds, max(began, self._worked) + seconds)
+            if until <= trio.current_time():
+                raise trio.TooSlowError
+            with trio.move_on_at(until):
+                return await wait()
 
     def _give_up(self, reason: str) -> None:
         """End the process that runs now; `run` starts another."""
@@ -254,6 +269,10 @@ class Trainer:
                     self._was_opened.set()
                 else:
                     self._on_message(message)
+            case m.Working(used=used):
+                if used >= self._used + WORK:
+                    self._worked = trio.current_time()
+                self._used = used
             case m.Answer(request=request):
                 self._silences = 0
                 if request in self._answers:

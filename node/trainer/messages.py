@@ -111,6 +111,22 @@ class Tensor(Struct, frozen=True, tag="tensor"):
     piece: PipeTensor
 
 
+class Alive(Struct, frozen=True, tag="alive"):
+    """The neighbour at `link` is there, by the pipe of this number, and does something; `moving`: it is sending."""
+
+    link: str
+    pipe: int
+    moving: bool
+    doing: str
+
+
+class Working(Struct, frozen=True, tag="working"):
+    """What the process has used so far, in seconds of its processors and thousands of blocks of disks: said now and
+    then, so that a long request is told from a process that hangs."""
+
+    used: float
+
+
 class Loaded(Struct, frozen=True, tag="loaded"):
     """The process is there, with torch and the rest imported, and has found the placement: a slot opens quickly now."""
 
@@ -171,8 +187,8 @@ class Gone(Struct, frozen=True, tag="gone"):
     blobs: tuple[Hash, ...] = ()  # among them are damaged ones: the slot cannot be opened, or a payload not be read
 
 
-ToTrainer = Load | Open | Train | Stop | Outer | Measure | Check | Start | Tensor
-FromTrainer = Loaded | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
+ToTrainer = Load | Open | Train | Stop | Outer | Measure | Check | Start | Tensor | Alive
+FromTrainer = Loaded | Working | Opened | Step | Finished | Abandoned | Answer | Failed | Gone | Tensor
 
 
 def payloads_of(message: ToTrainer) -> tuple[bytes, ...]:

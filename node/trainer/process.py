@@ -7,9 +7,11 @@ import contextlib
 import io
 import os
 import queue
+import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,9 @@ from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.slot import Slot
 
 IDLE_SECONDS = 5.0  # then the ranks look whether all are still there
-RECV_SECONDS = 60.0  # a neighbour silent for that long, or a round timeout, within a round has left it
+RECV_SECONDS = 60.0  # a neighbour of which nothing at all was heard for that long within a round has left it; one that
+# only says that it is there, after a round timeout
+WORKING_SECONDS = 5.0  # between two words of what this process has used
 
 
 def main(descriptor: int) -> None:
@@ -108,6 +112,7 @@ class Server:
 
     def run(self, came: bytes = b"") -> None:
         """Reads until the other side closes; `came` is what came before."""
+        threading.Thread(target=self._guard, args=(self._tell_working,), daemon=True).start()
         with contextlib.suppress(ConnectionError):  # a reset, where it went away with messages of ours unread
             self._read(io.BytesIO(came))
             self._read(self._channel.makefile("rb", buffering=1 << 18))
@@ -133,6 +138,8 @@ class Server:
         match message:
             case m.Tensor():
                 self._links[message.link].push(message.pipe, message.piece)
+            case m.Alive():
+                self._links[message.link].alive(message.pipe, message.moving, message.doing)
             case m.Open():
                 threading.Thread(target=self._guard, args=(self._open, message), daemon=True).start()
             case m.Train():
@@ -222,6 +229,13 @@ class Server:
     def _tell_step(self, round: int, step: int, loss: float | None) -> None:
         self.send(m.Step(round, step, loss or 0.0))
 
+    def _tell_working(self) -> None:
+        while True:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            blocks = used.ru_inblock + used.ru_oublock
+            self.send(m.Working(round(used.ru_utime + used.ru_stime + blocks / 1000, 2)))
+            time.sleep(WORKING_SECONDS)
+
     def _answer_requests(self) -> None:
         while True:
             request = self._work.get()
@@ -300,6 +314,8 @@ class SocketLink:
         self._pipe = 0  # of the current round
         self._newest = 0  # pipe that something came by
         self._seconds = RECV_SECONDS
+        self._heard = self._moved = 0.0  # when the neighbour last said or sent anything; sent something
+        self._doing = ""  # what it said
         self._whole: dict[tuple[int, str, int, int], bytearray] = {}
         self._coming = bytearray()  # the message of which pieces are still missing
         self._changed = threading.Condition()
@@ -322,6 +338,7 @@ class SocketLink:
     def push(self, pipe: int, piece: PipeTensor) -> None:
         with self._changed:
             self._follow(pipe)
+            self._heard = self._moved = time.monotonic()
             if piece.offset == 0:
                 self._coming = bytearray(piece.total)
             self._coming[piece.offset : piece.offset + len(piece.data)] = piece.data
@@ -341,13 +358,27 @@ class SocketLink:
     def recv(self, kind: str, step: int, micro: int) -> Bytes:
         key = (self._round, kind, step, micro)
         with self._changed:
-            there = True
-            while key not in self._whole and self._broken is None and there:
-                there = self._changed.wait(self._seconds)  # as long as anything comes, however slowly
+            self._heard = self._moved = time.monotonic()
+            self._doing = ""
+            while key not in self._whole and self._broken is None:
+                # as long as anything comes, however slowly
+                left = min(self._heard + RECV_SECONDS, self._moved + self._seconds) - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
             if key in self._whole:
                 return self._whole.pop(key)
             self._check()
-        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {self._seconds:.0f} s")
+            silent, said = time.monotonic() - self._moved, f" (it said: {self._doing})" if self._doing else ""
+        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {silent:.0f} s{said}")
+
+    def alive(self, pipe: int, moving: bool, doing: str) -> None:
+        """A sign of the neighbour; what it says is believed for a while, what it sends for as long as it comes."""
+        with self._changed:
+            if pipe == self._pipe:
+                self._heard, self._doing = time.monotonic(), doing
+                self._moved = self._heard if moving else self._moved
+                self._changed.notify_all()
 
     def _follow(self, pipe: int) -> None:
         """What came by an older pipe belongs to an attempt that is over."""

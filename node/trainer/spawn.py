@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED = "DLX_TRAINER_SERVER"  # names the socket of a fork server that somebody else runs for us
-LOAD_SECONDS = 120.0  # torch and transformers load slowly on a busy machine
+LOAD_SECONDS = 600.0  # torch and transformers load slowly on a busy machine; a server that ends is noticed at once
 STOP_SECONDS = 10.0
 NUMBER = struct.Struct(">i")
 TRAINER, CHECKER = b"t", b"c"  # what a process is to be

@@ -40,6 +40,8 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy:
             )
         case inspect.StrType(max_length=high):
             return st.text(max_size=high)
+        case inspect.LiteralType(values=values):
+            return st.sampled_from(values)
         case inspect.ListType(item_type=item, max_length=high):
             return st.lists(strategy(item), max_size=min(high, 8))
         case inspect.VarTupleType(item_type=item, max_length=high):

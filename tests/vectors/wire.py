@@ -12,7 +12,7 @@ import msgpack
 import msgspec
 
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, encode_frame
+from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, encode_frame
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "vectors" / "wire.msgpack"
 VERSION = 1
@@ -24,7 +24,7 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((6, 6), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((8, 8), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
     wire.ContributionMessage(_bytes(929, 3)),
     wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
@@ -53,6 +53,7 @@ FRAMES: list[PipeFrame] = [
     PipeTensor(70000, "activation", 20, 3, 2**32, 4 << 20, memoryview(_bytes(300, 0))),
     PipeWant(0, False, 0),
     PipeWant(2**32 - 1, True, 2**32 - 1),
+    PipeAlive("computing", 3, 20),
 ]
 
 

@@ -47,6 +47,8 @@ class Slot:
             lambda link, pipe, piece: self.trainer.post(m.Tensor(link, pipe, piece)),
             lambda link: None,
             lambda reason, peer: self.rejected.append(reason),
+            lambda: None,
+            lambda link, pipe, moving, doing: self.trainer.post(m.Alive(link, pipe, moving, doing)),
         )
         self.peer = ""
         self.trainer, (ours, theirs) = Trainer(), socket.socketpair()

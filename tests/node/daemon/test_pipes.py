@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dlx.ledger.abi import checksum
-from dlx.node.daemon.pipes import MOST_WANTS, WANT_SECONDS, Pipes
+from dlx.node.daemon.pipes import MOST_WANTS, PULSE_SECONDS, WANT_SECONDS, Pipes
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import PipeClosed
 from dlx.training.inner.traffic import Incoming
 
@@ -24,7 +24,7 @@ class FakePipe:
     """One end of a pipe; `arrive` is what the neighbour sends."""
 
     def __init__(self, peer_id: str) -> None:
-        self.peer_id, self.sent, self.closed = peer_id, list[PipeFrame](), False
+        self.peer_id, self.sent, self.closed, self.came = peer_id, list[PipeFrame](), False, 0
         self._arrive, self._arrived = trio.open_memory_channel[bytes](10_000)
 
     def arrive(self, data: bytes) -> None:
@@ -53,6 +53,7 @@ class Neighbourhood:
         self.holders = {other: (ACCOUNTS[other], PEERS[other]) for other in ACCOUNTS}
         self.told: list[tuple[object, ...]] = []
         self.dialled: list[str] = []
+        self.alive: PipeAlive | None = None
         self.answers: deque[FakePipe] = deque()  # to dialling; PipeClosed when there is none
         self.pipes = Pipes(
             self,  # type: ignore[arg-type]
@@ -65,6 +66,8 @@ class Neighbourhood:
             lambda link, pipe, piece: self.told.append(("tensor", link, pipe, piece)),
             lambda link: self.told.append(("gone", link)),
             lambda reason, peer: self.told.append(("rejected", reason, peer)),
+            lambda: self.alive,
+            lambda link, pipe, moving, doing: self.told.append(("alive", link, pipe, moving, doing)),
         )
 
     async def open(self, peer_id: str, hello: wire.PipeHello) -> FakePipe:
@@ -190,6 +193,32 @@ def test_a_neighbour_that_floods_us_with_wants_is_cut_off() -> None:
 
     here.run(program, MockClock())
     assert here.told[-2:] == [("rejected", "pipe_flow", PEERS[0]), ("gone", "previous")]
+
+
+def test_neighbours_say_that_they_are_there_and_hear_it_of_each_other() -> None:
+    """Bytes that come show it too, if there are enough of them; a byte now and then does not."""
+    here, pipe = Neighbourhood(1), FakePipe(PEERS[0])
+
+    async def program() -> None:
+        here.pipes.take(pipe)  # type: ignore[arg-type]
+        await trio.sleep(PULSE_SECONDS / 2)
+        for alive, frame, bytes_ in (
+            (PipeAlive("computing", 1, 20), None, 0),
+            (None, PipeAlive("computing", 2, 20), 50),
+            (None, None, 100_000),
+            (None, None, 10),
+        ):
+            here.alive, pipe.came = alive, pipe.came + bytes_
+            for _ in range(1000 if frame else 0):
+                pipe.arrive(encode_frame(frame))
+            await trio.sleep(PULSE_SECONDS)
+
+    here.run(program, MockClock(autojump_threshold=0))
+    assert pipe.sent == [PipeAlive("computing", 1, 20)]
+    assert [told for told in here.told if told[0] == "alive"] == [
+        ("alive", "previous", 1, False, "computing step 2 of 20"),
+        ("alive", "previous", 1, True, "sending"),
+    ]
 
 
 def test_a_newer_pipe_replaces_the_older_one() -> None:

@@ -161,6 +161,30 @@ def test_a_process_that_hangs_is_ended_after_two_silences_and_comes_back(
     in_trio(test)
 
 
+@pytest.mark.parametrize(("works", "seconds"), [(False, 120.0), (True, 1200.0)])
+def test_a_process_that_works_is_waited_for_longer_and_not_for_ever(works: bool, seconds: float) -> None:
+    one, ended = client.Trainer(), []
+
+    async def test() -> None:
+        async def work() -> None:
+            used = 0.0
+            while True:
+                one._dispatch(m.Working(used))
+                await trio.sleep(5)
+                used += 3.0 if works else 0.001  # a process that hangs still says so
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            with pytest.raises(trio.TooSlowError):
+                await one._while_working(trio.sleep_forever, 120.0)
+            ended.append(trio.current_time())
+            nursery.cancel_scope.cancel()
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    trio.run(test, clock=clock)
+    assert ended[0] == pytest.approx(seconds, abs=11)
+
+
 @pytest.mark.parametrize(("weights", "least", "most"), [(0, 60, 300), (50 * 10**9, 3600, 5 * 3600)])
 def test_a_process_that_does_not_open_its_slot_is_given_up_not_before_it_can_have_read_it(
     run: Run, monkeypatch: pytest.MonkeyPatch, weights: int, least: float, most: float

@@ -19,7 +19,7 @@ from dlx.ground.blobs import Damaged
 from dlx.node.trainer import messages as m
 from dlx.node.trainer import process
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, Wrong, error_of
-from dlx.p2p.frames import TENSOR_PIECE, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import TENSOR_PIECE, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.wire import WireError
 from dlx.training.codecs import CodecError
 from dlx.training.data.shards import DataDamaged
@@ -95,9 +95,11 @@ def test_a_neighbour_whose_pieces_come_slowly_is_waited_for(monkeypatch: pytest.
     here.begin(3, 1)
     here.send("activation", 0, 0, data := bytes(4 * TENSOR_PIECE))
     waited: list[float | None] = []
+    now = clock(monkeypatch)
 
     def wait(seconds: float | None) -> bool:
         waited.append(seconds)
+        now[0] += process.RECV_SECONDS - 1
         there.push(1, sent[len(waited) - 1].piece)
         return True
 
@@ -106,10 +108,45 @@ def test_a_neighbour_whose_pieces_come_slowly_is_waited_for(monkeypatch: pytest.
     assert waited == [process.RECV_SECONDS] * 4, "the whole patience anew after each piece"
 
 
+@pytest.mark.parametrize(
+    ("sign", "seconds"),
+    [
+        (None, process.RECV_SECONDS),  # silent
+        (False, 300.0),  # it only says that it is there: it is believed for a round timeout
+        (True, 5 * 300.0),  # it sends, slowly: for as long as it does
+    ],
+)
+def test_slow_and_silent_neighbours_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, sign: bool | None, seconds: float
+) -> None:
+    now, one = clock(monkeypatch), link()
+    one.begin(3, 1, round_timeout=300.0)
+
+    def wait(seconds: float) -> bool:
+        now[0] += min(seconds, 5.0)
+        if sign is not None and now[0] < 4 * 300.0:
+            one.alive(1, sign, "computing step 2 of 20")
+        one.alive(2, True, "by another pipe")
+        return True
+
+    monkeypatch.setattr(one._changed, "wait", wait)
+    said = r" \(it said: computing step 2 of 20\)" if sign is not None else ""
+    with pytest.raises(PipeBroken, match=f"sent no gradient of step 0 for .* s{said}"):
+        one.recv("gradient", 0, 0)
+    assert 0.7 * seconds < now[0] <= seconds + 5
+
+
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the training process goes by."""
+    now = [0.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 @given(st.binary(max_size=200))
 def test_pipe_frames_from_anybody_decode_or_are_refused(data: bytes) -> None:
     try:
-        assert isinstance(decode_frame(data), PipeTensor | PipeWant)
+        assert isinstance(decode_frame(data), PipeFrame)
     except WireError:
         pass
 
