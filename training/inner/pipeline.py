@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dlx.training.inner.packing import pack, packed_bytes, unpack
 from dlx.training.models.stages import StageModel
 from dlx.training.models.transfers import to_device, to_host
 
@@ -51,39 +52,38 @@ def run_step(
     Where the first stage's embedding is the last one's head, it goes there first, and its gradient comes back last.
 
     `micro_batches`: int64 [n, length + 1] each, on the first and the last stage (inputs `[:, :-1]`, labels `[:, 1:]`).
-    Between stages go float32 activations and gradients of `model.activation_shape`. Returns the mean loss in nats per
-    token on the last stage, a scalar on its device, None elsewhere. Raises PipeBroken, or Stopped once `stop()` is
-    true.
+    Between stages go activations and gradients of `model.activation_shape`, as `model.packing` says. Returns the mean
+    loss in nats per token on the last stage, a scalar on its device, None elsewhere. Raises PipeBroken, or Stopped once
+    `stop()` is true.
     """
     count, shape = model.micro_batches, model.activation_shape
     in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch to (input, output)
     losses: list[Tensor] = []  # asking for a number here would have the device wait for us, at every micro-batch
+
+    def received(link: Link, kind: str, micro: int) -> Tensor:
+        data = expect(link.recv(kind, step, micro), packed_bytes(shape, model.packing))
+        return unpack(data, shape, model.packing, model.device)
 
     def forward(micro: int) -> None:
         _check(stop)
         if previous is None:
             source = micro_batches[micro][:, :-1]  # type: ignore[index]
         else:
-            source = to_device(
-                as_tensor(previous.recv("activation", step, micro), shape), model.device
-            ).requires_grad_()
+            source = received(previous, "activation", micro).requires_grad_()
         if next is None:
             output = model(source, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
             losses.append(output.detach())
         else:
             output = model(source)
-            next.send("activation", step, micro, as_bytes(output))
+            next.send("activation", step, micro, pack(output, model.packing))
         in_flight[micro] = (source, output)
 
     def backward(micro: int) -> None:
         _check(stop)
         source, output = in_flight.pop(micro)
-        gradient = None
-        if next is not None:
-            gradient = to_device(as_tensor(next.recv("gradient", step, micro), shape), model.device)
-        output.backward(gradient)
+        output.backward(None if next is None else received(next, "gradient", micro))
         if previous is not None:
-            previous.send("gradient", step, micro, as_bytes(source.grad))  # type: ignore[arg-type]
+            previous.send("gradient", step, micro, pack(source.grad, model.packing))  # type: ignore[arg-type]
 
     _hand_on_embedding(model, step, previous, next)
     ahead = min(model.stages - model.stage - 1, count)
@@ -245,10 +245,14 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def as_tensor(data: Bytes, shape: tuple[int, ...]) -> Tensor:
     """float32, little-endian as on every supported machine."""
-    expected = 4 * torch.Size(shape).numel()
-    if len(data) != expected:
-        raise PipeBroken(f"expected {expected} bytes of float32, got {len(data)}")
-    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.float32).view(shape)
+    return torch.frombuffer(expect(data, 4 * torch.Size(shape).numel()), dtype=torch.float32).view(shape)
+
+
+def expect(data: Bytes, size: int) -> bytearray:
+    """The same bytes, ours to keep. Raises PipeBroken where there are more or fewer."""
+    if len(data) != size:
+        raise PipeBroken(f"expected {size} bytes, got {len(data)}")
+    return data if isinstance(data, bytearray) else bytearray(data)
 
 
 def _numbers(data: Bytes, count: int) -> tuple[float, ...]:

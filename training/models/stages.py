@@ -17,7 +17,7 @@ from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.surroundings import Surroundings
 from dlx.training.recipe.family import Config, Layout
 from dlx.training.recipe.huggingface import transformers_config
-from dlx.training.recipe.recipe import Recipe, embedding_shape, parse_model
+from dlx.training.recipe.recipe import Recipe, embedding_shape, packing, parse_model
 
 _DEAR = [  # what costs most to compute again: products of matrices, and attention
     *(getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")),
@@ -59,6 +59,7 @@ class StageModel(nn.Module):
         self.micro_batches = data.micro_batches
         samples = data.batch_size // data.micro_batches
         self.activation_shape = (samples, data.sequence_length, config.width)
+        self.packing = packing(recipe)
         self._bfloat16 = recipe.precision == "bfloat16"
         self._layout, self._low = layout, low
         whole = _whole_on_meta(config)

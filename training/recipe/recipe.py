@@ -22,6 +22,7 @@ _Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
 _Duration = Annotated[float, Meta(ge=0.1, le=30 * 86400)]  # seconds
 Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
 Precision = Literal["float32", "bfloat16"]
+Packing = Literal["float32", "bfloat16", "int8"]  # of activations and their gradients between stages
 Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
 Replicas = Annotated[int, Meta(ge=1, le=64)]
@@ -145,6 +146,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     stages: Stages
     data: Samples
     precision: Precision = "float32"
+    pipe: Literal["precision", "int8"] = "precision"
     inner: Inner = Inner()
     outer: Outer = Outer()
     codec: Codec = Codec()
@@ -166,10 +168,20 @@ def max_inner_steps(recipe: Recipe) -> int:
     return recipe.plan.inner_steps if recipe.adaptive is None else recipe.adaptive.max_inner_steps
 
 
+def packing(recipe: Recipe) -> Packing:
+    """How activations and their gradients go from stage to stage: as precise as the matrix products, or in 8 bits."""
+    return recipe.precision if recipe.pipe == "precision" else recipe.pipe
+
+
+def row_bytes(packing: Packing, width: int) -> int:
+    """Of one token's hidden values in a pipe."""
+    return {"float32": 4 * width, "bfloat16": 2 * width, "int8": 4 + width}[packing]
+
+
 def activation_bytes(recipe: Recipe) -> int:
-    """Bytes of one activation or gradient message between two stages (float32): what a link must be able to carry."""
-    micro_batch = recipe.data.batch_size // recipe.data.micro_batches
-    return micro_batch * recipe.data.sequence_length * parse_model(recipe.model).width * 4
+    """Bytes of one activation or gradient message between two stages: what a link must be able to carry."""
+    tokens = recipe.data.batch_size // recipe.data.micro_batches * recipe.data.sequence_length
+    return tokens * row_bytes(packing(recipe), parse_model(recipe.model).width)
 
 
 def embedding_shape(recipe: Recipe) -> tuple[int, int] | None:

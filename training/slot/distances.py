@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlx.training.inner.states import STATE_KINDS
 from dlx.training.models import weights
-from dlx.training.recipe.recipe import Precision, Recipe
+from dlx.training.recipe.recipe import Precision, Recipe, packing
 
 Arrays = weights.Lazy[np.ndarray]
 
@@ -37,11 +37,13 @@ THRESHOLDS: dict[tuple[Precision, Literal["adamw", "muon"]], Thresholds] = {
     ("bfloat16", "adamw"): Thresholds(change=0.03, rate=2.5e-3, sent=3e-2, numbers=1e-2),
     ("bfloat16", "muon"): Thresholds(change=0.075, rate=2.5e-3, sent=3e-2, numbers=1e-2),
 }
+_SENT_IN_INT8 = 3e-2  # a last bit more or less moves a value that lies between two codes into the other
 
 
 def thresholds(recipe: Recipe) -> Thresholds:
     """Of the run's segments."""
-    return THRESHOLDS[recipe.precision, recipe.inner.optimiser]
+    found = THRESHOLDS[recipe.precision, recipe.inner.optimiser]
+    return found._replace(sent=_SENT_IN_INT8) if packing(recipe) == "int8" else found
 
 
 def optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:

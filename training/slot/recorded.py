@@ -3,12 +3,28 @@
 import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from dlx.training.inner.packing import packed_bytes, unpack
 from dlx.training.inner.pipeline import Bytes
+from dlx.training.recipe.recipe import Packing
 from dlx.training.slot.distances import ratio
+
+
+class Piece(NamedTuple):
+    """A tensor as it goes over a pipe."""
+
+    shape: tuple[int, ...]
+    packing: Packing
+
+    @property
+    def size(self) -> int:
+        return packed_bytes(self.shape, self.packing)
+
+    def values(self, data: Bytes) -> np.ndarray:
+        return unpack(bytearray(data), self.shape, self.packing).numpy().astype(np.float64)
 
 
 class Recorded:
@@ -18,7 +34,7 @@ class Recorded:
         self,
         came: BinaryIO,
         went: BinaryIO | None,
-        pieces: Mapping[str, int],
+        pieces: Mapping[str, Piece],
         numbers: Mapping[str, Sequence[tuple[float, ...]]],
         first: int,
         slack: float,
@@ -40,8 +56,9 @@ class Recorded:
         if kind == "norm":
             self._norm = struct.unpack("<d", data)[0] ** 0.5
         if kind in self._pieces and self._went is not None:
-            there = np.frombuffer(self._went.read(self._pieces[kind]), "<f4").astype(np.float64)
-            self._apart[kind] += float(np.square(np.frombuffer(data, "<f4") - there).sum())
+            piece = self._pieces[kind]
+            there = piece.values(self._went.read(piece.size))
+            self._apart[kind] += float(np.square(piece.values(data) - there).sum())
             self._whole[kind] += float(np.square(there).sum())
 
     def recv(self, kind: str, step: int, micro: int) -> bytes:
@@ -50,4 +67,4 @@ class Recorded:
             if kind == "total" and numbers[0] < self._norm <= numbers[0] * (1 + self._slack):
                 numbers = (self._norm, *numbers[1:])  # rounding may have the replay's part above the whole that was
             return struct.pack(f"<{len(numbers)}d", *numbers)
-        return self._came.read(self._pieces[kind])
+        return self._came.read(self._pieces[kind].size)

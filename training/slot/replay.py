@@ -31,10 +31,10 @@ from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Plan, activation_bytes, embedding_bytes, step_bytes
+from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
 from dlx.training.slot.change import Scratch, Start, change_into
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
-from dlx.training.slot.recorded import Recorded
+from dlx.training.slot.recorded import Piece, Recorded
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
@@ -328,8 +328,11 @@ class _Opener:
 
     def __init__(self, manifest: Manifest, files: _Files, first: int, steps: int, opened: contextlib.ExitStack) -> None:
         self._files, self._first, self._opened = files, first, opened
-        self._pieces = dict.fromkeys(("activation", "gradient"), activation_bytes(manifest))
-        self._pieces |= dict.fromkeys(("embedding", "tied gradient"), embedding_bytes(manifest))
+        tokens = manifest.data.batch_size // manifest.data.micro_batches * manifest.data.sequence_length
+        hidden = Piece((tokens, parse_model(manifest.model).width), packing(manifest))
+        self._pieces = dict.fromkeys(("activation", "gradient"), hidden)
+        if (shape := embedding_shape(manifest)) is not None:
+            self._pieces |= dict.fromkeys(("embedding", "tied gradient"), Piece(shape, "float32"))
         self._size = steps * step_bytes(manifest)
         self._slack = thresholds(manifest).numbers
 

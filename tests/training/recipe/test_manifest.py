@@ -10,6 +10,7 @@ import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, manifest_hash, parse
@@ -63,10 +64,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
     assert parse(canonical_bytes(manifest)) == manifest
     assert activation_bytes(manifest) == 2 * 128 * 128 * 4
+    assert activation_bytes(replace(manifest, precision="bfloat16")) == 2 * 128 * 128 * 2
+    assert activation_bytes(replace(manifest, precision="bfloat16", pipe="int8")) == 2 * 128 * (4 + 128)
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "785961414731d7d59b04fe4cccc130c6433afb3d329ba7e0676c941a02b0863c"
+    assert manifest_hash(manifest).hex() == "5506d6facf6649203345b3f02ecfc63ed48bb7137b710c1758b49a7a46fa2fa2"
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:

@@ -1,10 +1,11 @@
 """A replica's micro-batches by rows: each rank takes its samples of every micro-batch, rank 0 alone has the pipes."""
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
 
-from dlx.training.inner.pipeline import Bytes, Link, PipeBroken
+from dlx.training.inner.pipeline import Bytes, Link, PipeBroken, expect
 from dlx.training.inner.ranks.group import Group
 
 
@@ -32,12 +33,12 @@ class RowsLink:
     """
 
     def __init__(self, group: Group, rows: Rows, shape: tuple[int, ...], link: Link | None) -> None:
-        """`shape` is a whole micro-batch's; `link` is rank 0's."""
+        """`shape` is a whole micro-batch's, packed: samples, and bytes of one; `link` is rank 0's."""
         self._group, self._rows, self._shape, self._link = group, rows, shape, link
         self._padded = (group.size * rows.each, *shape[1:])
 
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
-        mine = torch.frombuffer(bytearray(data), dtype=torch.float32).view(self._rows.each, *self._shape[1:])
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self._rows.each, *self._shape[1:])
         whole = self._group.gather(mine, self._padded, 0)
         if self._link is not None:
             assert whole is not None
@@ -47,21 +48,19 @@ class RowsLink:
                 self._group.break_off(error)
 
     def recv(self, kind: str, step: int, micro: int) -> Bytes:
-        whole = torch.empty(0)
+        whole = torch.empty(0, dtype=torch.uint8)
 
         def receive() -> tuple[()]:
             nonlocal whole
             assert self._link is not None
-            data = np.frombuffer(self._link.recv(kind, step, micro), np.uint8)
-            if len(data) != 4 * torch.Size(self._shape).numel():
-                raise PipeBroken(f"expected {4 * torch.Size(self._shape).numel()} bytes of float32, got {len(data)}")
-            came = torch.from_numpy(data.copy().view(np.float32)).view(self._shape)
+            data = expect(self._link.recv(kind, step, micro), math.prod(self._shape))
+            came = torch.frombuffer(data, dtype=torch.uint8).view(self._shape)
             # What fills up is like a sample on its way forward, and nothing on its way back.
             fill = came[-1:] if kind == "activation" else torch.zeros_like(came[-1:])
             whole = torch.cat([came, fill.expand(self._padded[0] - len(came), *self._shape[1:])])
             return ()
 
         self._group.decide(0, receive)
-        mine = torch.empty(self._rows.each, *self._shape[1:])
+        mine = torch.empty(self._rows.each, *self._shape[1:], dtype=torch.uint8)
         self._group.scatter(whole if self._link is not None else None, mine, self._padded, 0)
-        return mine.numpy().data.cast("B")
+        return bytearray(mine.numpy().data)

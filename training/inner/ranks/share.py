@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dlx.training.inner.loop import clipping
 from dlx.training.inner.optimisers import Optimisers
+from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.muon import RankedMuon, Whole
@@ -144,7 +145,8 @@ class Share:
         return found.loss
 
     def _link(self, is_there: bool, link: Link | None) -> RowsLink | None:
-        return RowsLink(self._group, self._rows, self._micro_batch, link) if is_there else None
+        packed = self._rows.samples, packed_bytes(self._micro_batch[1:], self._model.packing)
+        return RowsLink(self._group, self._rows, packed, link) if is_there else None
 
     def _is_stopped(self, stop: Callable[[], bool]) -> bool:
         return bool(self._group.decide(1, lambda: [stop()])[0])
