@@ -248,6 +248,9 @@ class RoundMachine:
         if self.view.opened_at is not None:
             seen = before.next_round(self.stage) < self.unsealed  # just now; else the ledger says when
             self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
+        for book in self._known.books.values():  # some came before our view of the ledger could judge them
+            for signed in book.contributions.values():
+                self._note_pace(signed, now)
 
     def _same_version(self, before: RunView, version: int) -> bool:
         if version > self.unsealed:

@@ -150,6 +150,21 @@ def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do
     assert max(waited.values()) < 0.05, waited
 
 
+def test_a_stage_that_starts_again_in_the_middle_of_a_round_takes_up_its_replicas_pace() -> None:
+    sim = Uneven(make_rules(stages=3, delay=1, **UNEVEN), 2, {1: 4.0}, train_seconds=40.0)
+    assert sim.run(lambda: sim.view.open_round == 4, 300)
+    account = str(sim.view.holder(1, 1))
+    assert sim.run(lambda: sim.members[account].training is not None, 60)
+    sim.run(lambda: False, 10)
+    sim.kill(account)
+    sim.run(lambda: False, 2)
+    sim.restart(account)
+    assert sim.run(lambda: sim.view.open_round == 9, 400)
+    stages = [_sealed_steps(sim, stage, 1)[:9] for stage in range(3)]
+    assert stages[0] == stages[1] == stages[2] and all(stages[0]), stages
+    assert max(stages[0][3:]) <= STEPS // 4 and all(one == STEPS for one in _sealed_steps(sim, 0, 0)[2:9]), stages
+
+
 def test_equal_replicas_take_all_steps_but_in_the_first_round() -> None:
     sim = Uneven(make_rules(stages=2, delay=1, **UNEVEN), 4, {}, train_seconds=60.0)
     sim.jitter = lambda: 0.96 + 0.08 * sim.random.random()  # type: ignore[method-assign]
