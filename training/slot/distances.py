@@ -35,7 +35,7 @@ THRESHOLDS: dict[tuple[Precision, Literal["adamw", "muon"]], Thresholds] = {
     ("float32", "adamw"): _FLOAT32,
     ("float32", "muon"): _FLOAT32,
     ("bfloat16", "adamw"): Thresholds(change=0.03, rate=2.5e-3, sent=3e-2, numbers=1e-2),
-    ("bfloat16", "muon"): Thresholds(change=0.075, rate=2.5e-3, sent=3e-2, numbers=1e-2),
+    ("bfloat16", "muon"): Thresholds(change=0.08, rate=2.5e-3, sent=3e-2, numbers=1e-2),
 }
 _SENT_IN_INT8 = 3e-2  # a last bit more or less moves a value that lies between two codes into the other
 
