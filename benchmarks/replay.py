@@ -42,7 +42,7 @@ from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
 from dlx.training.recipe.families import LlamaConfig
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner, Plan
+from dlx.training.recipe.recipe import Inner, Plan, packing
 from dlx.training.slot import distances, replay, segments
 from dlx.training.slot.owned import take_part
 from dlx.training.slot.ranked import RankedSlot
@@ -287,6 +287,7 @@ def _train(
             return RankedSlot(manifest, RankedLoop(group, altered, stage, dataset), stage, slots / str(stage), folder)
         placement = Placement(device="cpu", threads=1, compile=case.compile)
         loop = _Loop(altered, stage, dataset, placement)
+        loop._model.packing = packing(manifest)  # what is recorded has the size that checkers expect
         loop.case, loop.skipped = case, (round + 1) * steps - segments.segment_steps(manifest) // 2 - 1
         return Slot(manifest, loop, stage, slots / str(stage), folder)
 

@@ -27,7 +27,7 @@ from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Codec, Inner, Model, Outer, Plan
+from dlx.training.recipe.recipe import Codec, Inner, Model, Outer, Plan, packing
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.replay import Checked, Drawn, Missing, NotCheckable, check_contribution, needed, sent
 from dlx.training.slot.slot import Slot
@@ -199,6 +199,7 @@ class _Cheat(InnerLoop):
         if how == "precision":
             precision = "bfloat16"
         super().__init__(replace(manifest, inner=inner, precision=precision), stage, dataset)
+        self._model.packing = packing(manifest)  # what its neighbours take
         need = manifest.plan.inner_steps * manifest.data.batch_size
         self._how, self._aside = how, {"last round's data": -2 * need, "other data": need}.get(how, 0)
 
