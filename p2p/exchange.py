@@ -19,8 +19,8 @@ from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.serving import BlobServer
 from dlx.p2p.sharing import SHARERS, shares_of
-from dlx.p2p.streams import StreamBroken, let_go
-from dlx.p2p.transfer import ASK_DEADLINE, BLOB, LEAST_RATE, Peers, Transfer, begin
+from dlx.p2p.streams import StreamBroken
+from dlx.p2p.transfer import ASK_DEADLINE, LEAST_RATE, Line, Peers, Transfer
 
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
@@ -253,11 +253,8 @@ class BlobExchange:
             nonlocal unsure
             try:
                 with trio.fail_after(ASK_DEADLINE):
-                    stream = await self._host.open_stream(peer, BLOB, ASK_DEADLINE)
-                    try:
-                        reply = await begin(stream, wire.BlobRequest(hash_, None, False, 0, 0))
-                    finally:
-                        await let_go(stream)
+                    async with Line(self._host, self._peers, peer, download.kind) as line:
+                        reply = await line.begin(wire.BlobRequest(hash_, None, False, 0, 0))
             except wire.WireError:
                 self._host.reject("blob_malformed", peer)
             except (StreamBroken, trio.TooSlowError):

@@ -187,6 +187,18 @@ def hold(stream: INetStream) -> None:
     stream.muxed_stream.held = True  # type: ignore[attr-defined]
 
 
+def lay_down(stream: INetStream) -> None:
+    """Nobody uses the stream for now; its connection may go."""
+    stream.muxed_stream.held = False  # type: ignore[attr-defined]
+
+
+def take_up(stream: INetStream) -> bool:
+    """As `hold`, of a stream that was laid down; False where it has ended since."""
+    muxed = stream.muxed_stream  # type: ignore[attr-defined]
+    muxed.held = not (muxed.closed or muxed.send_closed or muxed.recv_closed or muxed.reset_received)
+    return bool(muxed.held)
+
+
 def hard_close(network: Swarm, peer: ID) -> None:
     """Cut all connections to a peer from below; closing politely hangs when the peer has stopped reading."""
     for conn in network.get_connections(peer):
@@ -278,7 +290,7 @@ class GuardedYamux(Yamux):
             took = trio.current_time() - began
         if took > LONG_FRAME:  # others wait for it, and its reader has nothing until all of it is there
             self.frame = max(LEAST_FRAME, self.frame // 2)
-        elif took < LONG_FRAME / 4:
+        elif took < LONG_FRAME / 4 and 2 * len(data) > self.frame:
             self.frame = min(MOST_FRAME, 2 * self.frame)
 
     async def _read_data_body(self, length: int) -> bytes:

@@ -28,7 +28,8 @@ from dlx.p2p.transfer import BLOB, LEAST_RATE, Transfer
 
 STREAMS = 64
 STREAMS_PER_PEER = 8
-IDLE = 60.0  # s that a client may leave a stream unused, and that it waits for more of what is coming
+IDLE = 60.0  # s that a stranger may leave a stream unused, and that anybody waits for more of what is coming
+IDLE_MEMBER = 900.0  # s that a member may leave one unused: for the next round's payload
 REQUEST_LIMIT = 256  # bytes
 LEAVES_KEPT = 32 * 1024 * 1024  # bytes of hashes of leaves, of blobs asked for lately
 LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
@@ -71,7 +72,7 @@ class BlobServer:
             with self._streams.admit(peer, address) as served:
                 while served is not None:
                     served.busy = False
-                    with trio.fail_after(IDLE):
+                    with trio.fail_after(IDLE_MEMBER if self._host.is_registered(peer) else IDLE):
                         request = wire.decode_as(wire.BlobRequest, await read_short(stream, REQUEST_LIMIT))
                     served.since, served.busy = trio.current_time(), True
                     if request.length > CHUNK:

@@ -4,6 +4,8 @@ Who is asked for what is decided in `p2p.sharing`. With the hashes of the leaves
 it is kept, and may be passed on before the blob is whole; without them only the whole blob shows whether it is right.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -17,9 +19,10 @@ from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import CHUNK, Kind, Partial
 from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
 from dlx.p2p import wire
+from dlx.p2p.guard import lay_down, take_up
 from dlx.p2p.host import Host
 from dlx.p2p.sharing import LONGEST_SILENCE, SILENCE, Asked, Sharing, Source, pieces_of
-from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, read_some, write_short
+from dlx.p2p.streams import StreamBroken, let_go, read_short, read_some, write_short
 
 BLOB = "/dlx/blob/2"
 ASK_DEADLINE = 10.0
@@ -44,9 +47,54 @@ class Peers:
     """What is known of peers, from transfer to transfer."""
 
     rates: dict[str, float] = field(default_factory=dict)  # bytes a second of one request
+    idle: defaultdict[str, list[INetStream]] = field(default_factory=lambda: defaultdict(list))  # streams to use again
     places: defaultdict[str, trio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: trio.Semaphore(STREAMS_OF_A_PEER))
     )
+
+
+class Line:
+    """A stream to a peer, for one range after the other. One that was opened before and has nothing to bring any more
+    is used again: opening costs more bytes than asking."""
+
+    def __init__(self, host: Host, known: Peers, peer: str, kind: Kind) -> None:
+        self._host, self._idle, self._peer = host, known.idle[peer], peer
+        self._traffic = "payload" if kind is Kind.PAYLOAD else "blobs"
+        self._owed = 0  # bytes of the answer that are still to come; -1: its head is
+
+    async def __aenter__(self) -> Line:
+        while self._idle:
+            self._stream = self._idle.pop()
+            if take_up(self._stream):
+                break
+            await let_go(self._stream)
+        else:
+            self._stream = await self._host.open_stream(self._peer, BLOB, ASK_DEADLINE)
+        self._host.count_as(self._traffic, self._stream)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._owed or len(self._idle) >= STREAMS:
+            await let_go(self._stream)
+        else:
+            lay_down(self._stream)
+            self._idle.append(self._stream)
+
+    async def begin(self, request: wire.BlobRequest) -> wire.BlobReply:
+        """Ask for a range; then `read` as many bytes as the reply says. Raises StreamBroken, WireError."""
+        self._owed = -1
+        await write_short(self._stream, wire.encode(request))
+        reply = wire.decode_as(wire.BlobReply, await read_short(self._stream, wire.REPLY_LIMIT))
+        if reply.length > request.length:
+            raise wire.WireError("oversize", "more than was asked for")
+        self._owed = reply.length
+        return reply
+
+    async def read(self, most: int) -> bytes:
+        """Some of them. Raises StreamBroken."""
+        data = await read_some(self._stream, most)
+        self._owed -= len(data)
+        return data
 
 
 class Transfer:
@@ -121,19 +169,19 @@ class Transfer:
         """Ask it, and have from it what it has. Whether it had nothing, and may later."""
         source, counted = None, first
         try:
-            async with self._known.places[peer], self._stream(peer) as stream:
-                source = await self._meet(stream, peer)
+            async with self._known.places[peer], self._line(peer) as line:
+                source = await self._meet(line, peer)
                 if source is None:
                     return peer in self._shares
                 if not first:
                     self._left, counted = self._left + 1, True
                 if self.root is not None and not self.leaves:
-                    await self._have_leaves(stream, peer)
+                    await self._have_leaves(line, peer)
                 self._sharing.sources.append(source)
                 if self.partial.size > SMALL:
                     for _ in range(STREAMS - 1):
                         self._nursery.start_soon(self._assist, source)
-                await self._work(stream, source)
+                await self._work(line, source)
         except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
             self._blame(peer, error)
         except OSError as error:
@@ -149,16 +197,16 @@ class Transfer:
     async def _assist(self, source: Source) -> None:
         """A further stream to the same peer."""
         try:
-            async with self._known.places[source.peer], self._stream(source.peer) as stream:
-                await self._work(stream, source)
+            async with self._known.places[source.peer], self._line(source.peer) as line:
+                await self._work(line, source)
         except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
             self._blame(source.peer, error)
         except OSError as error:
             self._disk = error
             self._nursery.cancel_scope.cancel()
 
-    def _stream(self, peer: str) -> "_Stream":
-        return _Stream(self._host, peer, "payload" if self._kind is Kind.PAYLOAD else "blobs")
+    def _line(self, peer: str) -> Line:
+        return Line(self._host, self._known, peer, self._kind)
 
     def _blame(self, peer: str, error: Exception) -> None:
         log.debug("fetching %s from %s: %r", self._hash.hex()[:16], peer, error)
@@ -176,27 +224,27 @@ class Transfer:
         if source is not None and source.rate is not None and source.have is None:
             self._known.rates[source.peer] = source.rate
 
-    async def _meet(self, stream: INetStream, peer: str) -> Source | None:
+    async def _meet(self, line: Line, peer: str) -> Source | None:
         """What the peer has; None: nothing."""
         source = Source(peer, self._known.rates.get(peer), share=self._shares.get(peer, range(0)))
-        return source if self.root is None or await self._look(stream, source) else None
+        return source if self.root is None or await self._look(line, source) else None
 
-    async def _look(self, stream: INetStream, source: Source) -> bool:
+    async def _look(self, line: Line, source: Source) -> bool:
         with trio.fail_after(ASK_DEADLINE + source.patience):
-            reply, _ = await self._request(stream, 0, 0)
+            reply = await self._begin(line, 0, 0)
         if reply.size != self.partial.size:
             return False
         source.have = None if reply.have is None else pieces_of(reply.have) & frozenset(range(self.partial.count))
         return True
 
-    async def _work(self, stream: INetStream, source: Source) -> None:
+    async def _work(self, line: Line, source: Source) -> None:
         """Have of it what nobody else is asked for, until all is here, or it is replaced."""
         looks, look_at = 0, trio.current_time() + AGAIN.first
         while source not in self._replaced:
             now = trio.current_time()
             asked = self._sharing.take(source, now)
             if asked is not None:
-                await self._fetch(stream, source, asked)
+                await self._fetch(line, source, asked)
                 looks, look_at = 0, trio.current_time() + AGAIN.first
                 continue
             if (other := self._sharing.replaceable(source, now)) is not None:
@@ -204,7 +252,7 @@ class Transfer:
                 await trio.sleep(0)
             elif source.have is not None and now > look_at:
                 looks += 1
-                if not await self._look(stream, source):
+                if not await self._look(line, source):
                     raise StreamBroken("it no longer has it")
                 look_at = trio.current_time() + AGAIN.delay(looks, self._random)
             else:
@@ -221,7 +269,7 @@ class Transfer:
             if asked.source is source:
                 self._scopes[asked].cancel()
 
-    async def _fetch(self, stream: INetStream, source: Source, asked: Asked) -> None:
+    async def _fetch(self, line: Line, source: Source, asked: Asked) -> None:
         """Raises StreamBroken, Wrong. Whole pieces that came are kept, whatever happens to the rest."""
         partial = self.partial
         offset = asked.first * partial.piece
@@ -231,11 +279,11 @@ class Transfer:
         try:
             with scope:
                 scope.deadline = trio.current_time() + LONGEST_SILENCE + source.patience
-                reply = await self._begin(stream, offset, length)
+                reply = await self._begin(line, offset, length)
                 if reply.size != partial.size or reply.length != length:
                     raise StreamBroken("it no longer has it")
                 while asked.got < length:
-                    data = await read_some(stream, min(_READ, length - asked.got))
+                    data = await line.read(min(_READ, length - asked.got))
                     now = trio.current_time()
                     scope.deadline = now + LONGEST_SILENCE + source.patience
                     rest += data
@@ -286,7 +334,7 @@ class Transfer:
 
     # ---- the hashes of the leaves -----------------------------------------------------------------------------------
 
-    async def _have_leaves(self, stream: INetStream, peer: str) -> None:
+    async def _have_leaves(self, line: Line, peer: str) -> None:
         """From one peer at a time; from the next one too where it brings none. Raises StreamBroken, Wrong."""
         while not self.leaves and self._hashing is not None and trio.current_time() < self._hashing[1] + SILENCE:
             await trio.sleep(_LOOK)
@@ -298,12 +346,12 @@ class Transfer:
             while len(found) < whole and not self.leaves:
                 scope.deadline = trio.current_time() + LONGEST_SILENCE
                 length = min(CHUNK, whole - len(found))
-                reply = await self._begin(stream, len(found), length, leaves=True)
+                reply = await self._begin(line, len(found), length, leaves=True)
                 if reply.size is None or reply.length != length:
                     raise StreamBroken("it no longer has it")
                 end = len(found) + length
                 while len(found) < end:
-                    found += await read_some(stream, min(_READ, end - len(found)))
+                    found += await line.read(min(_READ, end - len(found)))
                     now = trio.current_time()
                     scope.deadline = now + LONGEST_SILENCE
                     if self._hashing[0] == peer and len(found) >= LEAST_RATE * (now - began):
@@ -328,37 +376,5 @@ class Transfer:
             await trio.to_thread.run_sync(partial.drop, bad)
             self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
 
-    # ---- on the wire ------------------------------------------------------------------------------------------------
-
-    async def _request(self, stream: INetStream, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
-        reply = await self._begin(stream, offset, length)
-        return reply, await read_exact(stream, reply.length)
-
-    async def _begin(self, stream: INetStream, offset: int, length: int, *, leaves: bool = False) -> wire.BlobReply:
-        return await begin(stream, wire.BlobRequest(self._hash, self.root, leaves, offset, length))
-
-
-async def begin(stream: INetStream, request: wire.BlobRequest) -> wire.BlobReply:
-    """Ask for a range; `length` raw bytes follow the answer. Raises StreamBroken, WireError."""
-    await write_short(stream, wire.encode(request))
-    reply = wire.decode_as(wire.BlobReply, await read_short(stream, wire.REPLY_LIMIT))
-    if reply.length > request.length:
-        raise wire.WireError("oversize", "more than was asked for")
-    return reply
-
-
-@dataclass
-class _Stream:
-    """One that is reset at the end."""
-
-    host: Host
-    peer: str
-    counted_as: str
-
-    async def __aenter__(self) -> INetStream:
-        self.stream = await self.host.open_stream(self.peer, BLOB, ASK_DEADLINE)
-        self.host.count_as(self.counted_as, self.stream)
-        return self.stream
-
-    async def __aexit__(self, *_: object) -> None:
-        await let_go(self.stream)
+    async def _begin(self, line: Line, offset: int, length: int, *, leaves: bool = False) -> wire.BlobReply:
+        return await line.begin(wire.BlobRequest(self._hash, self.root, leaves, offset, length))

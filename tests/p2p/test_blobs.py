@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom
-from dlx.p2p import exchange, serving, sharing, wire
+from dlx.p2p import exchange, serving, sharing, transfer, wire
 from dlx.p2p.exchange import BlobError, BlobNotFound, BlobTimeout, BlobTooLarge
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import PIPE, Node, network, other_process, until
@@ -98,7 +98,7 @@ async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path,
 
 
 async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
-    stream = await node.host.open_stream(peer.id, exchange.BLOB, 5)
+    stream = await node.host.open_stream(peer.id, transfer.BLOB, 5)
     try:
         await write_short(stream, wire.encode(wire.BlobRequest(hash_, None, False, offset, length)))
         reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
@@ -166,7 +166,7 @@ class Liar(Node):
             except StreamBroken:
                 pass
 
-        self.host.serve(exchange.BLOB, serve)
+        self.host.serve(transfer.BLOB, serve)
 
 
 async def test_one_of_two_providers_lies_and_is_found_out(tmp_path):
@@ -230,7 +230,7 @@ async def test_a_provider_that_hangs_does_not_hold_up_the_others(tmp_path, monke
                 await trio.sleep_forever()
             await write_short(stream, wire.encode(wire.BlobReply(len(data), None, 0)))
 
-        hanging.host.serve(exchange.BLOB, answers_only_sizes)
+        hanging.host.serve(transfer.BLOB, answers_only_sizes)
         async with honest.host.run(), hanging.host.run():
             await until(lambda: len(node.host.agreed()) == 2)
             name = honest.store.put(data)
@@ -358,7 +358,7 @@ async def test_a_blob_that_is_served_is_looked_at_again_after_a_while(tmp_path, 
 
 async def test_streams_that_one_peer_may_hold_are_bounded(tmp_path):
     async with network(tmp_path, 2) as (one, two):
-        streams = [await one.host.open_stream(two.id, exchange.BLOB, 5) for _ in range(serving.STREAMS_PER_PEER)]
+        streams = [await one.host.open_stream(two.id, transfer.BLOB, 5) for _ in range(serving.STREAMS_PER_PEER)]
         await until(lambda: len(two.blobs._server._streams) == serving.STREAMS_PER_PEER)
         with pytest.raises(StreamBroken):
             await ask(one, two, bytes(32), 0, 0)
