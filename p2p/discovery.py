@@ -23,7 +23,8 @@ REFUSED = 300.0  # s before a peer of another run is tried again
 PEERS = 128  # connections beyond which only those are dialled whom the ledger or the operator names
 PARALLEL = 8
 PATIENCE = 1.5  # s
-REFRESH = 60.0
+REFRESH = 60.0  # s between two rounds of the DHT while it knows nobody, and the most that one takes
+RARE = 600.0  # s between two while it knows somebody: who comes looks for us
 FEW = 8  # peers in the DHT table
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class Discovery:
                         await self._round()
                 except Exception as error:
                     log.debug("DHT round failed: %r", error)
-                with trio.move_on_after(REFRESH):
+                with trio.move_on_after(RARE if self._dht.get_routing_table_size() else REFRESH):
                     await self._nudged.wait()
                     await trio.sleep(0.2)  # several may come at once
                 self._nudged = trio.Event()

@@ -108,6 +108,7 @@ class Gossip:
             task_status.started()
             while True:
                 await self._pubsub.tend(self._host.agreed())
+                await self._router.name_heard()
                 await trio.sleep(1)
 
     def _refusal(self, forwarder: ID, message: rpc_pb2.Message) -> str | None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 import trio
 from libp2p.abc import INetStream
@@ -22,7 +23,7 @@ from dlx.p2p.streams import StreamBroken, read_some
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
 RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most
 MAX_SUBSCRIPTIONS = 256  # of one RPC that are looked at
-RELAYED = 2  # of the mesh, who gets a message whose origin is our neighbour too: it has sent it to all of its own
+NAMED = 2  # neighbours to whom is named what another neighbour said
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class GuardedGossipSub(GossipSub):
         )
         self.mcache = _ContentCache(self.mcache.window_size, self.mcache.history_size)
         self._reject = reject
+        self._heard: dict[str, dict[bytes, ID]] = {}  # topic -> message -> its origin, a neighbour; to be named
 
     # what a peer sets off: an exception in any of these would end the service
 
@@ -76,8 +78,8 @@ class GuardedGossipSub(GossipSub):
     def _get_peers_to_send(
         self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID, msg_id: bytes | None = None
     ) -> Iterable[ID]:
-        """Own messages go to every neighbour, a neighbour's to a few of the mesh, for those whom it does not reach,
-        others' to the whole mesh; and a mesh that is still thin is helped out.
+        """Own messages go to every neighbour, others' to the whole mesh; and a mesh that is still thin is helped out.
+        A neighbour's are only named (`name_heard`): it has sent them to all of its own.
 
         The library sends to the mesh only, which is empty until the heartbeat after a connection; what was sent
         before is in no IHAVE to the peers that join the mesh then.
@@ -86,11 +88,31 @@ class GuardedGossipSub(GossipSub):
         subscribed = set[ID]().union(*(self.pubsub.peer_topics.get(topic, ()) for topic in topic_ids))
         if origin == self.pubsub.my_id:
             return subscribed - {origin}
+        if origin in subscribed:
+            return ()
         chosen = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
         if len(chosen) < self.degree_low:
             chosen |= set(islice(subscribed, self.degree))
-        chosen -= {msg_forwarder, origin}
-        return chosen if origin not in subscribed else random.sample(list(chosen), min(RELAYED, len(chosen)))
+        return chosen - {msg_forwarder, origin}
+
+    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
+        assert self.pubsub is not None
+        await super().publish(msg_forwarder, pubsub_msg)
+        origin, (topic,) = ID(pubsub_msg.from_id), pubsub_msg.topicIDs
+        if origin != self.pubsub.my_id and origin in self.pubsub.peer_topics.get(topic, ()):
+            self._heard.setdefault(topic, {})[message_id(pubsub_msg)] = origin
+
+    async def name_heard(self) -> None:
+        """Names what neighbours said since the last call to a few others, for those whom they do not reach: these ask
+        for it. Not at once, or those would whose copy is on its way."""
+        assert self.pubsub is not None
+        heard, self._heard = self._heard, {}
+        for topic, origins in heard.items():
+            others = set(self.pubsub.peer_topics.get(topic, ())) - {self.pubsub.my_id}
+            for peer in random.sample(list(others), min(NAMED, len(others))):
+                names = [name for name, origin in origins.items() if origin != peer]
+                if names:
+                    await self.emit_ihave(topic, names, peer)
 
     async def heartbeat(self) -> None:
         while True:
@@ -132,6 +154,7 @@ class GuardedPubsub(Pubsub):
         super().__init__(host, router, msg_id_constructor=message_id, allowed_topics=topics)
         self._topics = topics
         self._records: dict[ID, bytes] = {}  # signed addresses, as last checked
+        self._told = WeakKeyDictionary[INetStream, bytes]()  # the signed addresses that we said on a stream
         self._absent: dict[ID, int] = {}  # how many times in a row `tend` found no stream
         self._refusal = refusal
         self._deliver = deliver
@@ -161,6 +184,16 @@ class GuardedPubsub(Pubsub):
         except Exception as error:
             log.debug("gossip stream of %s: %r", peer, error)
             self._abuse("malformed", peer)
+
+    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
+        """The library puts our signed addresses into each RPC; once on a stream is enough, until they change."""
+        addresses = rpc_msg.senderRecord
+        if addresses and self._told.get(stream) == addresses:
+            rpc_msg.ClearField("senderRecord")
+        sent = await super().write_msg(stream, rpc_msg)
+        if sent and addresses:
+            self._told[stream] = addresses
+        return sent
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         """Also the way of own messages, which skip the checks."""
@@ -196,7 +229,7 @@ class GuardedPubsub(Pubsub):
         self._records = {peer: record for peer, record in self._records.items() if peer in self._absent}
 
     async def _handle(self, rpc: rpc_pb2.RPC, peer: ID) -> None:
-        if rpc.senderRecord != self._records.get(peer):  # every RPC carries the same one
+        if rpc.senderRecord and rpc.senderRecord != self._records.get(peer):  # mostly the same
             if not maybe_consume_signed_record(rpc, self.host, peer):
                 self._abuse("malformed", peer)
                 return

@@ -104,6 +104,34 @@ async def test_eight_nodes_need_few_copies_and_check_a_record_once(tmp_path, mon
         assert not any(node.rejected for node in nodes)
 
 
+async def test_who_is_not_the_origins_neighbour_gets_it_by_its_name(tmp_path):
+    async with network(tmp_path, 3) as nodes:
+        first, middle, last = nodes
+        for node, other in ((first, last), (last, first)):
+            node.host.ban(other.id, "abuse")
+        await until(lambda: not first.host.is_agreed(last.id) and not last.host.is_agreed(first.id))
+        await first.gossip.publish(TOPIC, data := contribution())
+        item = await next_of(last)
+        assert (item.data, item.origin, item.forwarder) == (data, first.id, middle.id)
+
+
+async def test_a_record_comes_once_and_with_little_around_it(tmp_path):
+    """The origin sends it to each; the others only name it, and nobody's addresses are told again."""
+    async with network(tmp_path, 4) as nodes:
+        for node in nodes:
+            await node.gossip.publish(TOPIC, contribution())
+        await until(lambda: all(node.gossip.traffic()["new"][0] == 3 for node in nodes))
+        before = [node.host.traffic()["gossip"][1] for node in nodes]
+        for _ in range(10):
+            for node in nodes:
+                await node.gossip.publish(TOPIC, contribution())
+        await until(lambda: all(node.gossip.traffic()["new"][0] == 33 for node in nodes))
+        came = [node.host.traffic()["gossip"][1] - old for node, old in zip(nodes, before, strict=True)]
+        record = len(contribution()) + 300
+        assert all(node.gossip.traffic()["repeated"][0] == 0 for node in nodes)
+        assert max(came) < 30 * record
+
+
 async def test_only_those_who_follow_a_topic_get_it(tmp_path):
     async with network(tmp_path, 4) as nodes:
         for node, topic in zip(nodes, ("first", "first", "second", "second"), strict=True):
