@@ -70,6 +70,7 @@ class Case:
     precision: str = ""  # other than the run's
     compile: bool = False  # the layers, as they are trained
     ranks: int = 1  # of the middle stage
+    tensor_parallel: int = 1  # of these
 
     @property
     def trained_again(self) -> bool:
@@ -93,6 +94,7 @@ HONEST = (
     Case("2 threads", threads=2),
     Case("3 threads", threads=3),
     Case("middle stage by 2 ranks", ranks=2),
+    Case("2 ranks, tensor parallel", ranks=2, tensor_parallel=2),
     Case("AVX2", environment=_instructions("avx2", "AVX2", "AVX2")),
     Case("SSE", environment=_instructions("default", "SSE41", "SSE4_2")),
     Case("trained with compiled layers", compile=True),
@@ -284,7 +286,9 @@ def _train(
 
     def slot(stage: int) -> Slot:
         if group is not None and stage == 1:
-            return RankedSlot(manifest, RankedLoop(group, altered, stage, dataset), stage, slots / str(stage), folder)
+            shared = Placement(device="cpu", threads=1, ranks=case.ranks, tensor_parallel=case.tensor_parallel)
+            ranked = RankedLoop(group, altered, stage, dataset, shared)
+            return RankedSlot(manifest, ranked, stage, slots / str(stage), folder)
         placement = Placement(device="cpu", threads=1, compile=case.compile)
         loop = _Loop(altered, stage, dataset, placement)
         loop._model.packing = packing(manifest)  # what is recorded has the size that checkers expect

@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     machines: int = 1
     rendezvous: str = ""
+    tensor_parallel: int = 1
     disk_quota: int = 0
     disk_floor: int = 1 << 30
     data_cache: int = 64 * 10**9
@@ -58,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Placement(
             device=self.device, threads=threads, compile=self.compile, checkpoint=self.checkpoint_activations,
             ranks=self.ranks, devices=self.devices, machines=self.machines, rendezvous=self.rendezvous,
+            tensor_parallel=self.tensor_parallel,
         )  # fmt: skip
 
 
@@ -89,6 +91,7 @@ HELP: dict[str, str] = {
     "devices": "The devices of the ranks, cuda:0,cuda:1, where they are others; as many ranks as devices.",
     "machines": "Machines of this site that share the stage: this one, and as many others that run `dlx-node rank`.",
     "rendezvous": "HOST:PORT of this machine for them to come to, open to nobody else.",
+    "tensor_parallel": "Ranks that compute each matrix product together, next to each other; it divides their number.",
     "compile": "Train with compiled layers (torch.compile): faster after some minutes; a CPU needs a C++ compiler.",
     "checkpoint_activations": "What to compute again in the backward pass, to save memory: none, layers (all but their "
     "inputs; about a third more time) or selective (all but products of matrices and attention).",
@@ -295,6 +298,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
     "machines": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
     "rendezvous": wrong_address,
+    "tensor_parallel": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
     "devices": lambda devices: next(filter(None, map(wrong_device, devices)), None),
     "threads": _wrong_threads,
     "disk_quota": _wrong_size,

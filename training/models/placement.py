@@ -31,6 +31,7 @@ class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: tuple[str, ...] = ()  # one for each rank; none: as many like `device`, or that one
     machines: int = 1  # that have such ranks
     rendezvous: str = ""  # HOST:PORT of the first, where several meet
+    tensor_parallel: int = 1  # ranks that compute each matrix product together
 
     @property
     def is_shared(self) -> bool:
@@ -42,6 +43,7 @@ class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.is_shared:
             ranks = f"{self.ranks} rank{'' if self.ranks == 1 else 's'} on {' '.join(dict.fromkeys(self.devices))}"
             where = ranks + f", one of {self.machines} machines" * (self.machines > 1)
+            where += f", {self.tensor_parallel} to a matrix" * (self.tensor_parallel > 1)
         return ", ".join((where, f"{self.threads} thread{'' if self.threads == 1 else 's'}", *extra))
 
 
@@ -85,6 +87,11 @@ def settle(placement: Placement) -> Placement:
     """With devices that are here, a number of threads for each rank, and compiled only where there is a compiler. Asks
     the drivers: not in a process that forks later. Raises PlacementError.
     """
+    if placement.machines == 1 and max(placement.ranks, len(placement.devices)) % placement.tensor_parallel:
+        ranks = max(placement.ranks, len(placement.devices))
+        raise PlacementError(
+            f"tensor_parallel {placement.tensor_parallel}: it has to divide the number of ranks ({ranks})"
+        )
     if not placement.is_shared:
         device = _device(*placement.devices or (placement.device,))
         settled = replace(placement, device=device, threads=placement.threads or cores(), devices=())

@@ -61,7 +61,7 @@ class StageModel(nn.Module):
         self.activation_shape = (samples, data.sequence_length, config.width)
         self.packing = packing(recipe)
         self._bfloat16 = recipe.precision == "bfloat16"
-        self._layout, self._low = layout, low
+        self.layout, self._low = layout, low
         whole = _whole_on_meta(config)
         rotary = _part(whole, layout.rotary)
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
@@ -92,7 +92,7 @@ class StageModel(nn.Module):
     @property
     def embedding(self) -> Tensor:
         """Of tokens, on the first stage."""
-        return _part(self, self._layout.tokens).weight
+        return _part(self, self.layout.tokens).weight
 
     @property
     def is_last(self) -> bool:
@@ -120,7 +120,7 @@ class StageModel(nn.Module):
         if self.tied_head is not None:
             parameters = (self.tied_head,)
         else:
-            head = _part(self, self._layout.head) or _part(self, self._layout.tokens)
+            head = _part(self, self.layout.head) or _part(self, self.layout.tokens)
             parameters = tuple(head.parameters())
         return cross_entropy(self._head, parameters, len(parameters[0]), hidden.flatten(0, 1), labels.flatten())
 
@@ -129,7 +129,7 @@ class StageModel(nn.Module):
         return self._through(layer, self.checkpoint if torch.is_grad_enabled() else "none", hidden, options)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        layout = self._layout
+        layout = self.layout
         hidden = _part(self, layout.tokens)(ids)
         project_in = _part(self, layout.project_in)
         if project_in is not None:
@@ -146,7 +146,7 @@ class StageModel(nn.Module):
 
     def _normed(self, hidden: Tensor) -> Tensor:
         """What the head takes."""
-        for path in self._layout.final:
+        for path in self.layout.final:
             part = _part(self, path)
             if part is not None:
                 hidden = part(hidden)
@@ -155,7 +155,7 @@ class StageModel(nn.Module):
     def _head(self, hidden: Tensor) -> Tensor:
         if self.tied_head is not None:
             return functional.linear(hidden, self.tied_head)
-        head = _part(self, self._layout.head)
+        head = _part(self, self.layout.head)
         return functional.linear(hidden, self.embedding) if head is None else head(hidden)
 
 

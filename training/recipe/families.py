@@ -260,6 +260,7 @@ class OptConfig(Config, frozen=True, kw_only=True):
         positions="model.decoder.embed_positions",
         positions_per_sample=True,
         project_in="model.decoder.project_in",
+        unsharded=("self_attn", "fc1", "fc2"),  # its attention counts all heads
         layers="model.decoder.layers",
         final=("model.decoder.final_layer_norm", "model.decoder.project_out"),
     )

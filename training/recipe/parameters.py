@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from dlx.training.recipe.strict import ManifestError
 
-# How tensor parallelism cuts a matrix: its outputs apart, its inputs apart, or not at all.
-Sharding = Literal["colwise", "rowwise", "replicated"]
+# How tensor parallelism cuts a matrix: its outputs apart, its inputs apart, or not at all. Each head has the same norm.
+Sharding = Literal["colwise", "rowwise", "replicated", "per head"]
 # Several matrices in one tensor: queries, keys and values as blocks of columns; the same as rows, head by head; gate
 # and up as blocks of rows. A tensor of three dimensions is a matrix (or such blocks) per expert besides.
 Fused = Literal["", "columns", "heads", "rows"]
@@ -37,7 +37,12 @@ def rule(name: str) -> Rule:
     return replace(_NORM, sharding=_BIAS_SHARDING[found.sharding]) if last == "bias" else found
 
 
-_BIAS_SHARDING: dict[Sharding, Sharding] = {"colwise": "colwise", "rowwise": "replicated", "replicated": "replicated"}
+_BIAS_SHARDING: dict[Sharding, Sharding] = {
+    "colwise": "colwise",
+    "rowwise": "replicated",
+    "replicated": "replicated",
+    "per head": "per head",
+}
 
 _EMBEDDING = Rule("adamw", decays=False, factored=False)  # a step moves few rows, each its own way
 _HEAD = Rule("adamw", decays=True, factored=False)  # its rows are tokens too
@@ -54,9 +59,10 @@ _RULES: dict[str, Rule] = {
         (_EMBEDDING, "embed_tokens embed_positions embed_in wte wpe"),
         (_HEAD, "lm_head"),
         (_PROJECTION, "project_in project_out"),
-        (_NORM, "norm q_norm k_norm input_layernorm post_attention_layernorm"),
+        (_NORM, "norm input_layernorm post_attention_layernorm"),
         (_NORM, "pre_feedforward_layernorm post_feedforward_layernorm"),
         (_NORM, "ln_1 ln_2 ln_f self_attn_layer_norm final_layer_norm final_layernorm"),
+        (replace(_NORM, sharding="per head"), "q_norm k_norm"),
         (_ROUTER, "gate"),
         (_OUTPUTS, "q_proj k_proj v_proj gate_proj up_proj fc1 dense_h_to_4h"),
         (_INPUTS, "o_proj out_proj down_proj fc2 dense dense_4h_to_h"),

@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 import numpy as np
+import torch
 from msgspec import Struct
 
 from dlx.ground.blobs import BlobError, Damaged
@@ -153,6 +154,7 @@ class _Encoder:
             Zeros(shapes) if residual is None else Stored(Path(residual), shapes),
             [opened(one) for one in made_of.folded],
             None if made_of.newest is None else opened(made_of.newest),
+            torch.get_num_threads(),
         )
         parts = chosen.parts(shapes, made_of.plan)
         self._sizes = {name: where.stop - where.start for name, where in parts.items()}

@@ -90,6 +90,7 @@ def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: D
         ("threads = true", "threads"),
         ("machines = 65", "machines: expected a number from 1 to 64 (got 65)"),
         ('rendezvous = "10.0.0.1"', "rendezvous: expected HOST:PORT (got '10.0.0.1')"),
+        ("tensor_parallel = 0", "tensor_parallel: expected a number from 1 to 64 (got 0)"),
         ("ranks = 0", "ranks: expected a number from 1 to 64 (got 0)"),
         ('devices = ["cuda:0", "gpu"]', "devices: expected auto, cpu, cuda, cuda:N or mps"),
         ('compile = "yes"', "compile"),

@@ -28,11 +28,12 @@ def meet(folder: Path, ranks: int, beside: int) -> Iterator[Group]:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         others = [subprocess.Popen([*command, str(rank), str(ranks)]) for rank in range(1, ranks)]
         group = Group(dist.FileStore(store, ranks), 0, ranks, "cpu", beside)
-    yield group
-    group.close()
+        yield group
     for other in others:
         other.kill()
+    for other in others:
         other.wait()
+    group.close()
 
 
 def main(store: str, rank: int, ranks: int) -> None:

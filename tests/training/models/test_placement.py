@@ -58,6 +58,11 @@ def test_ranks_are_as_many_devices_alike() -> None:
         (Placement(devices=("cpu", "cpu"), ranks=3), "2 devices for 3 ranks: name one for each, or none"),
         (Placement(devices=("cpu", "cuda:999")), "device cuda:999: this machine"),
         (Placement(device="cuda", ranks=999), "device cuda"),
+        (
+            Placement(device="cpu", ranks=3, tensor_parallel=2),
+            "tensor_parallel 2: it has to divide the number of ranks (3)",
+        ),
+        (Placement(device="cpu", tensor_parallel=2), "tensor_parallel 2: it has to divide the number of ranks (1)"),
         (Placement(device="cpu", machines=2), "2 machines: say where they meet, HOST:PORT of the node's"),
     ],
 )

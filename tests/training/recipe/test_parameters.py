@@ -29,11 +29,12 @@ def test_every_parameter_has_a_rule(case: str) -> None:
 def test_sharding_is_transformers_own_where_the_family_has_a_plan(case: str) -> None:
     config = parse_model(Model(CASES[case][0]))
     plan = CASES[case][2].base_model_tp_plan or {}
+    ours = {"colwise": "colwise", "rowwise": "rowwise", "replicated_with_grad_allreduce": "per head"}
     for name, _ in model_shapes(config):
         module = name.removeprefix(f"{config.layout.layers}.").partition(".")[2].rpartition(".")[0]
         theirs = plan.get(f"layers.*.{module}", "replicated")
         if plan and name.endswith(".weight"):
-            assert config.layout.sharding(name) == (theirs if theirs in ("colwise", "rowwise") else "replicated"), name
+            assert config.layout.sharding(name) == ours.get(theirs, "replicated"), name
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mixer.weight", "model.layers.0.mlp.experts.w1", "weight", "a"])

@@ -8,9 +8,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dlx.ground.errors import DlxError
 from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.inner.ranks.cuts import Cut, padded
 
 _TENSOR_SECONDS = 600.0  # no rank lets the others wait for longer, or all of them end
 _WORD_SECONDS = 3600.0  # the same of rank 0, which may wait for a neighbour's message over a slow link
@@ -42,9 +44,17 @@ class Group:
         except (RuntimeError, ValueError) as error:
             raise RankLost(f"the ranks did not meet: {error}") from error
         self._broken: PipeBroken | None = None
+        self._meshes: dict[int, DeviceMesh] = {}
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+    def mesh(self, parallel: int) -> DeviceMesh:
+        """Of dimensions `data` and `parallel`: as many neighbours."""
+        if parallel not in self._meshes:  # one for all time: what torch remembers in a thread goes by equal meshes
+            shape = (self.size // parallel, parallel)
+            self._meshes[parallel] = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "parallel"))
+        return self._meshes[parallel]
 
     # ---- words of rank 0
 
@@ -93,31 +103,28 @@ class Group:
         """Rank 0 alone: the next decision is that the step is over."""
         self._broken = error
 
-    # ---- tensors, by rows: of n ranks each holds the next ceil(rows / n), the last ones fewer or none
+    # ---- tensors, of which each rank has a piece
 
-    def gather(self, mine: Tensor, shape: Sequence[int], to: int) -> Tensor | None:
-        """The whole tensor of `shape` from every rank's rows; None but on rank `to`."""
-        chunk = self._chunk(shape)
-        mine = _padded(mine, chunk)
+    def gather(self, mine: Tensor, cut: Cut, to: int) -> Tensor | None:
+        """The whole tensor from every rank's piece; None but on rank `to`."""
+        mine = padded(mine, cut.piece[0])
         if self.rank != to:
             dist.gather(mine, None, to)
             return None
-        whole = mine.new_empty(self.size * chunk, *shape[1:])
-        dist.gather(mine, list(whole.chunk(self.size)), to)
-        return whole[: shape[0]]
+        pieces = mine.new_empty(self.size, *cut.piece)
+        dist.gather(mine, list(pieces), to)
+        return cut.joined(pieces)
 
-    def scatter(self, whole: Tensor | None, mine: Tensor, shape: Sequence[int], source: int) -> None:
-        """The counterpart: fill `mine`, this rank's rows, from the tensor of `shape` that rank `source` has."""
-        chunk = self._chunk(shape)
-        rows = mine if len(mine) == chunk and mine.is_contiguous() else mine.new_empty(chunk, *shape[1:])
+    def scatter(self, whole: Tensor | None, mine: Tensor, cut: Cut, source: int) -> None:
+        """The counterpart: fill `mine`, this rank's piece, from the whole tensor that rank `source` has."""
+        piece = mine if tuple(mine.shape) == cut.piece and mine.is_contiguous() else mine.new_empty(cut.piece)
+        pieces = None
         if self.rank == source:
             assert whole is not None
-            parts = _padded(whole.to(mine.device), self.size * chunk).chunk(self.size)
-            dist.scatter(rows, list(parts), source)
-        else:
-            dist.scatter(rows, None, source)
-        if rows is not mine:
-            mine.copy_(rows[: len(mine)])
+            pieces = cut.pieces(whole.to(mine.device))
+        dist.scatter(piece, pieces, source)
+        if piece is not mine:
+            mine.copy_(piece[: len(mine)])
 
     def share(self, tensor: Tensor) -> Tensor:
         """Rank 0's, in place."""
@@ -132,14 +139,3 @@ class Group:
     def _say(self, words: Tensor, source: int = 0) -> Tensor:
         dist.broadcast(words, source, self._words)
         return words
-
-    def _chunk(self, shape: Sequence[int]) -> int:
-        return -(-shape[0] // self.size)
-
-
-def _padded(tensor: Tensor, rows: int) -> Tensor:
-    if len(tensor) == rows:
-        return tensor.contiguous()
-    padded = tensor.new_zeros(rows, *tensor.shape[1:])
-    padded[: len(tensor)] = tensor
-    return padded

@@ -12,6 +12,7 @@ from dlx.training.inner import schedule
 from dlx.training.inner.loop import InnerLoop, TrainingError, expect
 from dlx.training.inner.pipeline import Link, PipeBroken, add_norms
 from dlx.training.inner.ranks import orders
+from dlx.training.inner.ranks.cuts import check_parallel
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
 from dlx.training.models.placement import ONE_THREAD, Placement
@@ -25,7 +26,8 @@ class RankedLoop(InnerLoop):
     """An `InnerLoop` on rank 0, whose tensors lie on all ranks. The others run `serve` meanwhile.
 
     `weights` and `optimiser_state` gather each tensor when it is asked for, in whatever thread. Every method may raise
-    RankLost, after which all ranks must be started anew.
+    RankLost, after which all ranks must be started anew. Raises PlacementError where they cannot share the model's
+    matrix products as `placement` says.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RankedLoop(InnerLoop):
         super().__init__(manifest, stage, dataset, placement)
 
     def _hold(self, stage: int, placement: Placement) -> None:
+        check_parallel(self._manifest, self._group.size, placement.tensor_parallel)
         with self._in_step():
             self._group.tell(orders.Begin(canonical_bytes(self._manifest), stage, placement))
             self._share = Share(self._group, self._manifest, stage, placement)

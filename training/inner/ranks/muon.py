@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from dlx.training.inner.muon import UPDATE_SIZE, Muon, matrices, orthogonal
+from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 
 
 class Whole:
-    """What a parameter is of which a rank has some rows: its shape, and its owner."""
+    """What a parameter is of which a rank has a piece, and whose."""
 
-    def __init__(self, shape: tuple[int, ...], owner: int) -> None:
-        self.shape, self.owner = shape, owner
+    def __init__(self, cut: Cut, owner: int) -> None:
+        self.cut, self.owner = cut, owner
 
 
 class RankedMuon(Muon):
@@ -44,7 +45,7 @@ class RankedMuon(Muon):
             whole, gradient = self._whole(parameter), parameter.grad
             assert gradient is not None
             momentum = self.state[parameter]["momentum"].lerp_(gradient, 1 - decay)
-            mine = self._ranks.gather(gradient.lerp(momentum, decay), whole.shape, whole.owner)
+            mine = self._ranks.gather(gradient.lerp(momentum, decay), whole.cut, whole.owner)
             update = mine if mine is not None else update
         if update is not None:
             for one in matrices(update, group["fused"], group["heads"]):
@@ -52,5 +53,5 @@ class RankedMuon(Muon):
                 one.copy_(direction.mul_(UPDATE_SIZE * math.sqrt(max(direction.shape))).view(one.shape))
         for parameter in parameters:
             whole, step = self._whole(parameter), torch.empty_like(parameter)
-            self._ranks.scatter(update if whole.owner == self._ranks.rank else None, step, whole.shape, whole.owner)
+            self._ranks.scatter(update if whole.owner == self._ranks.rank else None, step, whole.cut, whole.owner)
             parameter.mul_(1 - rate * group["weight_decay"]).add_(step, alpha=-rate)

@@ -1,30 +1,34 @@
-"""One rank's share of a stage: rows of every parameter and of the optimiser's state, samples of every batch."""
+"""One rank's share of a stage: a piece of every parameter and of the optimiser's state, samples of every batch."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from dlx.training.inner.loop import clipping
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
+from dlx.training.inner.ranks.cuts import Cut, dimension
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.muon import RankedMuon, Whole
 from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import owners
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
-from dlx.training.inner.states import optimiser_shapes
+from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.stages import StageModel
+from dlx.training.recipe.family import Layout
 from dlx.training.recipe.manifest import Manifest
 
 
@@ -51,9 +55,11 @@ class Share:
 
     def __init__(self, group: Group, manifest: Manifest, stage: int, placement: Placement) -> None:
         self._group, self._manifest = group, manifest
-        data = manifest.data
-        self._rows = Rows(group, data.batch_size // data.micro_batches)
-        self._model = _RowsModel(self._rows, manifest, stage, replace(placement, device=str(group.device)), group)
+        data, parallel = manifest.data, placement.tensor_parallel
+        self._counts = group.rank % parallel == 0  # whether no other rank has the same samples and goes before it
+        self._rows = Rows(group, data.batch_size // data.micro_batches, parallel)
+        self._mesh = group.mesh(parallel)
+        self._model = _RowsModel(self._rows, manifest, stage, replace(placement, device=str(group.device)), self._mesh)
         self._micro_batch = self._model.activation_shape
         self._model.activation_shape = (self._rows.each, *self._micro_batch[1:])
         self._parameters = dict(self._model.named_parameters())
@@ -62,14 +68,18 @@ class Share:
         self._embedding = next((name for name, one in self._parameters.items() if one is embedding), None)
         weights = {name: _mine(one).zero_() for name, one in self._parameters.items()}
         self.shapes, self.optimiser_shapes = stage_shapes(manifest, stage), optimiser_shapes(manifest, stage)
-        shapes = self.shapes
-        owner = owners(shapes, group.size)
-        whole = {tensor: Whole(shapes[name], owner[name]) for name, tensor in weights.items()}
+        cuts = {name: self._cut(name, shape) for name, shape in self.shapes.items()}
+        self._cuts = cuts | {f"{kind}.{name}": cut for kind in STATE_KINDS for name, cut in cuts.items()}
+        owner = owners(self.shapes, group.size)
+        whole = {tensor: Whole(self._cuts[name], owner[name]) for name, tensor in weights.items()}
         self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
         self._weights, self._state = weights, {**weights, **self._optimisers.state}
-        rows = weights[self._embedding] if self._embedding else None
-        self._tie = Tie(group, tied, rows, self._model.tied_head) if tied else None
-        self._shapes = {**shapes, **self.optimiser_shapes}
+        mine = weights[self._embedding] if self._embedding else None
+        cut = Cut(tied, group.size, parallel) if tied else None
+        self._tie = Tie(group, cut, mine, self._model.tied_head, counts=self._counts) if cut else None
+        self._by_head = [
+            name for name in self._parameters if parallel > 1 and self._model.layout.sharding(name) == "per head"
+        ]
 
     @torch.no_grad()
     def load(self, name: str, whole: Tensor | None) -> None:
@@ -78,7 +88,7 @@ class Share:
         if name == "step":
             mine.copy_(self._group.share(torch.zeros(1) if whole is None else whole.cpu().clone()))
         else:
-            self._group.scatter(whole, mine, self._shapes[name], 0)
+            self._group.scatter(whole, mine, self._cuts[name], 0)
 
     def clear(self) -> None:
         """Of the optimisers' state."""
@@ -91,7 +101,7 @@ class Share:
         mine = self._state[name]
         if name == "step":  # every rank's is whole
             return mine.clone() if self._group.rank == to else None
-        return self._group.gather(mine, self._shapes[name], to)
+        return self._group.gather(mine, self._cuts[name], to)
 
     def free_gradients(self) -> None:
         """Give back their memory until the next step."""
@@ -128,9 +138,14 @@ class Share:
             if self._tie is not None:
                 own = self._parameters[self._embedding].grad if self._embedding else None
                 self._tie.hand_back(order.index, *pipes, None if own is None else _mine(own))
-            gradients = [_mine(one.grad) for one in self._parameters.values() if one.grad is not None]
-            squares = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) ** 2 for one in gradients])
-            sums = group.add(torch.cat([squares.cpu(), torch.tensor([mean or 0.0], dtype=torch.float64)])).tolist()
+            found_here = {name: _mine(one.grad) for name, one in self._parameters.items() if one.grad is not None}
+            for name in self._by_head:  # of which this rank has seen its own alone
+                dist.all_reduce(found_here[name], group=self._mesh.get_group("parallel"))
+            gradients = [*found_here.values()]
+            squares = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) ** 2 for one in gradients]).cpu()
+            squares *= torch.tensor([self._counts or self._cuts[name].is_shared_out for name in found_here])
+            mine = torch.tensor([mean or 0.0 if self._counts else 0.0], dtype=torch.float64)
+            sums = group.add(torch.cat([squares, mine])).tolist()
             last = sums[-1] if self._model.is_last else None
             found = Conclusion(*group.decide(2, lambda: conclude(sums[:-1], last)))
         except PipeBroken:
@@ -143,6 +158,10 @@ class Share:
             self._weights[name].grad = None if parameter.grad is None else _mine(parameter.grad)
         self._optimisers.step(order.factor)
         return found.loss
+
+    def _cut(self, name: str, shape: tuple[int, ...]) -> Cut:
+        parallel = self._rows.parallel
+        return Cut(shape, self._group.size, parallel, dimension(self._model.layout, name) if parallel > 1 else None)
 
     def _link(self, is_there: bool, link: Link | None) -> RowsLink | None:
         packed = self._rows.samples, packed_bytes(self._micro_batch[1:], self._model.packing)
@@ -161,8 +180,8 @@ class Share:
 class _RowsModel(StageModel):
     """A stage that has some of a micro-batch's samples; the sum of all ranks' losses is the micro-batch's."""
 
-    def __init__(self, rows: Rows, manifest: Manifest, stage: int, placement: Placement, group: Group) -> None:
-        super().__init__(manifest, stage, placement, partial(_shard, group=group))
+    def __init__(self, rows: Rows, manifest: Manifest, stage: int, placement: Placement, mesh: DeviceMesh) -> None:
+        super().__init__(manifest, stage, placement, partial(_shard, mesh=mesh))
         self._rows = rows
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -172,19 +191,32 @@ class _RowsModel(StageModel):
         return super().loss(hidden[:here], labels[:here]) * (here / self._rows.samples)
 
 
-def _shard(model: StageModel, group: Group) -> None:
-    """Each layer's parameters come together for its own work only, all others for the whole step's."""
-    mesh = DeviceMesh(group.device.type, list(range(group.size)))
+def _shard(model: StageModel, mesh: DeviceMesh) -> None:
+    """Each layer's parameters come together for its own work only, all others for the whole step's; and of what tensor
+    parallelism cuts, nothing but this rank's part."""
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        if mesh["parallel"].size() > 1:
+            parallelize_module(layer, mesh["parallel"], _plan(model.layout, layer))
+        fully_shard(layer, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
     for module in model.modules():
         if isinstance(module, FSDPModule):  # gradients are added: each rank's is a part of the mean already
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
+def _plan(layout: Layout, layer: nn.Module) -> dict[str, ParallelStyle]:
+    """Module of the layer -> how it is cut."""
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    found = {
+        name.removesuffix(".weight"): layout.sharding(f"{layout.layers}.0.{name}")
+        for name, _ in layer.named_parameters()
+        if name.endswith(".weight")
+    }
+    return {module: styles[how]() for module, how in found.items() if how in styles}
+
+
 def _mine(tensor: Tensor) -> Tensor:
-    """This rank's rows, in the same memory."""
+    """This rank's piece, in the same memory."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()

@@ -4,36 +4,39 @@ import torch
 from torch import Tensor
 
 from dlx.training.inner.pipeline import Link, PipeBroken, as_bytes, as_tensor
+from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 
 
 class Tie:
-    """`embedding` is this rank's rows on the first stage, `head` the last stage's own copy; else they are None.
+    """`embedding` is this rank's piece on the first stage, `head` the last stage's own copy; else they are None.
 
-    Links are rank 0's. Both methods raise PipeBroken on all ranks.
+    `counts`: whether no other rank has the same samples and goes before it. Links are rank 0's. Both methods raise
+    PipeBroken on all ranks.
     """
 
-    def __init__(self, group: Group, shape: tuple[int, ...], embedding: Tensor | None, head: Tensor | None) -> None:
-        self._group, self._shape = group, shape
+    def __init__(self, group: Group, cut: Cut, embedding: Tensor | None, head: Tensor | None, *, counts: bool) -> None:
+        self._group, self._cut, self._counts = group, cut, counts
         self._embedding, self._head = embedding, head
 
     def hand_on(self, step: int, previous: Link | None, next: Link | None) -> None:
         """Before the step, from the first stage to the last."""
         if self._embedding is not None:
-            self._send(next, "embedding", step, self._group.gather(self._embedding, self._shape, 0))
+            self._send(next, "embedding", step, self._group.gather(self._embedding, self._cut, 0))
             return
         came = self._receive(previous, "embedding", step)
         if self._head is None:
             self._send(next, "embedding", step, came)
         else:
             self._head.grad = None
-            self._head.data.copy_(self._group.share(torch.empty(self._shape) if came is None else came))
+            self._head.data.copy_(self._group.share(torch.empty(self._cut.shape) if came is None else came))
 
     def hand_back(self, step: int, previous: Link | None, next: Link | None, gradient: Tensor | None) -> None:
         """After the step, its gradient, which is added to `gradient`, the first stage's own: this rank's rows."""
         if self._head is not None:
             assert self._head.grad is not None
-            self._send(previous, "tied gradient", step, self._group.add(self._head.grad))
+            mine = self._head.grad if self._counts else torch.zeros_like(self._head)
+            self._send(previous, "tied gradient", step, self._group.add(mine))
             self._head.grad = None
             return
         came = self._receive(next, "tied gradient", step)
@@ -42,7 +45,7 @@ class Tie:
         else:
             assert gradient is not None
             rows = torch.empty_like(gradient)
-            self._group.scatter(came, rows, self._shape, 0)
+            self._group.scatter(came, rows, self._cut, 0)
             gradient += rows
 
     def _send(self, link: Link | None, kind: str, step: int, tensor: Tensor | None) -> None:
@@ -59,7 +62,7 @@ class Tie:
         def receive() -> tuple[()]:
             nonlocal found
             assert link is not None
-            found = as_tensor(link.recv(kind, step, 0), self._shape)
+            found = as_tensor(link.recv(kind, step, 0), self._cut.shape)
             return ()
 
         self._group.decide(0, receive)

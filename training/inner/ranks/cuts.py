@@ -1,0 +1,79 @@
+"""Which piece of a tensor each rank has: the rows that FSDP gives it, of what tensor parallelism leaves of the tensor.
+
+Ranks that compute a matrix product together are neighbours; each of them has the same samples, and its part of what is
+cut. The groups of such neighbours share the rows of that part.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlx.training.models.placement import PlacementError
+from dlx.training.models.shapes import model_shapes
+from dlx.training.recipe.family import Config, Layout
+from dlx.training.recipe.recipe import Recipe, parse_model
+
+
+class Cut:
+    """Of a tensor of `shape` among so many ranks, `parallel` of which share it along `dim` (None: each has all of it).
+
+    All pieces are alike: where rows cannot be shared evenly, the last ones have zeros at their end.
+    """
+
+    def __init__(self, shape: Sequence[int], ranks: int, parallel: int = 1, dim: int | None = None) -> None:
+        self.shape, self._ranks, self._parallel, self._dim = tuple(shape), ranks, parallel, dim
+        part = [size // parallel if here == dim else size for here, size in enumerate(shape)]
+        self._rows = part[0]
+        self.piece = (-(-part[0] * parallel // ranks), *part[1:])
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether no two ranks have the same values."""
+        return self._parallel == 1 or self._dim is not None
+
+    def pieces(self, whole: Tensor) -> list[Tensor]:
+        """One for each rank."""
+        parts = [whole] * self._parallel if self._dim is None else whole.chunk(self._parallel, self._dim)
+        found = [padded(one, self._ranks // self._parallel * self.piece[0]).split(self.piece[0]) for one in parts]
+        return [found[rank % self._parallel][rank // self._parallel] for rank in range(self._ranks)]
+
+    def joined(self, pieces: Tensor) -> Tensor:
+        """The whole tensor, contiguous, from the pieces [ranks, *piece]."""
+        parts = [pieces[place :: self._parallel].flatten(0, 1)[: self._rows] for place in range(self._parallel)]
+        return parts[0].contiguous() if self._dim is None else torch.cat(parts, self._dim)
+
+
+def padded(tensor: Tensor, rows: int) -> Tensor:
+    """Contiguous, with zeros at the end."""
+    if len(tensor) == rows:
+        return tensor.contiguous()
+    found = tensor.new_zeros(rows, *tensor.shape[1:])
+    found[: len(tensor)] = tensor
+    return found
+
+
+def dimension(layout: Layout, name: str) -> int | None:
+    """Along which tensor parallelism cuts a parameter."""
+    return {"colwise": 0, "rowwise": 1}.get(layout.sharding(name))
+
+
+def check_parallel(recipe: Recipe, ranks: int, parallel: int) -> None:
+    """Raises PlacementError where so many of the ranks cannot compute the model's matrix products together."""
+    if parallel == 1:
+        return
+    config = parse_model(recipe.model)
+    cut = [(name, shape[where]) for name, shape in model_shapes(config)
+           if (where := dimension(config.layout, name)) is not None]  # fmt: skip
+    if not cut:
+        raise PlacementError(f"tensor_parallel {parallel}: there is no plan for {config.family}; use 1")
+    for what, size in (("the number of ranks", ranks), *_heads(config), *cut):
+        if size % parallel:
+            raise PlacementError(f"tensor_parallel {parallel}: it has to divide {what} ({size})")
+
+
+def _heads(config: Config) -> list[tuple[str, int]]:
+    found = [("the number of heads", config.heads)]
+    if (shared := getattr(config, "num_key_value_heads", None)) is not None:
+        found.append(("num_key_value_heads", shared))
+    return found
