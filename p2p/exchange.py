@@ -210,7 +210,8 @@ class BlobExchange:
             if download.transfer is not None:
                 download.transfer.end()
             download.transfer = None
-            await trio.to_thread.run_sync(partial.close)
+            with trio.CancelScope(shield=True):  # else whoever goes on finds it locked
+                await trio.to_thread.run_sync(partial.close)
 
     def _transfer(
         self, hash_: bytes, download: _Download, partial: Partial, root: bytes | None, shares: dict[str, range]
@@ -303,7 +304,8 @@ class BlobExchange:
                 await trio.to_thread.run_sync(partial.discard)
             return False
         finally:
-            await trio.to_thread.run_sync(partial.close)
+            with trio.CancelScope(shield=True):  # else whoever goes on finds it locked
+                await trio.to_thread.run_sync(partial.close)
 
     async def _convict(self, partial: Partial, download: _Download) -> None:
         """With the right bytes at hand, whose were wrong?"""
