@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from dlx.node.runs.upkeep import checked
 from dlx.training.balance.costs import costs
 from dlx.training.balance.seconds import Conditions, Seconds, seconds
 from dlx.training.recipe.draft import Draft, draft_from_toml
@@ -78,8 +79,8 @@ ROWS: dict[str, Row] = {
 }
 
 
-def draft_text(row: Row, replicas: int, inner_steps: int | None = None, round_timeout: int = 0) -> str:
-    """A run's draft, as TOML. Without `inner_steps` those of the preset."""
+def draft_text(row: Row, replicas: int, inner_steps: int | None = None, grace: int | None = None) -> str:
+    """A run's draft, as TOML. Without `inner_steps` those of the preset; `grace`: of stragglers, in seconds."""
     layers = _RUN["model"]["config"]["num_hidden_layers"]
     bounds = [layers * stage // row.stages for stage in range(row.stages + 1)]
     run = _RUN | {
@@ -89,7 +90,7 @@ def draft_text(row: Row, replicas: int, inner_steps: int | None = None, round_ti
         "max_replicas": replicas,
         "outer": row.outer,
         "plan": {} if inner_steps is None else {"inner_steps": inner_steps},
-        "timing": {"round_timeout": round_timeout} if round_timeout else {},
+        "timing": {} if grace is None else {"straggler_grace": grace, "round_timeout": max(120, 2 * grace)},
     }
     return _toml(run)
 
@@ -100,12 +101,12 @@ def planned(row: Row, replicas: int, step_seconds: float, speed: float | None) -
     text = draft_text(row, replicas)
     draft = _read(text)
     inner_steps = draft.plan.inner_steps
-    if row.hides:
-        hiding = _times(draft, replicas, step_seconds, speed).hiding_steps
+    for _ in range(2 if row.hides else 0):  # what checkers fetch of a longer round may be more
+        hiding = _times(_read(text), replicas, step_seconds, speed).hiding_steps
         inner_steps = max(INNER_STEPS, math.ceil(MARGIN * hiding))
         text = draft_text(row, replicas, inner_steps)
     round = _times(_read(text), replicas, step_seconds, speed).round
-    if 2 * round > draft.timing.round_timeout:  # of which `run plan` warns
+    if round > draft.timing.straggler_grace / 2:  # of which `run plan` warns
         text = draft_text(row, replicas, inner_steps, math.ceil(2 * round))
     return text, inner_steps
 
@@ -147,7 +148,14 @@ def _times(draft: Draft, replicas: int, step_seconds: float, speed: float | None
     flops = sum(cost.flops for cost in found) * draft.data.batch_size * draft.data.sequence_length / step_seconds
     # The optimiser's time is in that of the step. A link that is not shaped is as fast as memory.
     conditions = Conditions(
-        flops=flops, float32=math.inf, ranks=1, recomputed=1.0, link=speed or 1e10, lan=1e10, replicas=replicas
+        flops=flops,
+        float32=math.inf,
+        ranks=1,
+        recomputed=1.0,
+        link=speed or 1e10,
+        lan=1e10,
+        replicas=replicas,
+        served=checked(draft, found, replicas, site=True),
     )
     return seconds(draft, found, conditions)
 

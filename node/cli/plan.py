@@ -64,6 +64,7 @@ def command(
 
     Needs no data folder and no chain, and changes nothing.
     """
+    from dlx.node.runs.upkeep import checked
     from dlx.training.balance.costs import costs
     from dlx.training.balance.devices import DEVICE_KINDS, device_of
     from dlx.training.balance.flops import balanced
@@ -89,6 +90,7 @@ def command(
     speed = Measured(used * kind.speed(draft.precision), used * kind.float32)
     if measure:
         speed = measured(draft, settle(placement))
+    found, at_work = costs(draft, placement, ranks), replicas or draft.max_replicas
     conditions = Conditions(
         flops=speed.flops,
         float32=speed.float32,
@@ -96,9 +98,9 @@ def command(
         recomputed=1.0 if measure else RECOMPUTED[checkpoint],
         link=link_speed,
         lan=lan_speed,
-        replicas=replicas or draft.max_replicas,
+        replicas=at_work,
+        served=checked(draft, found, at_work, site=lan_speed is not None),
     )
-    found = costs(draft, placement, ranks)
     times = seconds(draft, found, conditions)
     plan = Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft))
     if json:
@@ -242,7 +244,8 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
         (
             "checks",
             f"a replica's round is drawn with probability {audit.share:.3g} and served for {audit.window} rounds; "
-            f"replaying others' takes about {replays:.1%} of the seconds trained",
+            f"replaying others' takes about {replays:.1%} of the seconds trained, and serving what they replay "
+            f"{_time(times.checks)} of the link a round",
         ),
     ]
 
@@ -267,6 +270,17 @@ def _warnings(plan: Plan) -> list[str]:
         found.append(
             f"timing.round_timeout {timing.round_timeout}: a round takes about {plan.seconds.round:,.0f} s here, and "
             "counts as late from the timeout on"
+        )
+    times, share = plan.seconds, plan.draft.audit.share
+    if (busy := times.transfer + times.checks) > max(times.training, times.exchange):
+        found.append(
+            f"audit.share {share:g}: payloads and what checkers fetch take {_time(busy)} of the link a round, which "
+            f"trains for {_time(times.training)}: longer rounds or a smaller share fit"
+        )
+    if timing.straggler_grace < times.round and plan.conditions.replicas > 1:
+        found.append(
+            f"timing.straggler_grace {timing.straggler_grace:g}: a round takes about {times.round:,.0f} s here, so it "
+            "may be sealed with the first replica alone"
         )
     data, ranks = plan.draft.data, plan.conditions.ranks
     if (samples := data.batch_size // data.micro_batches) % ranks:

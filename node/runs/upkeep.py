@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dlx.training.balance.costs import FLOAT, StageCost
@@ -49,6 +51,15 @@ def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
         payloads=rounds * replicas * cost.payload,
         replay_share=recipe.audit.share / segments,
     )
+
+
+def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: bool) -> int:
+    """Bytes of drawn work that a replica serves in a round, as expected and to one checker each, through one link:
+    that of the stage which serves most, or of a `site` for all its stages."""
+    if replicas == 1:
+        return 0  # nobody else checks
+    each = [upkeep(recipe, cost, replicas).drawn for cost in costs]
+    return round(recipe.audit.share * (sum(each) if site else max(each)))
 
 
 def undecided(recipe: Recipe, cost: StageCost, inner_steps: int) -> int:

@@ -39,14 +39,15 @@ def test_on_the_matched_link_an_all_reduce_takes_356_times_as_long_as_a_step() -
 def test_a_delayed_row_has_as_many_inner_steps_as_hide_its_exchange() -> None:
     row = rows.ROWS["delay1"]
     slow, steps = rows.planned(row, 4, 0.5, rows.matched_speed(4, 0.5))
-    assert 100 < steps < 200 and f"inner_steps = {steps}" in slow
+    assert 100 < steps < 300 and f"inner_steps = {steps}" in slow
     assert rows.planned(row, 4, 0.5, None)[1] == INNER_STEPS
     assert rows.planned(rows.ROWS["default"], 4, 0.5, 1e4)[1] == INNER_STEPS, "as it comes, whatever the link"
 
 
-def test_a_round_longer_than_the_timeout_gets_a_longer_one() -> None:
-    assert "round_timeout" in rows.planned(rows.ROWS["delay1"], 4, 3.0, 2e5)[0]
-    assert "round_timeout" not in rows.planned(rows.ROWS["delay1"], 4, 0.5, 1e8)[0]
+def test_a_round_longer_than_the_grace_of_stragglers_gets_a_longer_one() -> None:
+    slow = rows.planned(rows.ROWS["delay1"], 4, 3.0, 2e5)[0]
+    assert "straggler_grace" in slow and "round_timeout" in slow
+    assert "straggler_grace" not in rows.planned(rows.ROWS["delay1"], 4, 0.5, 1e8)[0]
 
 
 def test_links_are_named_as_tc_names_them() -> None:

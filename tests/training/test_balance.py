@@ -199,6 +199,17 @@ def test_as_many_inner_steps_as_it_says_hide_the_exchange() -> None:
     assert not waiting.hides and waiting.round == waiting.training + waiting.exchange
 
 
+def test_what_checkers_fetch_has_to_fit_on_the_link_too() -> None:
+    draft = tiny_draft(SPLIT, **SLOW)
+    found, slow = costs(draft), replace(LINK, link=1e4, lan=1e9)
+    alone, beside = seconds(draft, found, slow), seconds(draft, found, replace(slow, served=100_000))
+    assert beside.checks == 80 and beside.exchange == alone.exchange
+    assert beside.round == beside.transfer + 80 > alone.round
+    assert beside.hiding_steps > alone.hiding_steps
+    longer = tiny_draft(SPLIT, **SLOW | {"plan": Plan(inner_steps=beside.hiding_steps)})
+    assert seconds(longer, found, replace(slow, served=100_000)).hides
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's counts of private memory")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_process_takes_as_much_memory_as_planned(precision: str, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Conditions(Struct, frozen=True):
     link: float  # bits per second between replicas, each way
     lan: float | None  # and between the stages of a replica that is one site, which share its link; None: `link`
     replicas: int
+    served: int = 0  # bytes of drawn work through a replica's link in a round, as expected: what checkers fetch
 
 
 class StageSeconds(Struct, frozen=True):
@@ -47,9 +48,10 @@ class Seconds(Struct, frozen=True):
     training: float  # of a round, with the work on the slot's own state
     transfer: float  # of a round's payloads: those of a site share its link
     exchange: float  # of a round: the transfer, and the work on what arrived
+    checks: float  # of a round: the link's for drawn work, beside the transfer
     round: float
-    hides: bool  # the exchange, behind the training of the next round
-    hiding_steps: int  # the fewest inner steps of a round behind which it hides
+    hides: bool  # the exchange, and what the link carries beside it, behind the training of the next round
+    hiding_steps: int  # the fewest inner steps of a round behind which they hide
     sent: int  # bytes through a link in a round, and as many the other way
     tokens_per_second: float  # of all replicas
 
@@ -79,7 +81,9 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
     sent = (sum if here.lan else max)(one.sent for one in stages)
     transfer = 8 * sent / here.link
     exchange = transfer + max(one.payloads for one in stages)
-    lasts = max(training, exchange) if recipe.outer.delay else training + exchange
+    checks = 8 * here.served / here.link
+    link = transfer + checks  # payloads go first, but the link has to carry both
+    lasts = max(training, exchange, link) if recipe.outer.delay else max(training + exchange, link)
     lasts = max(lasts, recipe.timing.min_round_time)
     return Seconds(
         stages,
@@ -89,9 +93,10 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
         training=training,
         transfer=transfer,
         exchange=exchange,
+        checks=checks,
         round=lasts,
-        hides=bool(recipe.outer.delay) and exchange <= training,
-        hiding_steps=max(1, math.ceil((exchange - slot) / step)),
+        hides=bool(recipe.outer.delay) and max(exchange, link) <= training,
+        hiding_steps=max(1, math.ceil((max(exchange, link) - slot) / step)),
         sent=sent,
         tokens_per_second=here.replicas * inner_steps * step_tokens / lasts,
     )

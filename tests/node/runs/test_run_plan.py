@@ -113,6 +113,19 @@ def test_the_largest_payload_that_an_adapting_plan_can_come_to_counts(tmp_path: 
     assert all(more["payload"] > one["payload"] for more, one in zip(found["stages"], fixed["stages"], strict=True))
 
 
+def test_a_slow_link_is_warned_of_what_does_not_fit(tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 6]]")
+    draft.write_text(draft.read_text() + "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n")
+    found = json.loads(dlx("run", "plan", "--manifest", draft, "--link", "2kbit/s", "--json").stdout)
+    assert found["conditions"]["served"] == round(found["stages"][0]["checks"]["drawn"] / 16)
+    assert found["seconds"]["checks"] == 8 * found["conditions"]["served"] / 2000
+    said = "\n".join(found["warnings"])
+    assert "audit.share 0.0625: payloads and what checkers fetch take" in said
+    assert "timing.straggler_grace 20: a round takes about" in said
+    fast = json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)
+    assert fast["warnings"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
