@@ -164,6 +164,8 @@ def test_a_check_has_evidence_again_that_this_disk_has_damaged(tmp_path: Path, m
         return Outcome(done=True) if here else Outcome(missing=(name,))
 
     monkeypatch.setattr(module, "check", check)
+    monkeypatch.setattr(module, "check_seconds", lambda work, round_timeout: 60.0)
+    slot.context.manifest.timing = SimpleNamespace(round_timeout=60)
     work: Any = SimpleNamespace(shared=set)
     drawn: Any = SimpleNamespace(account="0x01")
     assert trio.run(Evidence(slot.context, Effort(1))._checked, work, drawn, SIZE).done
