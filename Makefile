@@ -13,9 +13,11 @@ demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
 # Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
-# order, which tests/conftest.py makes: the long ones first.
+# order, which tests/conftest.py makes: the long ones first. Three on two cores, because many tests mostly wait: for
+# blocks, deadlines and other processes.
+WORKERS ?= 3
 test: $(VENV)/.dev contracts/node_modules/.installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff check .

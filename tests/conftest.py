@@ -1,4 +1,4 @@
-"""The order of the tests: what starts whole devnets first, so that no worker is left with one at the end; options."""
+"""For all tests: their order, threads, property tests' settings, options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)
 settings.load_profile("steady")
 
-_E2E = Path(__file__).parent / "e2e"
+# What takes longest, in this order, so that no worker is left with one of them at the end.
+_FIRST = ("e2e", "training/slot", "training/inner", "ledger", "node/round", "benchmarks")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,7 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.path.is_relative_to(_E2E))
+    top = Path(__file__).parent
+    places = [top / folder for folder in _FIRST]
+
+    def place(item: pytest.Item) -> int:
+        return next((at for at, folder in enumerate(places) if item.path.is_relative_to(folder)), len(places))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)

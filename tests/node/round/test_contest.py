@@ -20,7 +20,7 @@ TIMES = {"straggler_grace": 5, "proposal_timeout": 1, "round_timeout": 8}
 COUNTED = 0.9  # of the seals that could count honest work, those that count all of it
 
 few = settings(
-    max_examples=8, stateful_step_count=6, derandomize=True, database=None, deadline=None,
+    max_examples=5, stateful_step_count=6, derandomize=True, database=None, deadline=None,
     suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
 )  # fmt: skip
 

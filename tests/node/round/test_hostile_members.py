@@ -18,7 +18,7 @@ def fast_rules(**changes: Any) -> Rules:
     return make_rules(**{**FAST, **changes})
 
 
-@pytest.mark.parametrize(("seed", "delay"), [(0, 0), (1, 1), (2, 1)])
+@pytest.mark.parametrize(("seed", "delay"), [(0, 0), (1, 1)])
 def test_one_breaker_in_each_replica_stops_a_run_for_some_rounds_only(seed: int, delay: int) -> None:
     """Each is of another stage; it says, signs and answers all that it should, starts every round and trains none."""
     sim = Simulation(fast_rules(rounds=60, stages=3, delay=delay), replicas=3, seed=seed, min_replicas=3)
