@@ -91,6 +91,7 @@ class BlobServer:
     async def _answer_member(self, stream: INetStream, request: wire.BlobRequest) -> None:
         coming = self._coming(request.hash, request.root) if request.root else None
         if coming is not None:
+            self._host.count_as(traffic(coming.kind), stream)
             return await _pass_on(stream, request, coming)
         self._leftover.begin()
         size = 0

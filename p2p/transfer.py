@@ -115,7 +115,7 @@ class Transfer:
         shares: Mapping[str, range] = {},
         moved: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self.root, self.partial = root, partial
+        self.root, self.partial, self.kind = root, partial, kind
         self.leaves = root if root is not None and partial.size <= LEAF_BYTES else b""  # hashes, one after the other
         self.sources: dict[int, str] = {}  # who sent which piece
         self.failed = Counter[str]()
@@ -123,7 +123,7 @@ class Transfer:
         self.unsure = False  # somebody could not be asked, or was lost
         self.grew = trio.Event()  # replaced whenever there is more
         self.is_over = False
-        self._host, self._known, self._hash, self._kind = host, known, hash_, kind
+        self._host, self._known, self._hash = host, known, hash_
         self._shares, self._moved, self._random = shares, moved, Random()
         self._scopes: dict[Asked, trio.CancelScope] = {}
         self._replaced = set[Source]()
@@ -206,7 +206,7 @@ class Transfer:
             self._nursery.cancel_scope.cancel()
 
     def _line(self, peer: str) -> Line:
-        return Line(self._host, self._known, peer, self._kind)
+        return Line(self._host, self._known, peer, self.kind)
 
     def _blame(self, peer: str, error: Exception) -> None:
         log.debug("fetching %s from %s: %r", self._hash.hex()[:16], peer, error)

@@ -14,13 +14,14 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.inner import Absent, Lie, Unknown
 from dlx.node.archive.verdicts import VerdictStore
 from dlx.node.daemon.draws import RoundDraw
-from dlx.node.daemon.evidence import Effort
+from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.judge import Judge
 from dlx.node.round import turns
 from dlx.node.round.draw import Drawn, drawn_of, seals_of
 from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.trainer.checks import CheckFailed, Outcome
 from dlx.p2p import wire
+from tests.ledger.ledger_run import contribution
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
 TIMEOUT, PROPOSAL = 12.0, 3.0
@@ -167,6 +168,15 @@ def test_what_is_not_served_is_withheld_when_its_maker_works_and_had_its_time(be
     assert bench.look() == [], "nobody is connected: it may be our own fault"
     bench.peers, bench.now = (maker,), bench.now + 1000
     assert bench.look() == [Finding.WITHHELD]
+
+
+def test_a_replay_may_take_several_times_as_long_as_its_segment_took_to_train_and_not_for_ever() -> None:
+    def seconds(compute_ms: int, segments: int) -> float:
+        said = contribution(bytes(32), 0, 0, 0, "0x" + "11" * 20, compute_ms=compute_ms, segments=segments)
+        return check_seconds(SimpleNamespace(statement=said.encode()), 120.0)  # type: ignore[arg-type]
+
+    assert seconds(80_000, 2) == CHECK_SECONDS + SLOWER * 40
+    assert seconds(2**32 - 1, 1) == CHECK_SECONDS + SLOWER * 120, "its maker may lie"
 
 
 def test_who_is_down_is_not_accused(bench: Bench) -> None:
