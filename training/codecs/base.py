@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Shapes, Values, array, is_float32, shapes_of
 from dlx.training.recipe.codec_info import CodecInfo
 from dlx.training.recipe.recipe import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+AT_ONCE = 1 << 19  # values: what a thread does with them takes longer than to wake another one up
 
 
 class CodecError(ValueError):
@@ -32,9 +37,17 @@ class Decoder(ABC):
     @abstractmethod
     def into(self, out: Any, start: int) -> None:
         """Fill `out`, a flat float32 array, with the values from number `start` on, of the flattened tensor: a multiple
-        of `block`; as many as a block has, or the tensor has left. Raises CodecError unless this piece is canonical.
+        of `block`; as many as some blocks have, or the tensor has left. Raises CodecError unless they are canonical.
 
         A codec on a device fills tensors too: those that lie there without a detour."""
+
+    def square(self, start: int, length: int) -> float:
+        """The sum of the squares of what `into` gives, float64. Raises CodecError as that does."""
+        values = scratch("block", length)
+        self.into(values, start)
+        wide = scratch("wide", length, np.float64)
+        wide[...] = values
+        return float(wide @ wide)
 
 
 class Encoder(ABC):
@@ -44,7 +57,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def take(self, values: np.ndarray, start: int) -> None:
-        """Encode the block from number `start` on, flat float32, and leave in `values` what decoding will not give
+        """Encode some blocks from number `start` on, flat float32, and leave in `values` what decoding will not give
         back. Raises CodecError."""
 
 
@@ -98,8 +111,8 @@ class Codec(ABC):
         """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
         `parts` says. Raises CodecError."""
         decoder, values = self.decoder(name, data, shape, plan), np.empty(count(shape), np.float32)
-        for start in range(0, len(values), decoder.block):
-            decoder.into(values[start : start + decoder.block], start)
+        for start, length in spans(len(values), decoder.block):
+            decoder.into(values[start : start + length], start)
         return values.reshape(shape)
 
     @abstractmethod
@@ -218,14 +231,20 @@ class _Whole(Encoder):
 def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: float = 1.0, start: int = 0) -> None:
     """`values`, flat, = operation(values, factor x what is decoded from number `start` on, where a block begins).
     Raises CodecError."""
-    block = np.empty(min(decoder.block, len(values)), np.float32)
-    for low in range(0, len(values), decoder.block):
-        piece = values[low : low + decoder.block]
-        decoded = block[: len(piece)]
+    for low, length in spans(len(values), decoder.block):
+        piece, decoded = values[low : low + length], scratch("block", length)
         decoder.into(decoded, start + low)
         if factor != 1:
             decoded *= np.float32(factor)
         operation(piece, decoded, out=piece)
+
+
+def spans(length: int, block: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+    """Start and length of the pieces of so many values: whole blocks, but for the last, and at most `most` values where
+    a block is not longer."""
+    size = max(1, most // block) * block
+    for start in range(0, length, size):
+        yield start, min(size, length - start)
 
 
 def too_large(name: str) -> CodecError:

@@ -8,13 +8,14 @@ scale and codes are all zero, or some code is at one of the two ends.
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, spans, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
+from dlx.training.codecs.scratch import scratch
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
 GROUP = 128
-_BLOCK = 512  # groups worked on at a time: the temporaries stay in the cache
+_BLOCK = 512  # groups
 
 _NORMAL, _STEP = (np.float32(value) for value in (np.finfo(np.float16).tiny, np.finfo(np.float16).smallest_subnormal))
 INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
@@ -53,10 +54,9 @@ def part_size(shape: tuple[int, ...], bits: int) -> int:
 def encode_part(name: str, tensor: np.ndarray, bits: int, out: np.ndarray) -> None:
     """Fill a tensor's part (uint8) from contiguous float32. Raises CodecError."""
     packer, flat = Packer(name, tuple(tensor.shape), bits, out), tensor.reshape(-1)
-    block = np.empty(min(packer.block, len(flat)), np.float32)
-    for start in range(0, len(flat), packer.block):
-        values = block[: len(flat) - start]
-        values[...] = flat[start : start + packer.block]
+    for start, length in spans(len(flat), packer.block):
+        values = scratch("block", length)
+        values[...] = flat[start : start + length]
         packer.take(values, start)
 
 
@@ -85,7 +85,8 @@ class Packer(Encoder):
     def _take(self, values: np.ndarray, first: int) -> None:
         """Groups [n, 128] from number `first` on."""
         here, bits = slice(first, first + len(values)), self._bits
-        codes = np.abs(values)
+        codes = scratch("codes", values.size).reshape(values.shape)
+        np.abs(values, out=codes)
         # Sizes are ordered like their bits, and NaN above all.
         largest = codes.view(np.int32).max(axis=1).view(np.float32)
         scale = _scales(self._name, values, largest, bits)
@@ -114,33 +115,50 @@ class Groups(Decoder):
         self._packed = data[2 * groups :].reshape(groups, GROUP * bits // 8)
 
     def into(self, out: np.ndarray, start: int) -> None:
-        first, groups = start // GROUP, -(-len(out) // GROUP)
-        scale_bits = self._scales[first : first + groups]
-        if (scale_bits >= INFINITE).any():  # infinite, NaN or negative
-            raise CodecError(f"{self._name}: {faults(self._bits)[0]}")
-        scales = scale_bits.astype(np.uint16).view(np.float16).astype(np.float32)
-        table = _TABLES[self._bits]
-        words = self._packed[first : first + groups].view(table.word).astype(np.intp)
-        self._check(table.facts.take(words), scales)
+        table, groups = _TABLES[self._bits], -(-len(out) // GROUP)
+        scales, words, _ = self._checked(start, groups)
         whole = len(out) == groups * GROUP
-        values = out if whole else np.empty(groups * GROUP, np.float32)
+        values = out if whole else scratch("last values", groups * GROUP)
         np.take(table.values, words.reshape(-1), out=values.view(table.values.dtype), mode="clip")
         rows = values.reshape(groups, GROUP)
         np.multiply(rows, scales[:, None], out=rows)
         if not whole:
-            if values[len(out) :].any():
-                raise CodecError(f"{self._name}: {faults(self._bits)[3]}")
+            self._check_padding(values[len(out) :])
             out[...] = values[: len(out)]
 
-    def _check(self, facts: np.ndarray, scales: np.ndarray) -> None:
-        """`facts` [groups, words] of what a block holds, and its scales [groups]."""
-        seen = np.bitwise_or.reduce(facts.view(np.uint64), axis=1)  # eight words at once
-        seen = np.bitwise_or.reduce(seen.view(np.uint8).reshape(-1, 8), axis=1)
+    def square(self, start: int, length: int) -> float:
+        groups = -(-length // GROUP)
+        scales, _, facts = self._checked(start, groups)
+        if length < groups * GROUP:
+            self.into(scratch("block", length), start)
+        facts >>= _SQUARE
+        wide = scales.astype(np.float64)
+        return float((wide * wide) @ facts.sum(axis=1, dtype=facts.dtype))  # of codes: whole numbers
+
+    def _checked(self, start: int, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scales [groups], words [groups, n] and what the table says of each of so many groups. Raises CodecError."""
+        table, first = _TABLES[self._bits], start // GROUP
+        scale_bits = self._scales[first : first + groups]
+        if (scale_bits >= INFINITE).any():  # infinite, NaN or negative
+            raise CodecError(f"{self._name}: {faults(self._bits)[0]}")
+        scales = scale_bits.astype(np.uint16).view(np.float16).astype(np.float32)
+        packed = self._packed[first : first + groups].view(table.word)
+        words = scratch("words", packed.size, np.intp).reshape(packed.shape)
+        words[...] = packed
+        facts = scratch("facts", packed.size, table.facts.dtype).reshape(packed.shape)
+        np.take(table.facts, words, out=facts, mode="clip")
+        seen = np.bitwise_or.reduce(facts.view(np.uint64), axis=1)  # several words at once
+        seen = np.bitwise_or.reduce(seen.view(facts.dtype).reshape(groups, -1), axis=1) & _FLAGS
         live = scales != 0
         if (seen & _HAS_UNUSED).any():
             raise CodecError(f"{self._name}: {faults(self._bits)[1]}")
         if ((seen & _HAS_LARGEST != 0) != live).any() or seen[~live].any():
             raise CodecError(f"{self._name}: {faults(self._bits)[2]}")
+        return scales, words, facts
+
+    def _check_padding(self, values: np.ndarray) -> None:
+        if values.any():
+            raise CodecError(f"{self._name}: {faults(self._bits)[3]}")
 
 
 def faults(bits: int) -> tuple[str, str, str, str]:
@@ -153,11 +171,12 @@ def faults(bits: int) -> tuple[str, str, str, str]:
     )
 
 
-_HAS_UNUSED, _HAS_LARGEST, _HAS_ANY = 1, 2, 4
+_HAS_UNUSED, _HAS_LARGEST, _HAS_ANY, _FLAGS = 1, 2, 4, 7
+_SQUARE = 3  # the bits from this one on: the sum of the codes' squares
 
 
 class _Table:
-    """What each word of packed codes holds: its values, all of them as one item, and facts for the check."""
+    """What each word of packed codes holds: its values, all of them as one item, and facts for check and norm."""
 
     def __init__(self, bits: int) -> None:
         self.word = np.dtype("<u2") if bits == 4 else np.dtype("u1")  # four values at a time, at 8 bits one
@@ -169,7 +188,9 @@ class _Table:
         self.values = np.ascontiguousarray(codes, np.float32).view(item).reshape(-1)
         facts = UNUSED[bits][words].any(axis=1) * _HAS_UNUSED
         facts |= LARGEST[bits][words].any(axis=1) * _HAS_LARGEST
-        self.facts = (facts | codes.any(axis=1) * _HAS_ANY).astype(np.uint8)
+        facts |= codes.any(axis=1) * _HAS_ANY
+        facts = facts | np.square(codes.astype(int)).sum(axis=1) << _SQUARE
+        self.facts = facts.astype(np.uint32 if bits == 8 else np.uint16)  # also the sum over a group
 
 
 _TABLES = {bits: _Table(bits) for bits in CODES}

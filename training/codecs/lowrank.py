@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlx.training.codecs import int4
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, Examiner, count, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, Examiner, count, spans, too_large
 from dlx.training.codecs.packing import CODES, UNUSED, pack
 from dlx.training.models.weights import array
 from dlx.training.recipe import codec_info
@@ -131,9 +131,10 @@ class Experts(Decoder):
         self._decoder, self.block = decoder, size
 
     def into(self, out: Any, start: int) -> None:
-        matrix = self._decoder(start // self.block)
-        for place in range(0, self.block, matrix.block):
-            matrix.into(out[place : place + matrix.block], place)
+        for first in range(0, len(out), self.block):
+            matrix = self._decoder((start + first) // self.block)
+            for place, length in spans(self.block, matrix.block):
+                matrix.into(out[first + place : first + place + length], place)
 
 
 class _Examiner(Examiner):
@@ -357,6 +358,6 @@ def _signs(codes: np.ndarray, rows: int) -> np.ndarray:
 def _matrix(exponents: np.ndarray, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The float32 matrix that checked components make."""
     decoder, values = Product(exponents, codes, shape), np.empty(count(shape), np.float32)
-    for start in range(0, len(values), decoder.block):
-        decoder.into(values[start : start + decoder.block], start)
+    for start, length in spans(len(values), decoder.block):
+        decoder.into(values[start : start + length], start)
     return values.reshape(shape)

@@ -34,12 +34,12 @@ def add_part(total: Values, gradient: Values, part: float) -> None:
 def descend(values: Values, moment: Values | None, mean: Values, outer: Outer) -> None:
     """One outer step of `values` with the mean gradient, which is used up; `moment` is the momentum, if there is any.
     All in place."""
-    step = mean
     if moment is not None:
         moment *= rounded(outer.momentum)
         moment += mean
         if outer.nesterov:
-            step += moment * rounded(outer.momentum)
+            mean += moment * rounded(outer.momentum)
         else:
-            step = moment
-    values -= step * rounded(outer.lr)
+            mean[...] = moment
+    mean *= rounded(outer.lr)
+    values -= mean

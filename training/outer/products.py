@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from dlx.training.codecs import Codec
-from dlx.training.codecs.base import Decoder, count
+from dlx.training.codecs.base import Decoder, count, spans
 from dlx.training.models.weights import Shapes
 from dlx.training.outer.payloads import opened
 from dlx.training.recipe.recipe import Plan
 
-_WIDE = 1 << 14  # values of each payload that are multiplied at a time
+_DECODED = 1 << 20  # values of all payloads that a thread decodes and multiplies at a time, or of each:
+_ROW, _WIDE = 1 << 16, 1 << 14  # as many decoded, as many multiplied
 _FEW = 8  # payloads for which vector products are faster than a matrix product
 _MOST = 1 << 16  # products remembered; of more the oldest are forgotten
 
@@ -97,29 +98,43 @@ class Copied(Decoder):
 
 def gram(payloads: Sequence[Decodable], shapes: Shapes, threads: int = 1) -> np.ndarray:
     """Inner products, float64 [n, n], of payloads of one plan. Raises CodecError."""
+    share = _square if len(payloads) == 1 else _share
     with ThreadPoolExecutor(threads, "products") as pool:
-        shares = pool.map(lambda share: _share(payloads, shapes, share, threads), range(threads))
+        shares = pool.map(lambda number: share(payloads, shapes, number, threads), range(threads))
         return sum(shares, np.zeros((len(payloads), len(payloads))))
+
+
+def _square(payloads: Sequence[Decodable], shapes: Shapes, share: int, shares: int) -> np.ndarray:
+    """As `_share`, of one payload."""
+    (payload,), found, number = payloads, 0.0, 0
+    for name in sorted(shapes):
+        decoder, length = payload.decoder(name), count(shapes[name])
+        for start, size in spans(length, decoder.block):
+            number += 1
+            if number % shares == share:
+                found += decoder.square(start, size)
+    return np.array([[found]])
 
 
 def _share(payloads: Sequence[Decodable], shapes: Shapes, share: int, shares: int) -> np.ndarray:
     """What every `shares`-th block, from number `share` on, adds."""
     found, number = np.zeros((len(payloads), len(payloads))), 0
-    rows, wide = np.empty((len(payloads), 0), np.float32), np.empty((len(payloads), _WIDE))
+    at_once = max(_ROW, _DECODED // max(1, len(payloads)))
+    narrow = max(_WIDE, _DECODED // max(1, len(payloads)))
+    rows, wide = np.empty((len(payloads), 0), np.float32), np.empty((len(payloads), narrow))
     for name in sorted(shapes) if payloads else ():
-        decoders, length = [one.decoder(name) for one in payloads], count(shapes[name])
-        size = decoders[0].block
-        if rows.shape[1] < min(size, length):
-            rows = np.empty((len(payloads), min(size, length)), np.float32)
-        for start in range(0, length, size):
+        decoders = [one.decoder(name) for one in payloads]
+        for start, length in spans(count(shapes[name]), decoders[0].block, at_once):
             number += 1
             if number % shares != share:
                 continue
-            block = rows[:, : min(size, length - start)]
+            if rows.shape[1] < length:
+                rows = np.empty((len(payloads), length), np.float32)
+            block = rows[:, :length]
             for decoder, row in zip(decoders, block, strict=True):
                 decoder.into(row, start)
-            for low in range(0, block.shape[1], _WIDE):
-                piece = block[:, low : low + _WIDE]
+            for low in range(0, length, narrow):
+                piece = block[:, low : low + narrow]
                 values = wide[:, : piece.shape[1]]
                 values[...] = piece
                 _add_products(found, values)

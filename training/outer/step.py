@@ -7,7 +7,7 @@ memory whatever the size of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import numpy as np
 
 from dlx.ground.constants import NO_HASH, UNIT
 from dlx.training.codecs import codec
-from dlx.training.codecs.base import Decoder, count
+from dlx.training.codecs.base import Decoder, count, spans
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes, Stored, Writer
@@ -108,7 +108,7 @@ def apply_round(
         for name in sorted(shapes):
             decoders = [one.decoder(name) for one in payloads]
             mean = np.empty(shapes[name], np.float32) if watcher is not None and name in watcher.names else None
-            for start, length in _pieces(count(shapes[name]), decoders[0].block, _PIECE):
+            for start, length in spans(count(shapes[name]), decoders[0].block, _PIECE):
                 buffers.reverse()
                 buffers[0] = [one if len(one) >= length else np.empty(length, np.float32) for one in buffers[0]]
                 piece = [one[:length] for one in buffers[0]]
@@ -187,7 +187,7 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
     with Writer(shapes) as file:
         for name in sorted(shapes):
             decoder = payload.decoder(name)
-            for start, length in _pieces(count(shapes[name]), decoder.block, decoder.block):
+            for start, length in spans(count(shapes[name]), decoder.block):
                 buffers.reverse()
                 if buffers[0].shape[1] < length:
                     buffers[0] = np.empty((2, length), np.float32)
@@ -224,15 +224,16 @@ class _Stepper:
 
             on_device.step(piece, decoders, self._parts, self._outer, start, seen, self._device)
             return
-        size, length = decoders[0].block, len(piece[0])
-        lows = range(0, length, size)
+        length = len(piece[0])
+        shares = list(spans(length, decoders[0].block, max(1, -(-length // threads))))
 
         def share(number: int) -> None:
-            if number not in self._scratch or self._scratch[number].shape[1] < min(size, length):
-                self._scratch[number] = np.empty((2, min(size, length)), np.float32)
-            for low in lows[number::threads]:
+            longest = max(size for _, size in shares)
+            if number not in self._scratch or self._scratch[number].shape[1] < longest:
+                self._scratch[number] = np.empty((2, longest), np.float32)
+            for low, size in shares[number::threads]:
                 block = [one[low : low + size] for one in piece]
-                mean, gradient = self._scratch[number][:, : len(block[0])]
+                mean, gradient = self._scratch[number][:, :size]
                 mean[...] = 0
                 for decoder, part in zip(decoders, self._parts, strict=True):
                     decoder.into(gradient, start + low)
@@ -241,7 +242,7 @@ class _Stepper:
                     seen[low : low + size] = mean
                 descend(block[0], block[1] if len(block) > 1 else None, mean, self._outer)
 
-        if len(lows) == 1:
+        if len(shares) == 1:
             share(0)
         else:
             list(pool.map(share, range(threads)))
@@ -255,14 +256,6 @@ def _opened(
         raise OuterError("the payloads of one round have one plan")
     blobs = [(one.payload, one.plan) for one in contributions]
     return opened(codec(manifest.codec.name, device), shapes, blobs, threads)
-
-
-def _pieces(length: int, block: int, most: int) -> Iterator[tuple[int, int]]:
-    """Start and length of the pieces of so many values: whole blocks, `most` values where a block is not longer, but
-    for the last."""
-    size = max(1, most // block) * block
-    for start in range(0, length, size):
-        yield start, min(size, length - start)
 
 
 def _named(path: Path) -> bytes:

@@ -11,12 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, combine
+from dlx.training.codecs.base import AT_ONCE, Codec, combine, spans
+from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.recipe import Plan
-
-_PIECE = 1 << 16  # values
 
 
 class Source(Protocol):
@@ -70,18 +69,16 @@ class Change:
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
         encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
         blocks = [encoder.block, self._start.block(name), *(one.decoder(name).block for one in self._folded)]
-        size, end, decay = math.lcm(*blocks), end.reshape(-1), self._codec.info.decay
-        lows = range(0, len(left), size)
+        end, decay, most = end.reshape(-1), self._codec.info.decay, min(AT_ONCE, -(-len(left) // self._threads))
+        shares = list(spans(len(left), math.lcm(*blocks), max(1, most)))
 
         def share(number: int) -> None:
-            for low in lows[number :: self._threads]:
-                piece = left[low : low + size]
-                ended = end[low : low + size]
+            for low, size in shares[number :: self._threads]:
+                piece, ended = left[low : low + size], end[low : low + size]
                 change_into(piece, name, low, self._start, ended, self._residual, decay, self._folded)
-                for at in range(0, len(piece), encoder.block):
-                    encoder.take(piece[at : at + encoder.block], low + at)
+                encoder.take(piece, low)
 
-        if len(lows) == 1:
+        if len(shares) == 1:
             share(0)
         else:
             list(self._pool.map(share, range(self._threads)))
@@ -100,11 +97,9 @@ def change_into(
     """u[t] = start - end + decay * residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
     start.read_into(out, name, low)
-    kept = np.empty(min(_PIECE, len(out)), np.float32)
-    for at in range(0, len(out), _PIECE):
-        piece = out[at : at + _PIECE]
-        piece -= end[at : at + _PIECE]
-        kept = kept[: len(piece)]
+    for at, size in spans(len(out), 1):
+        piece, kept = out[at : at + size], scratch("residual", size)
+        piece -= end[at : at + size]
         residual.read_into(kept, name, low + at)
         if decay != 1:
             kept *= np.float32(decay)
