@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _RACE = 10_000_000  # ns: a file changed so shortly ago may be changed again without a later time
 BELIEVED = 3600.0  # s since it was written or hashed
+_WORTH = 1 << 24  # bytes: to hash so many takes longer than to wait for that
 _MOST = 4096  # files remembered; of more the oldest are forgotten
 
 
@@ -29,6 +30,8 @@ _one_at_a_time = threading.Lock()
 def remember(descriptor: int, sha256: bytes) -> None:
     """This process has read or written all of the open file, and it has this hash."""
     file = _of(descriptor)
+    if file.size >= _WORTH:
+        time.sleep(max(0, min(_RACE, file.changed + _RACE - time.time_ns()) + 1) / 1e9)
     if file.changed < time.time_ns() - _RACE:
         with _one_at_a_time:
             _known[file] = sha256, time.monotonic()

@@ -68,3 +68,11 @@ def test_bytes_that_change_without_a_later_time_are_hashed_again_after_an_hour(
         assert known.is_known(file.fileno(), name)
         monkeypatch.setattr(time, "monotonic", lambda: now + 3700)
         assert not known.is_known(file.fileno(), name)
+
+
+def test_a_large_file_that_was_written_a_moment_ago_is_remembered_and_a_small_one_is_not(tmp_path: Path) -> None:
+    for name, size, expected in (("large", known._WORTH, True), ("small", 1, False)):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+            known.remember(file.fileno(), b"h" * 32)
+            assert known.is_known(file.fileno(), b"h" * 32) == expected

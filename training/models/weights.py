@@ -26,8 +26,8 @@ import numpy as np
 
 from dlx.ground import blobs, durable, known
 from dlx.ground.constants import NO_HASH
+from dlx.ground.large import ReadOnce, SyncedFile, UncachedFile
 from dlx.ground.merkle import TreeHash
-from dlx.ground.uncached import ReadOnce, UncachedFile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,7 +212,7 @@ class Writer:
     """The canonical file of float32 tensors that come one after the other: written, hashed, and durable at the end.
 
     Use it as a context manager: what is not finished leaves nothing behind. Without a `folder` no file is written. With
-    `tree` the Merkle root is computed too. What is not `cached` goes past the page cache (see ground.uncached). Threads
+    `tree` the Merkle root is computed too. What is not `cached` goes past the page cache (see ground.large). Threads
     do the work, so whoever adds a tensor can go on with the next one.
     """
 
@@ -229,7 +229,7 @@ class Writer:
     def __enter__(self) -> Self:
         if self._folder is not None:
             file, self._draft = self._opened.enter_context(durable.draft(self._folder))
-            self._file = file if self._cached else UncachedFile(file)
+            self._file = self._opened.enter_context((SyncedFile if self._cached else UncachedFile)(file))
             self._takers.append(self._file.write)
         self._threads = self._opened.enter_context(ThreadPoolExecutor(3, "writer"))
         self._feed(_header(self._shapes))

@@ -142,11 +142,14 @@ class Slot:
         ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
         trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
+        with ThreadPoolExecutor(1, "root") as threads:
+            payload_root = threads.submit(tree_root, [payload])
+            name = write_blob(self._blobs, [payload])
         trained = Trained(
             round=inputs.round,
-            payload=write_blob(self._blobs, [payload]),
+            payload=name,
             payload_size=len(payload),
-            payload_root=tree_root([payload]),
+            payload_root=payload_root.result(),
             base_weights=inputs.base_weights,
             start_payload=own.payload if own else NO_HASH,
             folded=tuple(one.payload for one in folded),
@@ -223,24 +226,17 @@ class Slot:
         self, inputs: RoundInputs, start: Start, residual: Source, folded: Sequence[Own], folder: Path
     ) -> tuple[np.ndarray, SegmentState, bytes]:
         """The payload, the state after the last step and the residual, written: what decoding does not give back."""
-        shapes, plan, weights_after = self._loop.shapes, inputs.plan, self._loop.weights()
+        shapes, plan, ends = self._loop.shapes, inputs.plan, self._loop.weights()
         payloads, newest = [self._payload(own) for own in folded], self._newest_own()
         change = Change(self._codec, shapes, plan, start, residual, payloads, newest, self._threads)
         payload, scratch = np.empty(self._codec.size(shapes, plan), np.uint8), Scratch(shapes)
-        with (
-            ThreadPoolExecutor(3, "files") as threads,
-            weights.Writer(shapes, folder, cached=False) as ends,
-            weights.Writer(shapes, folder, cached=False) as left,
-        ):
-            moments = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
+        with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as left:
+            last = threads.submit(self._write_state, folder)
             for name, where in self._codec.parts(shapes, plan).items():
-                ends.add(name, end := weights.array(weights_after[name]))
-                change.encode(name, end, payload[where], kept := scratch.of(name))
+                change.encode(name, weights.array(ends[name]), payload[where], kept := scratch.of(name))
                 left.add(name, kept.reshape(shapes[name]))
-            after, residual_after = (
-                one.result().sha256 for one in [threads.submit(one.finish) for one in (ends, left)]
-            )
-            return payload, SegmentState(after, moments.result()), residual_after
+            residual_after = left.finish().sha256
+            return payload, last.result(), residual_after
 
     def _newest_own(self) -> Payload | None:
         """The slot's last payload, from which the codec may start: a lost one costs no round."""
