@@ -15,6 +15,8 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from dlx.ground.durable import Chunk
+
 _ALIGNED = 4096  # bytes: what disks want addresses, offsets and lengths to be multiples of
 _STAGE = 1 << 22  # bytes written at once
 _UNSYNCED = 1 << 25  # bytes that are written before they are brought to the disk
@@ -56,7 +58,7 @@ class SyncedFile(_Background):
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def write(self, data: memoryview | bytes | np.ndarray) -> None:
+    def write(self, data: Chunk) -> None:
         """Raises OSError."""
         self._file.write(data)
         self._unsynced += len(data)
@@ -72,32 +74,33 @@ class SyncedFile(_Background):
 
 
 class UncachedFile(_Background):
-    """Writes an empty open file from front to back. Use it as a context manager."""
+    """Writes an empty open file from front to back, about `most` bytes. Use it as a context manager."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, most: int) -> None:
         super().__init__()
         self._file, self._size, self._filled = file, 0, 0
-        self._stages = [_aligned(_STAGE) for _ in range(2)]  # one is filled, the other written
+        self._stage = max(_ALIGNED, min(_STAGE, _up(most)))
+        self._stages = [_aligned(self._stage) for _ in range(2)]  # one is filled, the other written
         _bypass_cache(file.fileno(), True)
 
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def write(self, data: memoryview | bytes | np.ndarray) -> None:
+    def write(self, data: Chunk) -> None:
         """Raises OSError."""
         left = np.frombuffer(data, np.uint8)
         while len(left):
-            piece = left[: _STAGE - self._filled]
+            piece = left[: self._stage - self._filled]
             self._stages[0][self._filled : self._filled + len(piece)] = piece
             self._filled += len(piece)
             left = left[len(piece) :]
-            if self._filled == _STAGE:
-                self._drain(_STAGE)
+            if self._filled == self._stage:
+                self._drain(self._stage)
 
     def flush(self) -> None:
         """The last write: the file has its size. Raises OSError."""
         size = self._size + self._filled
-        self._drain(-(-self._filled // _ALIGNED) * _ALIGNED)
+        self._drain(_up(self._filled))
         self._wait()
         os.ftruncate(self.fileno(), size)
 
@@ -131,9 +134,13 @@ class ReadOnce:
                 os.posix_fadvise(self._descriptor, 0, max(0, at - _BEHIND), os.POSIX_FADV_DONTNEED)
 
 
+def _up(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 def _aligned(size: int) -> np.ndarray:
     memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if size == _STAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # advice
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

@@ -62,7 +62,8 @@ def test_what_is_dropped_behind_a_reader_can_be_read_again(tmp_path: Path) -> No
 
 
 def _write(path: Path, pieces: list[np.ndarray], kind: Any = UncachedFile) -> None:
-    with open(path, "wb") as file, kind(file) as writer:
+    size = sum(map(len, pieces))
+    with open(path, "wb") as file, SyncedFile(file) if kind is SyncedFile else UncachedFile(file, size) as writer:
         for piece in pieces:
             writer.write(piece)
         writer.flush()

@@ -229,7 +229,11 @@ class Writer:
     def __enter__(self) -> Self:
         if self._folder is not None:
             file, self._draft = self._opened.enter_context(durable.draft(self._folder))
-            self._file = self._opened.enter_context((SyncedFile if self._cached else UncachedFile)(file))
+            self._file: SyncedFile | UncachedFile
+            if self._cached:
+                self._file = self._opened.enter_context(SyncedFile(file))
+            else:
+                self._file = self._opened.enter_context(UncachedFile(file, file_size(self._shapes)))
             self._takers.append(self._file.write)
         self._threads = self._opened.enter_context(ThreadPoolExecutor(3, "writer"))
         self._feed(_header(self._shapes))
