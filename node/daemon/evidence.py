@@ -131,7 +131,7 @@ class Evidence:
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
         """From its maker, else from everybody. Raises Absent."""
-        ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.PAYLOAD)
+        ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.VERSION)
         try:
             if maker is not None:
                 try:
