@@ -159,8 +159,9 @@ class Server:
         except ConnectionError:
             pass  # the network process is gone: the reader sees it too, and ends us
         except Exception as error:
-            self.send(m.Failed(trouble_of(error)))
-            if not isinstance(error, DlxError | OSError):
+            trouble = trouble_of(error)
+            self.send(m.Failed(trouble))
+            if trouble.kind is m.Kind.LOCAL and not isinstance(error, DlxError | OSError):
                 raise  # a fault of ours, which deserves its traceback
 
     def _open(self, message: m.Open) -> None:

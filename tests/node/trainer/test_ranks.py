@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.training.data.shards import Dataset
 from dlx.training.models.placement import Placement
@@ -65,6 +66,19 @@ def test_a_round_of_two_ranks_is_that_of_one_and_any_rank_that_dies_is_made_up_f
             assert trained.loss == pytest.approx(alone.loss, rel=1e-5)
 
     in_trio(test)
+
+
+def test_what_ranks_cannot_share_ends_the_node_in_one_line(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    four = Placement(device="cpu", threads=1, ranks=4, tensor_parallel=4)
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            await one.open(msgspec.structs.replace(run.opening, placement=four), run.hear)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        in_trio(test)
+    assert caught.group_contains(Failure, match=r"tensor_parallel 4: it has to divide the number of heads \(2\)")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @contextlib.contextmanager
