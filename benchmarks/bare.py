@@ -1,7 +1,6 @@
 """The bare loop that others are compared with: one process, the same model, data, optimiser and steps.
 
-`python -m benchmarks.bare MANIFEST BLOBS STEPS` prints {"tokens_per_second", "threads"} of the faster of one
-thread and all cores.
+`python -m benchmarks.bare MANIFEST BLOBS STEPS THREADS` prints {"tokens_per_second", "cpu_seconds_per_token"}.
 """
 
 import json
@@ -16,11 +15,17 @@ from typing import Any
 WARM_UP_STEPS = 5
 
 
-def main(manifest_file: Path, blobs: Path, steps: int) -> None:
-    """Measures each thread count after a few steps of warming up."""
-    rates = {threads: _rate(manifest_file, blobs, steps, threads) for threads in {1, os.cpu_count() or 1}}
-    best = max(rates, key=lambda threads: rates[threads])
-    print(json.dumps({"tokens_per_second": rates[best], "threads": best}))
+def main(manifest_file: Path, blobs: Path, steps: int, threads: int) -> None:
+    """Measures after a few steps of warming up."""
+    loop = Loop(manifest_file, blobs, threads)
+    for step in range(WARM_UP_STEPS):
+        loop.step(step)
+    began, used = time.perf_counter(), time.process_time()
+    for step in range(WARM_UP_STEPS, WARM_UP_STEPS + steps):
+        loop.step(step)
+    tokens = steps * loop.manifest.tokens_per_step
+    rate, cost = tokens / (time.perf_counter() - began), (time.process_time() - used) / tokens
+    print(json.dumps({"tokens_per_second": rate, "cpu_seconds_per_token": cost}))
 
 
 class Loop:
@@ -69,15 +74,5 @@ class Loop:
         (loss / self.manifest.data.micro_batches).backward()
 
 
-def _rate(manifest_file: Path, blobs: Path, steps: int, threads: int) -> float:
-    loop = Loop(manifest_file, blobs, threads)
-    started = 0.0
-    for step in range(WARM_UP_STEPS + steps):
-        if step == WARM_UP_STEPS:
-            started = time.perf_counter()
-        loop.step(step)
-    return steps * loop.manifest.tokens_per_step / (time.perf_counter() - started)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
