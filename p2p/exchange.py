@@ -18,9 +18,9 @@ from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.serving import BlobServer
-from dlx.p2p.sharing import SHARERS, shares_of
+from dlx.p2p.sharing import LEAST_RATE, SHARERS, shares_of
 from dlx.p2p.streams import StreamBroken
-from dlx.p2p.transfer import ASK_DEADLINE, LEAST_RATE, Line, Peers, Transfer
+from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Transfer
 
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
@@ -88,7 +88,7 @@ class BlobExchange:
         self._host = host
         self._store = store
         self._random = Random()
-        self._downloads: dict[bytes, _Download] = {}
+        self._downloads: dict[tuple[bytes, Tree | None], _Download] = {}  # whoever states another tree spoils none
         self._peers = Peers()
         self._server = BlobServer(host, store, self._coming)
         host.add_service(self._run)
@@ -105,7 +105,7 @@ class BlobExchange:
     ) -> Path:
         """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
 
-        Goes on where an earlier fetch stopped; calls for the same hash share one download. What was fetched is
+        Goes on where an earlier fetch stopped; calls for the same hash and tree share one download. What was fetched is
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
         `patience_s`; so for that long and a second for every LEAST_RATE bytes, at most. With its `tree`, whoever has a
         part of it may give that; of `sharers` (peer ids, our own among them), who fetch it at the same time, each has a
@@ -124,9 +124,9 @@ class BlobExchange:
 
     async def _share(self, hash_: bytes, new: _Download, patience_s: float) -> None:
         """Begin the download, or join the one under way."""
-        download = self._downloads.get(hash_)
+        download = self._downloads.get((hash_, new.tree))
         if download is None:
-            download = self._downloads[hash_] = new
+            download = self._downloads[hash_, new.tree] = new
             self._nursery.start_soon(self._download, hash_, download)
         else:
             download.max_size = max(download.max_size, new.max_size)
@@ -165,7 +165,7 @@ class BlobExchange:
         except Exception as error:
             download.error = error
         finally:
-            del self._downloads[hash_]
+            del self._downloads[hash_, download.tree]
             if not download.scope.cancelled_caught:
                 download.over.set()
 
@@ -223,11 +223,11 @@ class BlobExchange:
 
     def _coming(self, hash_: bytes, root: bytes) -> Transfer | None:
         """What may be passed on of a blob that is not here yet."""
-        download = self._downloads.get(hash_)
-        if download is None or download.transfer is None or download.kind is Kind.PRIVATE:
-            return None
-        transfer = download.transfer
-        return transfer if transfer.root == root and transfer.leaves else None
+        for (name, _), download in self._downloads.items():
+            transfer = download.transfer
+            if name == hash_ and transfer is not None and transfer.root == root and transfer.leaves:
+                return transfer if download.kind is not Kind.PRIVATE else None
+        return None
 
     # ---- by its name alone ------------------------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from dlx.p2p.guard import address_of
 from dlx.p2p.host import Host
 from dlx.p2p.places import Leftover, owner
 from dlx.p2p.served import ServedStreams
-from dlx.p2p.sharing import bitmap
+from dlx.p2p.sharing import LEAST_RATE, bitmap
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
-from dlx.p2p.transfer import BLOB, LEAST_RATE, Transfer
+from dlx.p2p.transfer import BLOB, Transfer
 
 STREAMS = 64
 STREAMS_PER_PEER = 8

@@ -15,6 +15,7 @@ MOST = 1024 * 1024  # bytes of one request
 SILENCE, LONGEST_SILENCE = 5.0, 30.0  # s after which a peer that sends nothing may be replaced
 FRAMES = 8  # it may also take as long as this many frames of FRAME bytes take at its rate, where that is longer
 FRAME = 8 * 1024
+LEAST_RATE = 1024.0  # bytes a second: who delivers less, or lets others deliver less, has left
 SLOWER = 4.0  # times: whoever would need so much longer than another gives its pieces up to that one
 SHARERS = 8  # members that pass a blob on to the others, at most
 
@@ -136,7 +137,11 @@ class Sharing:
         if now - asked.heard > asked.source.patience:
             return True
         lasted, rest = now - asked.since, (asked.end - asked.first) * self.piece - asked.got
-        return lasted > SILENCE and self._is_slow(asked.got / lasted, source, rest)
+        if lasted <= SILENCE:
+            return False
+        if source.rate is None:  # it may be no better: that is seen once it is asked
+            return asked.got < LEAST_RATE * lasted
+        return self._is_slow(asked.got / lasted, source, rest)
 
     @staticmethod
     def _is_slow(rate: float | None, source: Source, rest: int) -> bool:

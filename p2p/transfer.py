@@ -7,6 +7,7 @@ it is kept, and may be passed on before the blob is whole; without them only the
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ STREAMS = 2  # per peer: one waits for the network while what the other brought 
 SMALL = 256 * 1024  # bytes of a blob for which one stream is enough
 STREAMS_OF_A_PEER = 6  # of all transfers together: below what it serves
 KEEP = 0.25  # s that bytes wait, at most, before they are checked, kept and passed on
-LEAST_RATE = 1024.0  # bytes a second: who delivers less, or lets others deliver less, has left
 _LOOK = 0.1  # s
 _READ = 256 * 1024
 
@@ -116,7 +116,7 @@ class Transfer:
         moved: Callable[[int], None] = lambda count: None,
     ) -> None:
         self.root, self.partial, self.kind = root, partial, kind
-        self.leaves = root if root is not None and partial.size <= LEAF_BYTES else b""  # hashes, one after the other
+        self.leaves = b""  # hashes, one after the other, once they are known and what lies here was checked
         self.sources: dict[int, str] = {}  # who sent which piece
         self.failed = Counter[str]()
         self.wrong = set[str]()
@@ -128,7 +128,8 @@ class Transfer:
         self._scopes: dict[Asked, trio.CancelScope] = {}
         self._replaced = set[Source]()
         self._left = 0  # peers that may give something
-        self._hashing: tuple[str, float] | None = None  # who gives the leaves' hashes, and when it last gave some
+        self._hashing = -math.inf  # when somebody was last asked for the leaves' hashes
+        self._believing = trio.Lock()
         self._disk: OSError | None = None
         self._sharing = Sharing(partial.size, partial.piece, partial.done, shares.get(host.peer_id, range(0)))
 
@@ -138,8 +139,8 @@ class Transfer:
 
     async def run(self, peers: Collection[str]) -> None:
         """Ends when all is here, or nobody has more. Raises OSError of our disk."""
-        if self.root is not None and self.leaves:
-            await self._check_done()
+        if self.root is not None and self.partial.size <= LEAF_BYTES:
+            await self._believe(self.root)
         self._left = len(peers)
         if not self.is_complete and peers:
             async with trio.open_nursery() as self._nursery:
@@ -176,7 +177,7 @@ class Transfer:
                 if not first:
                     self._left, counted = self._left + 1, True
                 if self.root is not None and not self.leaves:
-                    await self._have_leaves(line, peer)
+                    await self._have_leaves(line)
                 self._sharing.sources.append(source)
                 if self.partial.size > SMALL:
                     for _ in range(STREAMS - 1):
@@ -319,14 +320,14 @@ class Transfer:
         return count
 
     def _write(self, first: int, data: bytes) -> None:
-        if self.root is not None and not self._matches(first, data):
+        if self.root is not None and not self._matches(self.leaves, first, data):
             raise Wrong(f"piece {first} is not what the Merkle root says")
         self.partial.write(first, data)
 
-    def _matches(self, first: int, data: bytes) -> bool:
+    def _matches(self, leaves: bytes, first: int, data: bytes) -> bool:
         at = first * self.partial.piece // LEAF_BYTES * HASH_BYTES
         hashes = leaf_hashes(data)
-        return self.leaves[at : at + len(hashes)] == hashes
+        return leaves[at : at + len(hashes)] == hashes
 
     def _grow(self) -> None:
         self.grew.set()
@@ -334,14 +335,15 @@ class Transfer:
 
     # ---- the hashes of the leaves -----------------------------------------------------------------------------------
 
-    async def _have_leaves(self, line: Line, peer: str) -> None:
-        """From one peer at a time; from the next one too where it brings none. Raises StreamBroken, Wrong."""
-        while not self.leaves and self._hashing is not None and trio.current_time() < self._hashing[1] + SILENCE:
+    async def _have_leaves(self, line: Line) -> None:
+        """From one peer; every SILENCE seconds from the next one too: they are few, and nothing can begin without
+        them. Raises StreamBroken, Wrong."""
+        while not self.leaves and trio.current_time() < self._hashing + SILENCE:
             await trio.sleep(_LOOK)
         if self.leaves:
             return
-        self._hashing = peer, trio.current_time()
-        found, whole, began = bytearray(), -(-self.partial.size // LEAF_BYTES) * HASH_BYTES, trio.current_time()
+        self._hashing = trio.current_time()
+        found, whole = bytearray(), -(-self.partial.size // LEAF_BYTES) * HASH_BYTES
         with trio.CancelScope() as scope:
             while len(found) < whole and not self.leaves:
                 scope.deadline = trio.current_time() + LONGEST_SILENCE
@@ -351,30 +353,34 @@ class Transfer:
                     raise StreamBroken("it no longer has it")
                 end = len(found) + length
                 while len(found) < end:
-                    found += await line.read(min(_READ, end - len(found)))
-                    now = trio.current_time()
-                    scope.deadline = now + LONGEST_SILENCE
-                    if self._hashing[0] == peer and len(found) >= LEAST_RATE * (now - began):
-                        self._hashing = peer, now
+                    data = await line.read(min(_READ, end - len(found)))
+                    scope.deadline = trio.current_time() + LONGEST_SILENCE
+                    found += data
+                    self._moved(len(data))
         if scope.cancelled_caught:
             raise StreamBroken("it did not send the hashes of the leaves")
         if not self.leaves:
             if await trio.to_thread.run_sync(root_of, found) != self.root:
                 raise Wrong("the hashes of the leaves are not those of the Merkle root")
-            self.leaves = bytes(found)
-            await self._check_done()
-            self._grow()
+            await self._believe(bytes(found))
 
-    async def _check_done(self) -> None:
-        """What an earlier transfer left may have come unchecked."""
+    async def _believe(self, leaves: bytes) -> None:
+        """These are the hashes. What an earlier transfer left may have come unchecked: it is checked before anybody
+        goes on with it, or is given any of it."""
         partial = self.partial
 
         def wrong() -> list[int]:
-            return [index for index in partial.done if not self._matches(index, partial.read(*partial.range(index)))]
+            done = ((index, partial.read(*partial.range(index))) for index in partial.done)
+            return [index for index, data in done if not self._matches(leaves, index, data)]
 
-        if partial.done and (bad := await trio.to_thread.run_sync(wrong)):
-            await trio.to_thread.run_sync(partial.drop, bad)
-            self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
+        async with self._believing:
+            if self.leaves:
+                return
+            if partial.done and (bad := await trio.to_thread.run_sync(wrong)):
+                await trio.to_thread.run_sync(partial.drop, bad)
+                self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
+            self.leaves = leaves
+            self._grow()
 
     async def _begin(self, line: Line, offset: int, length: int, *, leaves: bool = False) -> wire.BlobReply:
         return await line.begin(wire.BlobRequest(self._hash, self.root, leaves, offset, length))

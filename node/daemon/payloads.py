@@ -18,7 +18,7 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, BadPayload
+from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
@@ -44,7 +44,7 @@ class Payloads:
     made: dict[int, set[bytes]] = field(default_factory=dict)  # round -> blobs that outer steps wrote, sealed or not
 
     async def fetch(self, view: RunView, signed: SignedContribution) -> PayloadFacts:
-        """Have payload and statement in the blob store, and know that the payload decodes. Raises BadPayload too."""
+        """Have payload and statement in the blob store, know that it decodes. Raises BadPayload, BadStatement too."""
         statement = signed.contribution
         payload, plan = statement.payload, self.versions.plan(view, statement.round)
         limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
@@ -67,8 +67,9 @@ class Payloads:
                 return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
             except (BlobTooLarge, BlobContradiction, Wrong) as error:
                 log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
-                reasons: dict[type, str] = {BlobTooLarge: "payload_size", BlobContradiction: "payload_root"}
-                raise BadPayload(reasons.get(type(error), "bad_payload")) from None
+                if isinstance(error, BlobContradiction):
+                    raise BadStatement("payload_root", str(error)) from None
+                raise BadPayload("payload_size" if isinstance(error, BlobTooLarge) else "bad_payload") from None
 
     async def outer(
         self,

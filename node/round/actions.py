@@ -33,7 +33,7 @@ class Hands(Protocol):
     def reject(self, reason: str, source: str) -> None: ...
 
     async def fetch(self, signed: SignedContribution) -> PayloadFacts:
-        """Have a payload on disk and decoded. Raises BadPayload too."""
+        """Have a payload on disk and decoded. Raises BadPayload too, and BadStatement."""
 
     async def check(self, signed: SignedContribution) -> None:
         """Compare a statement with what its account stated before. Raises BadStatement where it does not follow."""
@@ -181,7 +181,7 @@ class FetchPayload(Task):
 
     def key(self) -> Hashable:
         statement = self.signed.contribution
-        return "payload", statement.round, statement.payload
+        return "payload", statement.round, statement.payload, statement.payload_size, statement.payload_root
 
     async def run(self, hands: Hands) -> e.Event:
         statement = self.signed.contribution
@@ -189,6 +189,8 @@ class FetchPayload(Task):
             facts = await hands.fetch(self.signed)
         except BadPayload as error:
             return e.PayloadRefused(statement.round, statement.payload, error.reason)
+        except BadStatement as error:  # others may state the same payload, and be right
+            return e.StatementRefused(statement.round, statement.hash(), error.reason)
         return e.PayloadReady(statement.round, statement.payload, facts)
 
 

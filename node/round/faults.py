@@ -18,7 +18,8 @@ class BadPayload(Exception):
 
 
 class BadStatement(Exception):
-    """A statement that does not follow from what its account stated before: `reason` is a short metric label."""
+    """A statement that does not follow from what its account stated before, or contradicts itself: `reason` is a short
+    metric label."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

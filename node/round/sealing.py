@@ -118,7 +118,7 @@ class Sealing:
                 payload = signed.contribution.payload
                 if name not in book.sound and name not in book.unsound:
                     self._ask(a.CheckStatement(signed), now, out)
-                if payload not in book.ready and payload not in book.refused:
+                if payload not in book.ready and payload not in book.refused and name not in book.unsound:
                     self._ask(a.FetchPayload(signed), now, out)
 
     def _gossip_own(self, now: float, out: list[a.Action]) -> None:

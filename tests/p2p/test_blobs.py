@@ -89,9 +89,9 @@ async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path,
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(small)
-            await until(lambda: name in one.blobs._downloads)
+            await until(lambda: (name, None) in one.blobs._downloads)
             nursery.start_soon(large)
-            await until(lambda: one.blobs._downloads[name].waiting == 2)
+            await until(lambda: one.blobs._downloads[name, None].waiting == 2)
             both_wait.set()
         await small()
         assert generous == [data] and [type(error) for error in strict] == [BlobTooLarge] * 2

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections import defaultdict
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -58,7 +59,11 @@ def test_who_is_silent_or_far_slower_than_another_is_replaced():
     assert plan.replaceable(good, 6.0) is quiet
     plan.over(quiet, 0, 6.0)
     assert plan.replaceable(good, 6.0) is drips, "a byte a second is no progress beside a peer that delivers"
-    assert plan.replaceable(silent, 6.0) is None, "nothing is known of who never delivered"
+    new = Source("new")
+    plan.sources.append(new)
+    assert plan.replaceable(new, 6.0) is drips, "who was never asked cannot be worse"
+    plan.heard(drips, 6 * 1024, 6.0)
+    assert plan.replaceable(new, 6.0) is None
 
 
 def test_a_peer_is_not_replaced_by_itself_and_a_lone_slow_one_by_nobody():
@@ -342,3 +347,71 @@ async def test_strangers_get_nothing_of_what_is_still_coming(tmp_path, limit):
             with pytest.raises(BlobNotFound):
                 await stranger.blobs.fetch(name, GIB, [one.id], 20, Kind.PAYLOAD, tree_of(data))
             nursery.cancel_scope.cancel()
+
+
+async def test_who_states_another_root_for_others_bytes_keeps_nobody_from_them(tmp_path):
+    """It names a payload that another member made, and serves a file of its own under that name and its own root."""
+    data, forged = os.urandom(50_000), os.urandom(50_000)
+    async with with_hostile(tmp_path, Hostile, forged) as (one, maker, _, hostile):
+        name = maker.store.put(data, Kind.PAYLOAD)
+        outcomes = {}
+
+        async def fetch(peer: str, tree: Tree) -> None:
+            try:
+                outcomes[peer] = await one.blobs.fetch(name, GIB, [peer], 20, Kind.PAYLOAD, tree)
+            except BlobContradiction as error:
+                outcomes[peer] = error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch, hostile.id, tree_of(forged))
+            await until(lambda: one.blobs._downloads)
+            nursery.start_soon(fetch, maker.id, tree_of(data))
+        assert isinstance(outcomes[hostile.id], BlobContradiction)
+        assert outcomes[maker.id] == one.store.path(name) and one.store.sound(name)
+
+
+async def test_a_small_blob_is_had_though_who_is_asked_first_drips(tmp_path, monkeypatch):
+    """Nothing is known of anybody's rate yet, and all of the blob is asked of one."""
+    monkeypatch.setattr(sharing, "SILENCE", 2.0)
+    data = os.urandom(20_000)
+    async with with_hostile(tmp_path, Dripper, data) as (one, maker, other, _):
+        name = maker.store.put(data)
+        other.store.put(data)
+        for _ in range(4):  # whoever comes first is asked
+            with trio.fail_after(15):
+                await one.blobs.fetch(name, GIB, None, 60)
+            one.store.path(name).unlink()
+            one.blobs._peers.rates.clear()
+
+
+async def test_what_lay_here_unchecked_is_checked_before_anybody_goes_on_with_it(tmp_path, monkeypatch):
+    """Bytes that came by the name alone may be wrong; meanwhile others have brought the hashes, and could begin."""
+    check, data = transfer.Transfer._matches, os.urandom(300_000)
+
+    def slowly(self, *args) -> bool:
+        if not any(args[-1]):  # a second for what lies here
+            time.sleep(0.25)
+        return check(self, *args)
+
+    monkeypatch.setattr(transfer.Transfer, "_matches", slowly)
+    async with network(tmp_path, 4) as (one, *others):
+        for node in others:
+            name = node.store.put(data, Kind.PAYLOAD)
+        partial = one.store.partial(name, len(data), Kind.PAYLOAD)
+        partial.write(0, bytes(4 * 4096))
+        partial.close()
+        passed_on = []
+
+        async def look() -> None:
+            while True:
+                if one.blobs._coming(name, tree_of(data).root) is not None:
+                    download = next(iter(one.blobs._downloads.values()))
+                    passed_on.append(download.transfer.partial.done >= {0} and download.transfer.partial.read(0, 1))
+                    return
+                await trio.sleep(0.01)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await one.blobs.fetch(name, GIB, [node.id for node in others], 20, Kind.PAYLOAD, tree_of(data))
+            nursery.cancel_scope.cancel()
+        assert one.store.sound(name) and b"\0" not in passed_on, "else who passes it on is blamed"

@@ -12,10 +12,10 @@ from dlx.ground.blobs import BlobStore, Kind, NoRoom
 from dlx.ground.merkle import tree_root
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.versions import Versions
-from dlx.node.round.faults import ActionFailed, BadPayload, LocalFault
+from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
-from dlx.p2p.exchange import BlobNotFound, BlobTooLarge
+from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
 from tests.node.daemon.test_versions import STAGE, FakeView, name
 from tests.node.round.simulation import make_rules
 
@@ -111,3 +111,11 @@ def test_a_payload_that_nobody_has_is_asked_for_again_later(tmp_path: Path) -> N
     with pytest.raises(ActionFailed, match="nobody has it") as error:
         World(tmp_path, there=()).have(GOOD)
     assert not isinstance(error.value, LocalFault)
+
+
+def test_a_root_of_another_file_speaks_against_the_statement_not_the_payload(tmp_path: Path) -> None:
+    """Others may state the same payload, and be right."""
+    lie = BlobContradiction("its name and its Merkle root are of two files")
+    with pytest.raises(BadStatement) as error:
+        World(tmp_path, disk=lie).have(GOOD)  # type: ignore[arg-type]
+    assert error.value.reason == "payload_root"

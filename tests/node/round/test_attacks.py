@@ -103,6 +103,27 @@ def test_a_statement_that_does_not_follow_spoils_no_other_with_its_payload() -> 
     assert victim.machine.known_round(0)[0] == 1 and victim.rejected == ["wrong_previous"]
 
 
+def test_who_states_anothers_payload_under_a_false_root_keeps_nobody_from_fetching_it() -> None:
+    """The fetch for the false statement may never end, or end in a contradiction: the true one has its own."""
+    sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
+    sim.run(lambda: False, 0.3)
+    victim, honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in range(3))
+    true = sim.contribution(honest, 0)
+    copy = sim.contribution(liar, 0, payload=true.contribution.payload, payload_root=b"r" * 32)
+    asked: list[a.FetchPayload] = []
+    for signed in (copy, true):
+        event = e.ContributionSeen(signed, signed.contribution.account, "peer")
+        asked += [one for one in victim.machine.handle(event, sim.now) if isinstance(one, a.FetchPayload)]
+    assert [one.signed for one in asked] == [copy, true]
+    refused = e.Done(asked[0], e.StatementRefused(0, copy.contribution.hash(), "payload_root"))
+    for event in (refused, e.Done(asked[1], e.PayloadReady(0, true.contribution.payload, FACTS))):
+        victim.machine.handle(event, sim.now)
+    sim.feed(victim, e.StatementSound(0, true.contribution.hash()))
+    mate = sim.members[sim.view.holder(1, 1)]
+    sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
+    assert victim.machine.known_round(0)[0] == 1
+
+
 def test_made_up_work_of_one_stage_of_a_replica_is_not_counted() -> None:
     """Else one member of each replica, each in another stage, would be alone in the first seals and have all votes."""
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=3)
