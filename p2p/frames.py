@@ -5,11 +5,13 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from dlx.p2p.wire import Uint16, Uint32, Uint63, WireError
 
 TENSOR_PIECE = 4 << 20  # bytes of a tensor in one frame
 FRAME_LIMIT = TENSOR_PIECE + 128  # bytes of one frame
+NO_DATA = memoryview(b"")
 
 
 class PipeTensor(Struct, frozen=True, array_like=True, tag="t", forbid_unknown_fields=True):
@@ -55,7 +57,20 @@ def encode_frame(frame: PipeFrame) -> bytes:
     return _encoder.encode(frame)
 
 
-def decode_frame(data: bytes) -> PipeFrame:
+def in_two(frame: PipeFrame) -> tuple[bytes, memoryview]:
+    """`encode_frame` in two parts that follow each other: of a tensor the second is its data itself, not copied."""
+    if isinstance(frame, PipeTensor):
+        return announcing(_encoder.encode(replace(frame, data=NO_DATA)), len(frame.data)), frame.data
+    return _encoder.encode(frame), NO_DATA
+
+
+def announcing(encoded: bytes, size: int) -> bytes:
+    """msgpack that ends with empty bytes, as it begins where these are `size` others, which are to follow."""
+    width = 1 if size < 1 << 8 else 2 if size < 1 << 16 else 4
+    return encoded[:-2] + {1: b"\xc4", 2: b"\xc5", 4: b"\xc6"}[width] + size.to_bytes(width, "big")
+
+
+def decode_frame(data: bytes | bytearray) -> PipeFrame:
     """Raises WireError for anything else."""
     try:
         return _decoder.decode(data)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import trio
@@ -21,6 +21,7 @@ UNREAD = 4  # frames of the largest size that came and were not taken, or as man
 FRAME_COST = 256  # bytes that every frame counts besides its own: an empty one takes memory too
 _READ = 256 * 1024
 
+Data = bytes | bytearray | memoryview
 log = logging.getLogger(__name__)
 
 
@@ -41,25 +42,24 @@ class Pipe:
         self.came = 0  # bytes so far, of whole frames or not
         self._stream = stream
         self._frame_limit = frame_limit
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[bytearray] = deque()
         self._queued = 0  # bytes
         self._arrived = trio.Event()
         self._sending = trio.Lock()
         self._closed: str | None = None
         self._over = trio.Event()
 
-    async def send(self, frame: bytes | bytearray | memoryview, deadline_s: float = SEND_DEADLINE) -> None:
-        """Hand a frame to the network, each piece of it within the deadline. Raises PipeClosed."""
-        view = memoryview(frame).cast("B")
-        if len(view) > self._frame_limit:
-            raise ValueError(f"frame of {len(view)} bytes, at most {self._frame_limit}")
+    async def send(self, frame: Data, rest: Data = b"", deadline_s: float = SEND_DEADLINE) -> None:
+        """Hand a frame to the network, each piece of it within the deadline; `rest` is its end, where that lies
+        elsewhere. Raises PipeClosed."""
+        head, tail = memoryview(frame).cast("B"), memoryview(rest).cast("B")
+        if (size := len(head) + len(tail)) > self._frame_limit:
+            raise ValueError(f"frame of {size} bytes, at most {self._frame_limit}")
         async with self._sending:
             self._check_open()
             try:
-                # the length travels in the first piece
-                await self._write(len(view).to_bytes(4, "big") + view[: PIECE - 4], deadline_s)
-                for start in range(PIECE - 4, len(view), PIECE):
-                    await self._write(view[start : start + PIECE], deadline_s)
+                for piece in _pieces(size, head, tail):
+                    await self._write(piece, deadline_s)
             except StreamBroken as error:
                 self._close(str(error))
                 self._check_open()
@@ -72,7 +72,7 @@ class Pipe:
             return await write_all(self._stream, piece)
         raise StreamBroken(f"{len(piece)} bytes could not be sent within {deadline_s:.0f} s")
 
-    async def receive(self, deadline_s: float | None = None) -> bytes:
+    async def receive(self, deadline_s: float | None = None) -> bytearray:
         """The next frame. Raises PipeClosed, also after `deadline_s` seconds without one."""
         with trio.move_on_after(float("inf") if deadline_s is None else deadline_s):
             while not self._queue and self._closed is None:
@@ -116,26 +116,64 @@ class Pipe:
             await let_go(self._stream)
 
     async def _read(self) -> None:
-        buffer = bytearray()
+        coming = _Coming(self._frame_limit)
         try:
             while True:
                 data = await read_some(self._stream, _READ)
                 self.came += len(data)
-                buffer += data
-                while len(buffer) >= 4:
-                    length = int.from_bytes(buffer[:4], "big")
-                    if length > self._frame_limit:
-                        raise StreamBroken(f"frame of {length} bytes, at most {self._frame_limit}")
-                    if len(buffer) < 4 + length:
-                        break
-                    self._queue.append(bytes(memoryview(buffer)[4 : 4 + length]))
-                    self._queued += length + FRAME_COST
-                    del buffer[: 4 + length]
+                for frame in coming.frames(data):
+                    self._queue.append(frame)
+                    self._queued += len(frame) + FRAME_COST
                     self._arrived.set()
                     if self._queued > UNREAD * (self._frame_limit + FRAME_COST):
                         raise StreamBroken(f"{len(self._queue)} frames came that nobody read")
         except StreamBroken as error:
             self._close(str(error))
+
+
+def _pieces(size: int, head: memoryview, tail: memoryview) -> Iterator[bytes | memoryview]:
+    """Of a frame with its length before it, the last one shorter."""
+    first = size.to_bytes(4, "big") + head[: PIECE - 4]
+    head = head[PIECE - 4 :]
+    if not head:
+        room = PIECE - len(first)
+        first, tail = first + tail[:room], tail[room:]
+    yield first
+    for part in (head, tail):
+        for start in range(0, len(part), PIECE):
+            yield part[start : start + PIECE]
+
+
+class _Coming:
+    """Frames put together from what a stream brings: each byte is copied once, to its place."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._length = bytearray()  # 4 bytes, or fewer until they are there
+        self._frame = bytearray()
+        self._filled = 0
+
+    def frames(self, data: bytes) -> Iterator[bytearray]:
+        """Those that are whole with `data`. Raises StreamBroken."""
+        view = memoryview(data)
+        while True:
+            if (missing := 4 - len(self._length)) > 0:
+                self._length += view[:missing]
+                view = view[missing:]
+                if len(self._length) < 4:
+                    return
+                length = int.from_bytes(self._length, "big")
+                if length > self._limit:
+                    raise StreamBroken(f"frame of {length} bytes, at most {self._limit}")
+                self._frame, self._filled = bytearray(length), 0
+            part = view[: len(self._frame) - self._filled]
+            self._frame[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled < len(self._frame):
+                return
+            view = view[len(part) :]
+            self._length.clear()
+            yield self._frame
 
 
 class PipeService:

@@ -14,7 +14,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.node.daemon.flow import Flow
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
 from dlx.training.inner.traffic import Incoming
 
@@ -192,7 +192,7 @@ class Pipes:
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
         try:
             async for frame in to_send:
-                await link.pipe.send(encode_frame(frame))
+                await link.pipe.send(*in_two(frame))
         except PipeClosed as error:
             log.debug("%s", error)
             link.scope.cancel()

@@ -292,7 +292,8 @@ class Trainer:
 async def _write(stream: trio.SocketStream, messages: trio.MemoryReceiveChannel[m.ToTrainer]) -> None:
     async for message in messages:
         try:
-            await stream.send_all(m.pack(message))
+            for part in m.pack_in_two(message):
+                await stream.send_all(part)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
 
@@ -307,13 +308,14 @@ async def _read(stream: trio.SocketStream) -> m.FromTrainer | None:
 
 
 async def _exactly(stream: trio.SocketStream, size: int) -> bytearray | None:
-    parts = bytearray()
-    while len(parts) < size:
+    found = bytearray(size)
+    left = memoryview(found)
+    while left:
         try:
-            part = await stream.receive_some(min(size - len(parts), 1 << 20))
-        except trio.BrokenResourceError:
+            came = await stream.socket.recv_into(left)
+        except OSError:
             return None
-        if not part:
+        if not came:
             return None
-        parts += part
-    return parts
+        left = left[came:]
+    return found

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from dlx.p2p.frames import PipeTensor
+from dlx.p2p.frames import NO_DATA, PipeTensor, announcing
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
@@ -215,3 +216,12 @@ def pack(message: ToTrainer | FromTrainer) -> bytearray:
     _encoder.encode_into(message, frame, LENGTH.size)
     LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
     return frame
+
+
+def pack_in_two(message: ToTrainer | FromTrainer) -> tuple[bytes | bytearray, memoryview]:
+    """`pack` in two parts that follow each other: of a tensor the second is its data itself, not copied."""
+    if not isinstance(message, Tensor):
+        return pack(message), NO_DATA
+    data = message.piece.data
+    head = announcing(_encoder.encode(replace(message, piece=replace(message.piece, data=NO_DATA))), len(data))
+    return LENGTH.pack(len(head) + len(data)) + head, data

@@ -132,7 +132,8 @@ class Server:
 
     def send(self, message: m.FromTrainer) -> None:
         with self._sending:
-            self._channel.sendall(m.pack(message))
+            for part in m.pack_in_two(message):
+                self._channel.sendall(part)
 
     def _dispatch(self, message: m.ToTrainer) -> None:
         match message:
@@ -340,9 +341,12 @@ class SocketLink:
         with self._changed:
             self._follow(pipe)
             self._heard = self._moved = time.monotonic()
-            if piece.offset == 0:
-                self._coming = bytearray(piece.total)
-            self._coming[piece.offset : piece.offset + len(piece.data)] = piece.data
+            if piece.offset == 0 and piece.is_last:
+                self._coming = bytearray(piece.data)
+            else:
+                if piece.offset == 0:
+                    self._coming = bytearray(piece.total)
+                self._coming[piece.offset : piece.offset + len(piece.data)] = piece.data
             if piece.is_last:
                 if piece.round >= self._round:
                     self._whole[piece.round, piece.kind, piece.step, piece.micro] = self._coming

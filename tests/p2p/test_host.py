@@ -259,7 +259,7 @@ async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path):
             pipe, other = await node.pipes.open(peer.id, PIPE), await node.pipes.open(peer.id, PIPE)
             peer.process.send_signal(signal.SIGSTOP)
             with pytest.raises(PipeClosed):
-                await other.send(bytes(32 << 20), 0.5)
+                await other.send(bytes(32 << 20), deadline_s=0.5)
 
             async def send() -> None:
                 with pytest.raises(Exception):  # noqa: B017

@@ -48,11 +48,20 @@ async def test_several_senders_do_not_mix_their_frames(tmp_path):
                 assert len(set(await there.receive(10))) == 1
 
 
+async def test_a_frame_in_two_parts_comes_as_one(tmp_path):
+    async with network(tmp_path, 2) as (one, two):
+        here, there = await pair(one, two)
+        for head, rest in ((0, 0), (1, 0), (0, 1), (3, PIECE), (PIECE - 4, 5), (PIECE, 2 * PIECE), (50, PIECE - 54)):
+            frame = os.urandom(head + rest)
+            await here.send(frame[:head], memoryview(frame)[head:])
+            assert await there.receive(10) == frame
+
+
 async def test_what_was_sent_arrives_although_nobody_read_and_the_sender_closed(tmp_path):
     async with network(tmp_path, 2, frame_limit=8 << 20) as (one, two):
         here, there = await pair(one, two)
         for index in range(10):
-            await here.send(bytes([index]) * (1 << 20), 20)
+            await here.send(bytes([index]) * (1 << 20), deadline_s=20)
         await here.aclose()
         for index in range(10):
             assert await there.receive(10) == bytes([index]) * (1 << 20)
@@ -87,7 +96,7 @@ async def test_a_neighbour_that_sends_more_than_anybody_reads_is_cut_off(tmp_pat
         here, there = await pair(one, two)
         with pytest.raises(PipeClosed):
             for _ in range(50):
-                await here.send(bytes(1 << 20), 10)
+                await here.send(bytes(1 << 20), deadline_s=10)
         for _ in range(2):
             assert len(await there.receive(10)) == 1 << 20  # what came before is not lost
 
@@ -150,7 +159,7 @@ async def test_a_neighbour_that_sends_empty_frames_without_end_is_cut_off(tmp_pa
         here, there = await pair(one, two)
         with pytest.raises(PipeClosed):
             for _ in range(100_000):
-                await here.send(b"", 10)
+                await here.send(b"", deadline_s=10)
         came = 0
         with pytest.raises(PipeClosed, match="frames came that nobody read"):
             while True:

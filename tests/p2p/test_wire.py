@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame, in_two
 
 H, S = b"h" * 32, b"s" * 65
 MESSAGES = [
@@ -134,3 +134,8 @@ def test_deep_nesting_is_an_error_like_any_other():
 def test_pipe_frames_survive_the_wire():
     for frame in (PipeTensor(1, "activation", 3, 2, 1000, 0, memoryview(os.urandom(1000))), PipeWant(4, True, 5)):
         assert decode_frame(encode_frame(frame)) == frame
+        assert b"".join(in_two(frame)) == encode_frame(frame)
+    for size in (0, 1, 255, 256, 65535, 65536):
+        tensor = PipeTensor(1, "activation", 3, 2, size, 0, memoryview(bytes(size)))
+        head, data = in_two(tensor)
+        assert head + data == encode_frame(tensor) and data is tensor.data

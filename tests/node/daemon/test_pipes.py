@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from dlx.ledger.abi import checksum
 from dlx.node.daemon.pipes import MOST_WANTS, PULSE_SECONDS, WANT_SECONDS, Pipes
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
+from dlx.p2p.frames import NO_DATA, PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import PipeClosed
 from dlx.training.inner.traffic import Incoming
 
@@ -33,8 +33,8 @@ class FakePipe:
     def hang_up(self) -> None:
         self._arrive.close()
 
-    async def send(self, data: bytes) -> None:
-        self.sent.append(decode_frame(data))
+    async def send(self, data: bytes, rest: memoryview = NO_DATA) -> None:
+        self.sent.append(decode_frame(data + rest))
 
     async def receive(self) -> bytes:
         try:

@@ -260,3 +260,10 @@ def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_
     three = (m.SealedPayload(bytes(32), 1, 32768, Plan()),) * 3
     trio.run(all_at_once, clock=trio.testing.MockClock(autojump_threshold=0))
     assert sorted(done) == ["check", "check", "check", "outer"]
+
+
+@pytest.mark.parametrize("size", [0, 8, 1 << 17])
+def test_a_tensor_for_the_other_process_is_not_copied(size: int) -> None:
+    tensor = m.Tensor("next", 7, whole(3, "activation", 2, 1, bytes(size)))
+    head, data = m.pack_in_two(tensor)
+    assert head + data == m.pack(tensor) and data is tensor.piece.data
