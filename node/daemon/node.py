@@ -182,7 +182,7 @@ class Node:
         await self._membership.register()
 
     async def _prepare(self, well: Well) -> None:
-        """Have manifest, data and first weights of the run; then the seat opens."""
+        """Have the run's manifest and the list of its data; then the seat opens."""
         startup, public = self._startup, PublicData(self._store, self._exchange)
         view = (await self._follower.first()).view
         with trio.move_on_after(MEET_SECONDS):  # nobody has anything before somebody is there

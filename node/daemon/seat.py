@@ -12,10 +12,12 @@ from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
+from dlx.node.home.errors import Failure
 from dlx.node.round import plans
 from dlx.node.round.plans import Terms
 from dlx.node.trainer.client import Trainer
-from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.parallel import check_parallel
+from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
 
 log = logs.get(__name__)
 
@@ -43,7 +45,11 @@ class Seat:
         self._trainer: Trainer | None = None
 
     def open(self, context: RunContext) -> None:
-        """The run's public data is here."""
+        """The run's public data is here. Raises Failure where ranks cannot share its model as they are to."""
+        try:
+            check_parallel(context.manifest, self._placement.tensor_parallel)
+        except PlacementError as error:
+            raise Failure(str(error)) from None
         self._context, self._terms = context, Terms.of(context.manifest)
         self._opened.set()
 

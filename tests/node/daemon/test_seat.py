@@ -14,6 +14,10 @@ from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor
+from dlx.node.home.errors import Failure
+from dlx.training.models.placement import Placement
+from dlx.training.recipe.recipe import Model
+from tests.training.recipe.test_families import CASES
 
 
 class Membership:
@@ -113,6 +117,14 @@ def test_a_slot_that_is_lost_makes_room_for_the_next_one(act: Callable[..., None
 
     act(membership, program)
     assert Session.log == [(0, 1), (2, 1)]
+
+
+def test_no_seat_is_taken_by_ranks_that_cannot_share_the_model() -> None:
+    nobody: Any = None
+    context: Any = SimpleNamespace(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
+    seat = Seat(nobody, nobody, Supervisor(), None, Placement(ranks=4, tensor_parallel=4))
+    with pytest.raises(Failure, match="tensor_parallel 4: there is no plan for gpt2; use 1"):
+        seat.open(context)
 
 
 def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_its_own(

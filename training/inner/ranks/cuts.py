@@ -9,11 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dlx.training.models.placement import PlacementError
-from dlx.training.models.shapes import model_shapes
-from dlx.training.recipe.family import Config, Layout
-from dlx.training.recipe.recipe import Recipe, parse_model
-
 
 class Cut:
     """Of a tensor of `shape` among so many ranks, `parallel` of which share it along `dim` (None: each has all of it).
@@ -50,30 +45,4 @@ def padded(tensor: Tensor, rows: int) -> Tensor:
         return tensor.contiguous()
     found = tensor.new_zeros(rows, *tensor.shape[1:])
     found[: len(tensor)] = tensor
-    return found
-
-
-def dimension(layout: Layout, name: str) -> int | None:
-    """Along which tensor parallelism cuts a parameter."""
-    return {"colwise": 0, "rowwise": 1}.get(layout.sharding(name))
-
-
-def check_parallel(recipe: Recipe, ranks: int, parallel: int) -> None:
-    """Raises PlacementError where so many of the ranks cannot compute the model's matrix products together."""
-    if parallel == 1:
-        return
-    config = parse_model(recipe.model)
-    cut = [(name, shape[where]) for name, shape in model_shapes(config)
-           if (where := dimension(config.layout, name)) is not None]  # fmt: skip
-    if not cut:
-        raise PlacementError(f"tensor_parallel {parallel}: there is no plan for {config.family}; use 1")
-    for what, size in (("the number of ranks", ranks), *_heads(config), *cut):
-        if size % parallel:
-            raise PlacementError(f"tensor_parallel {parallel}: it has to divide {what} ({size})")
-
-
-def _heads(config: Config) -> list[tuple[str, int]]:
-    found = [("the number of heads", config.heads)]
-    if (shared := getattr(config, "num_key_value_heads", None)) is not None:
-        found.append(("num_key_value_heads", shared))
     return found

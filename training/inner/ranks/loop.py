@@ -12,9 +12,9 @@ from dlx.training.inner import schedule
 from dlx.training.inner.loop import InnerLoop, TrainingError, expect
 from dlx.training.inner.pipeline import Link, PipeBroken, add_norms
 from dlx.training.inner.ranks import orders
-from dlx.training.inner.ranks.cuts import check_parallel
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
+from dlx.training.models.parallel import check_divides, check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
@@ -42,7 +42,8 @@ class RankedLoop(InnerLoop):
         super().__init__(manifest, stage, dataset, placement)
 
     def _hold(self, stage: int, placement: Placement) -> None:
-        check_parallel(self._manifest, self._group.size, placement.tensor_parallel)
+        check_divides(placement.tensor_parallel, "the number of ranks", self._group.size)
+        check_parallel(self._manifest, placement.tensor_parallel)
         with self._in_step():
             self._group.tell(orders.Begin(canonical_bytes(self._manifest), stage, placement))
             self._share = Share(self._group, self._manifest, stage, placement)

@@ -17,7 +17,7 @@ from dlx.training.inner.loop import clipping
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
-from dlx.training.inner.ranks.cuts import Cut, dimension
+from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.muon import RankedMuon, Whole
 from dlx.training.inner.ranks.orders import Step
@@ -25,6 +25,7 @@ from dlx.training.inner.ranks.owners import owners
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
 from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
+from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.stages import StageModel
