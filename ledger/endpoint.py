@@ -20,7 +20,13 @@ from dlx.ledger.whole import WholeAnswers
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
 _LONGEST_WAIT = 120.0  # seconds that a chain node may ask us to wait
-_HEADERS = {"Content-Type": "application/json", "User-Agent": "dlx-node", "Accept": None, "Connection": None}
+_HEADERS = {
+    "Content-Type": "application/json",
+    "User-Agent": "dlx-node",
+    "Accept": None,
+    "Accept-Encoding": "gzip",
+    "Connection": None,
+}
 _REVERTED = 3  # the error code whose message is a contract's word
 _LIMITED = (429, -32007)  # what providers answer, inside an HTTP 200, to those who ask too often
 _LIMIT_EXCEEDED = -32005  # the same, but of logs it also says that there are too many
@@ -149,6 +155,8 @@ def _result(method: str, answer: Any, wait: float | None) -> Any:
 
 
 def _read(response: requests.Response, method: str) -> bytes:
+    if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("gzip", "identity"):
+        raise Garbled("an answer in an encoding that was not asked for")  # layers of it unpack for ever, to nothing
     body = bytearray()
     try:
         for chunk in response.iter_content(1 << 16):

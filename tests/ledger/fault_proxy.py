@@ -12,6 +12,7 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `429` | HTTP 429 with Retry-After |
 | `limited` | error -32005 inside an HTTP 200, without a time |
 | `html` | a page of a gateway |
+| `bomb` | an answer in three layers of gzip, of which the innermost never ends |
 | `lost` | the request arrives, its answer does not |
 | `late` | a chain node that is `LAG` blocks behind; transactions reach the others |
 | `wrong_chain` | the same, of another chain |
@@ -23,6 +24,7 @@ and refuse batches of more than `proxy.most` requests.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import sys
 import threading
@@ -37,7 +39,7 @@ import requests
 
 LAG = 8
 RETRY_AFTER = 1  # seconds
-KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain")
+KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb")
 _TAGGED = {"eth_call": 1, "eth_estimateGas": 1, "eth_getBalance": 1, "eth_getTransactionCount": 1, "eth_getCode": 1}
 
 
@@ -186,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"slow down", 429, {"Retry-After": str(RETRY_AFTER)})
         elif kind == "limited":
             self._answer(_error(request, -32005, "daily request count exceeded"))
+        elif kind == "bomb":
+            self._answer(_bomb(), headers={"Content-Encoding": "gzip, gzip, gzip"})
         elif kind == "html":
             self._answer(b"<html><body>502 Bad Gateway</body></html>", 502)
         elif kind == "lost":
@@ -225,6 +229,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _result(request: dict[str, Any], result: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
+
+
+def _bomb() -> bytes:
+    """A few kB whose unpacking takes for ever and gives nothing."""
+    nothing = gzip.compress(b"")
+    return gzip.compress(gzip.compress(nothing * 100_000) * 50)
 
 
 def _error(request: dict[str, Any], code: int, message: str) -> bytes:

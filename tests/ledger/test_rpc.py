@@ -188,7 +188,7 @@ def test_retry_after_is_honoured_and_a_later_call_does_not_ask_before(embedded):
         assert rpc.with_patience(5).number("eth_chainId") == 31337
 
 
-@pytest.mark.parametrize("kind", ["hang", "drip"])
+@pytest.mark.parametrize("kind", ["hang", "drip", "bomb"])
 def test_an_answer_has_a_deadline_however_slowly_it_comes(embedded, kind):
     with FaultProxy(embedded.url) as proxy:
         proxy.fault(kind)
