@@ -166,6 +166,7 @@ class BlobExchange:
             download.error = error
         finally:
             del self._downloads[hash_, download.tree]
+            self._peers.forget_all_but(self._host.agreed())
             if not download.scope.cancelled_caught:
                 download.over.set()
 

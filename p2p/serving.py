@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 from libp2p.abc import INetStream
 
@@ -56,7 +57,8 @@ class BlobServer:
         self._host = host
         self._store = store
         self._coming = coming
-        self._leaves: dict[bytes, bytes] = {}  # by the blob's name, used last at the end
+        self._leaves: dict[bytes, tuple[bytes, bytes]] = {}  # blob -> its root, hashes of leaves; used last at the end
+        self._hashing = trio.Lock()  # one at a time: who asks for the same needs it once
         self._streams = ServedStreams(
             STREAMS, STREAMS_PER_PEER, host.is_registered, lambda peer: host.reject("blob_busy", peer)
         )
@@ -106,8 +108,8 @@ class BlobServer:
             return False
         started = trio.current_time()
         self._answers.append(started)
-        try:
-            await self._answer(stream, request)
+        try:  # hashes of leaves take all of a file, however few are asked for: they are for members
+            await self._answer(stream, msgspec.structs.replace(request, root=None))
         finally:
             self._answers.remove(started)
         return True
@@ -133,24 +135,29 @@ class BlobServer:
         if not request.length or await self._is_sound(request.hash):
             kind, size, data = await trio.to_thread.run_sync(_read_range, self._store, request)
         if request.leaves and size is not None:
-            leaves = await trio.to_thread.run_sync(self._leaves_of, request)
+            leaves = await self._leaves_of(request)
             size, data = (size, _part(leaves, request)) if leaves is not None else (None, b"")
         self._host.count_as(traffic(kind), stream)
         with trio.fail_after(_seconds(len(data))):
             await write_short(stream, wire.encode(wire.BlobReply(size, None, len(data))), data)
         return len(data)
 
-    def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:
+    async def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:
         """The hashes of its leaves, if they have the root that was named: else whoever asks would blame us."""
-        found = self._leaves.pop(request.hash, None)
-        try:
-            found = file_leaves(self._store.path(request.hash)) if found is None else found
-        except OSError:
+        if request.root is None:
             return None
-        self._leaves[request.hash] = found
-        while sum(map(len, self._leaves.values())) > max(LEAVES_KEPT, len(found)):
+        async with self._hashing:
+            root, found = self._leaves.pop(request.hash, (b"", b""))
+            if not found:
+                try:
+                    found = await trio.to_thread.run_sync(file_leaves, self._store.path(request.hash))
+                except OSError:
+                    return None
+                root = await trio.to_thread.run_sync(root_of, found)
+            self._leaves[request.hash] = root, found
+        while sum(len(leaves) for _, leaves in self._leaves.values()) > max(LEAVES_KEPT, len(found)):
             self._leaves.pop(next(iter(self._leaves)))
-        return found if root_of(found) == request.root else None
+        return found if root == request.root else None
 
     async def _is_sound(self, hash_: bytes) -> bool:
         """Whether a blob may be served: a damaged one, which would get us banned, is removed. Looks once in RECHECK."""

@@ -52,6 +52,12 @@ class Peers:
         default_factory=lambda: defaultdict(lambda: trio.Semaphore(STREAMS_OF_A_PEER))
     )
 
+    def forget_all_but(self, connected: Collection[str]) -> None:
+        """Strangers come and go, and a stream holds its connection."""
+        for known in (self.rates, self.idle, self.places):
+            for peer in known.keys() - set(connected):
+                del known[peer]
+
 
 class Line:
     """A stream to a peer, for one range after the other. One that was opened before and has nothing to bring any more

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -17,6 +18,7 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from dlx.ground.blobs import CHUNK
+from dlx.ground.merkle import leaf_hashes, root_of
 from dlx.p2p import guard, host, places, serving, wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
@@ -176,6 +178,40 @@ async def test_a_stranger_that_downloads_for_ever_has_a_budget_of_its_own(tmp_pa
         await until(lambda: server.rejected["blob_wait"] == 1)
         await member.blobs.fetch(name, 8 * MIB, [server.id], 30)
         await stranger.blobs.fetch(server.store.put(os.urandom(3 * CHUNK)), 8 * MIB, [server.id], 30)
+
+
+async def test_hashes_of_leaves_are_made_once_and_for_members(tmp_path, monkeypatch):
+    """They take the whole file, however few of them are asked for."""
+    made, file_leaves = [], serving.file_leaves
+    monkeypatch.setattr(serving, "file_leaves", lambda path: made.append(path) or time.sleep(0.2) or file_leaves(path))
+    async with network(tmp_path, 3) as (server, member, stranger):
+        server.host.meet({member.id: []})
+        data = os.urandom(CHUNK)
+        name, root = server.store.put(data), root_of(leaf_hashes(data))
+        sizes: dict[str, list[int | None]] = {member.id: [], stranger.id: []}
+
+        async def ask(node: Node) -> None:
+            stream = await node.host.open_stream(server.id, serving.BLOB, 10)
+            await write_short(stream, wire.encode(wire.BlobRequest(name, root, True, 0, 32)))
+            sizes[node.id].append(wire.decode_as(wire.BlobReply, await read_short(stream, 256)).size)
+
+        async with trio.open_nursery() as nursery:
+            for node in [member, stranger] * 3:
+                nursery.start_soon(ask, node)
+        assert sizes == {member.id: [CHUNK] * 3, stranger.id: [None] * 3}
+        assert len(made) == 1
+
+
+async def test_nothing_is_kept_of_strangers_that_are_gone(tmp_path):
+    async with network(tmp_path, 3) as (one, two, stranger):
+        await one.blobs.fetch(stranger.store.put(b"theirs"), MIB, [stranger.id], 20)
+        assert stranger.id in one.blobs._peers.idle
+        one.host.ban(stranger.id, "it is gone")
+        await until(lambda: stranger.id not in one.host.agreed())
+        await one.blobs.fetch(two.store.put(b"others"), MIB, [two.id], 20)
+        await until(lambda: not one.blobs._downloads)
+        peers = one.blobs._peers
+        assert not any(stranger.id in known for known in (peers.idle, peers.rates, peers.places))
 
 
 async def test_members_are_served_before_strangers(tmp_path):
