@@ -79,8 +79,8 @@ ROWS: dict[str, Row] = {
 }
 
 
-def draft_text(row: Row, replicas: int, inner_steps: int | None = None, grace: int | None = None) -> str:
-    """A run's draft, as TOML. Without `inner_steps` those of the preset; `grace`: of stragglers, in seconds."""
+def draft_text(row: Row, replicas: int, inner_steps: int | None = None, timeout: int | None = None) -> str:
+    """A run's draft, as TOML. Without `inner_steps` those of the preset; `timeout`: of a round, in seconds."""
     layers = _RUN["model"]["config"]["num_hidden_layers"]
     bounds = [layers * stage // row.stages for stage in range(row.stages + 1)]
     run = _RUN | {
@@ -90,7 +90,7 @@ def draft_text(row: Row, replicas: int, inner_steps: int | None = None, grace: i
         "max_replicas": replicas,
         "outer": row.outer,
         "plan": {} if inner_steps is None else {"inner_steps": inner_steps},
-        "timing": {} if grace is None else {"straggler_grace": grace, "round_timeout": max(120, 2 * grace)},
+        "timing": {} if timeout is None else {"round_timeout": timeout},
     }
     return _toml(run)
 
@@ -106,8 +106,8 @@ def planned(row: Row, replicas: int, step_seconds: float, speed: float | None) -
         inner_steps = max(INNER_STEPS, math.ceil(MARGIN * hiding))
         text = draft_text(row, replicas, inner_steps)
     round = _times(_read(text), replicas, step_seconds, speed).round
-    if round > draft.timing.straggler_grace / 2:  # of which `run plan` warns
-        text = draft_text(row, replicas, inner_steps, math.ceil(2 * round))
+    if (timeout := math.ceil(4 * round)) > draft.timing.round_timeout:
+        text = draft_text(row, replicas, inner_steps, timeout)
     return text, inner_steps
 
 

@@ -277,11 +277,6 @@ def _warnings(plan: Plan) -> list[str]:
             f"audit.share {share:g}: payloads and what checkers fetch take {_time(busy)} of the link a round, which "
             f"trains for {_time(times.training)}: longer rounds or a smaller share fit"
         )
-    if timing.straggler_grace < times.round and plan.conditions.replicas > 1:
-        found.append(
-            f"timing.straggler_grace {timing.straggler_grace:g}: a round takes about {times.round:,.0f} s here, so it "
-            "may be sealed with the first replica alone"
-        )
     data, ranks = plan.draft.data, plan.conditions.ranks
     if (samples := data.batch_size // data.micro_batches) % ranks:
         found.append(f"--ranks {ranks}: micro-batches of {samples} samples leave ranks idle; a multiple would not")

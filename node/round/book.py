@@ -31,6 +31,7 @@ class Book:
 
     round: int
     contributions: dict[bytes, SignedContribution] = field(default_factory=dict)
+    heard: dict[bytes, float] = field(default_factory=dict)  # name -> when it came first
     by_signer: dict[str, list[bytes]] = field(default_factory=dict)
     ready: dict[bytes, PayloadFacts] = field(default_factory=dict)  # of payloads that lie on disk and decode
     refused: set[bytes] = field(default_factory=set)  # payload hashes that never will
@@ -43,10 +44,11 @@ class Book:
     signatures: dict[bytes, dict[str, bytes]] = field(default_factory=dict)  # digest -> signer -> signature
     measured: dict[tuple[bytes, ...], Measured] = field(default_factory=dict)  # by what is listed
     outer: dict[tuple[tuple[bytes, ...], tuple[int, ...]], OuterResult] = field(default_factory=dict)  # and multipliers
+    enough_since: float | None = None  # when what is usable was of a quorum of the votes
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
 
-    def add(self, signed: SignedContribution) -> tuple[str, SignedContribution | None]:
+    def add(self, signed: SignedContribution, now: float) -> tuple[str, SignedContribution | None]:
         """Files a validated contribution: "new", "known", "conflict" (with the first one) or "duplicate" (a third)."""
         name = signed.contribution.hash()
         if name in self.contributions:
@@ -56,6 +58,7 @@ class Book:
             return "duplicate", None
         mine.append(name)
         self.contributions[name] = signed
+        self.heard[name] = now
         return ("conflict", self.contributions[mine[0]]) if len(mine) == 2 else ("new", None)
 
     def misstated(self, statement: Contribution) -> str:

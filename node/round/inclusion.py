@@ -1,8 +1,9 @@
 """What a seal may leave out, so that nobody decides alone whose work counts: pure functions over what members report.
 
-Before the straggler grace ends a seal leaves out nothing. Afterwards it has to list whatever its attester holds with
-the payload and reports of a quorum name. Whoever lacks it fetches it from these, so nobody is kept from signing by what
-only the hostile have; and what is not reported yet is given the time to be.
+The straggler grace begins when a quorum's contributions are here, however long their training took. Before it ends a
+seal leaves out nothing, and for as long as a payload takes nobody who was heard of by then. Afterwards it has to list
+whatever its attester holds with the payload and reports of a quorum name. Whoever lacks it fetches it from these, so
+nobody is kept from signing by what only the hostile have; and what is not reported yet is given the time to be.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,26 @@ Reports = Mapping[str, frozenset[bytes]]  # member -> the contributions that it 
 
 
 @dataclass(frozen=True, slots=True)
+class Grace:
+    """For stragglers, in Unix seconds: for those of whom nothing was heard it `ends`, for those heard of by then it is
+    `extended`."""
+
+    ends: float
+    extended: float
+
+    @classmethod
+    def of(cls, opened: float, enough: float | None, grace: float, payload: float, timeout: float) -> "Grace":
+        """`enough`: since when a quorum's contributions are here (None: not yet). `grace`, what a `payload` usually
+        takes and the round's `timeout`, which nothing goes beyond, in seconds."""
+        latest = opened + timeout
+        ends = latest if enough is None else min(max(opened, enough) + grace, latest)
+        return cls(ends, min(ends + payload, latest))
+
+
+@dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When an attester looks at a proposal, in Unix seconds: the straggler grace ends at `graced`, the proposal came at
-    `proposed`; `patience` is how long (s) a report may take."""
+    """When an attester looks at a proposal, in Unix seconds: the extended grace is over at `graced`, the proposal came
+    at `proposed`; `patience` is how long (s) a report may take."""
 
     now: float
     graced: float

@@ -6,6 +6,7 @@ from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.arrivals import Arrivals
 from dlx.node.round.book import Book, Proposal
 from dlx.node.round.inclusion import Reports, merged, trusted_names
 from dlx.node.round.liveness import Liveness
@@ -28,6 +29,7 @@ class Knowledge:
     ) -> None:
         self.view = view
         self.books: dict[int, Book] = {}
+        self.arrivals = Arrivals()
         self._rules, self._account, self._stage = rules, account, stage
         self._pending, self._liveness = pending, liveness
         self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
@@ -51,9 +53,10 @@ class Knowledge:
         """What a report names."""
         return book.holding(self.is_whole)
 
-    def expected(self, book: Book) -> set[int]:
-        """The replicas of which something was heard that may become usable."""
-        names = (names[0] for names in book.by_signer.values() if len(names) == 1)
+    def expected(self, book: Book, by: float) -> set[int]:
+        """The replicas of which something was heard by then that may become usable."""
+        only = (names[0] for names in book.by_signer.values() if len(names) == 1)
+        names = (name for name in only if book.heard[name] <= by)
         heard = (book.contributions[name].contribution for name in names if name not in book.unsound)
         return {one.replica for one in heard if one.payload not in book.refused and may_count(self.view, one)}
 
@@ -121,7 +124,7 @@ class Knowledge:
         if statement.stage != self._stage:
             return
         book = self.book(statement.round)
-        verdict, first = book.add(event.signed)
+        verdict, first = book.add(event.signed, now)
         if verdict in ("new", "conflict") and (fault := book.misstated(statement)):
             out.append(a.Reject(fault, statement.account))
         if verdict == "conflict" and first is not None:
@@ -176,7 +179,7 @@ class Knowledge:
                 statements = {one.contribution.hash(): one for one in (signed, *mates)}
                 out += [a.GossipContribution(one) for one in statements.values()]
 
-    def see_payload(self, event: e.PayloadReady | e.PayloadRefused) -> list[a.Action]:
+    def see_payload(self, event: e.PayloadReady | e.PayloadRefused, now: float) -> list[a.Action]:
         book = self.books.get(event.round)
         if isinstance(event, e.PayloadRefused):
             if book is not None:
@@ -185,8 +188,14 @@ class Knowledge:
         if book is None:
             return []
         book.ready[event.payload] = event.facts
-        stating = [one.contribution for one in book.contributions.values() if one.contribution.payload == event.payload]
-        return [a.Reject(fault, one.account) for one in stating if (fault := book.misstated(one))]
+        stating = [
+            (one.contribution, now - book.heard[name])
+            for name, one in book.contributions.items()
+            if one.contribution.payload == event.payload
+        ]
+        for statement, seconds in stating:
+            self.arrivals.came(statement.replica, seconds)
+        return [a.Reject(fault, one.account) for one, _ in stating if (fault := book.misstated(one))]
 
     def see_statement(self, event: e.StatementSound | e.StatementRefused) -> list[a.Action]:
         book = self.books.get(event.round)
@@ -198,11 +207,11 @@ class Knowledge:
             book.unsound.add(event.name)
         return [a.Reject(event.reason, event.name.hex())]
 
-    def file_own(self, signed: SignedContribution, here: bool) -> None:
+    def file_own(self, signed: SignedContribution, here: bool, now: float) -> None:
         """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
         if signed.contribution.round >= self.unsealed:
             book = self.book(signed.contribution.round)
-            book.add(signed)
+            book.add(signed, now)
             book.sound.add(signed.contribution.hash())
             if here:
                 facts = PayloadFacts(signed.contribution.payload_size, signed.contribution.payload_root)

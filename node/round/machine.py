@@ -70,7 +70,7 @@ class RoundMachine:
         self.last_trained = max(self.last_trained, *self.own, -1)
         self._forget_own()
         for signed in self.own.values():
-            self._known.file_own(signed, here=False)
+            self._known.file_own(signed, here=False, now=0.0)
 
     # ---- what others may ask ---------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class RoundMachine:
                 self._known.see_contribution(event, now, out)
                 self._note_pace(signed, now)
             case e.PayloadReady() | e.PayloadRefused():
-                out += self._known.see_payload(event)
+                out += self._known.see_payload(event, now)
             case e.StatementSound() | e.StatementRefused():
                 out += self._known.see_statement(event)
             case e.ProposalSeen():
@@ -287,7 +287,7 @@ class RoundMachine:
         self.own[round] = signed
         self._forget_own()
         self._ended = {at: ended for at, ended in self._ended.items() if at >= round - MEASURED_ROUNDS} | {round: now}
-        self._known.file_own(signed, here=True)
+        self._known.file_own(signed, here=True, now=now)
         self._note_pace(signed, now)
 
     def _note_pace(self, signed: SignedContribution, now: float) -> None:

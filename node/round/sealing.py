@@ -8,7 +8,7 @@ from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
-from dlx.node.round.inclusion import Deadlines, is_named
+from dlx.node.round.inclusion import Deadlines, Grace, is_named
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
@@ -62,12 +62,14 @@ class Sealing:
             return
         book, usable = self._known.book(round), self._known.usable(self._known.book(round))
         book.held_since = {replica: book.held_since.get(replica, now) for replica in usable}
-        self._report(book, opened_at, now, out)
+        if book.enough_since is None and self._are_enough(book, usable):
+            book.enough_since = now
+        grace = self._grace(book, opened_at)
+        self._report(book, opened_at, grace, now, out)
         if version != round:
             return
-        graced = now >= opened_at + self._rules.straggler_grace
-        complete = set(view.complete_replicas()) <= usable.keys()
-        if book.ready_since is None and (graced or complete) and now >= view.opens_at(self._stage, len(usable)):
+        opens_at = view.opens_at(self._stage, len(usable))
+        if book.ready_since is None and now >= opens_at and self._is_collected(book, usable, grace, now):
             book.ready_since = now
         self._propose(book, usable, now, out)
         for digest, proposal in list(book.proposals.items()):
@@ -75,7 +77,7 @@ class Sealing:
             if any(not may_count(view, statement) for statement in known):
                 del book.proposals[digest]  # the ledger refuses it; after a reorg, say
                 continue
-            self._attest(book, digest, proposal, usable, now, out)
+            self._attest(book, digest, proposal, usable, grace, now, out)
             self._send(book, digest, proposal, now, out)
 
     def see_own_signature(self, event: e.SealSigned) -> None:
@@ -131,12 +133,30 @@ class Sealing:
             if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
                 out.append(a.GossipContribution(own))
 
-    def _report(self, book: Book, opened_at: float, now: float, out: list[a.Action]) -> None:
+    def _are_enough(self, book: Book, usable: dict[int, bytes]) -> bool:
+        """Whether the makers of what is usable have a quorum of the votes. Contributions of others do not count: who
+        has just come could have many seats, and contribute at once."""
+        makers = {book.contributions[name].contribution.account for name in usable.values()}
+        return self._known.view.votes(self._stage, makers) >= self._known.view.quorum(self._stage)
+
+    def _grace(self, book: Book, opened_at: float) -> Grace:
+        rules, view = self._rules, self._known.view
+        voting = {slot[0] for one in view.voters(self._stage) if (slot := view.slot_of(one)) is not None}
+        payload = self._known.arrivals.usual(voting)
+        return Grace.of(opened_at, book.enough_since, rules.straggler_grace, payload, rules.round_timeout)
+
+    def _is_collected(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
+        """Whether there is nobody left to wait for before a first proposal."""
+        if now < grace.ends:
+            return set(self._known.view.complete_replicas()) <= usable.keys()
+        return now >= grace.extended or self._known.expected(book, grace.ends) <= usable.keys()
+
+    def _report(self, book: Book, opened_at: float, grace: Grace, now: float, out: list[a.Action]) -> None:
         """What we hold and what others have, from shortly before the grace ends, so that all know then what all hold.
         In an overdue round it also says: I am alive."""
         rules = self._rules
         patience = rules.proposal_timeout
-        starts = opened_at + rules.straggler_grace - patience
+        starts = grace.ends - patience
         if book.ready_since is not None:  # everything is here, and the first proposer has said nothing
             starts = min(starts, book.ready_since + patience)
         if now < starts:
@@ -189,6 +209,7 @@ class Sealing:
         digest: bytes,
         proposal: Proposal,
         usable: dict[int, bytes],
+        grace: Grace,
         now: float,
         out: list[a.Action],
     ) -> None:
@@ -210,7 +231,7 @@ class Sealing:
         if len({signed.contribution.account for signed in records}) < len(records):
             self._refuse(book, digest, proposal, "two contributions of one account", out)
             return
-        if self._leaves_out(book, proposal, usable, now):
+        if self._leaves_out(book, proposal, usable, grace, now):
             return
         if not listed and not self._may_be_empty(book.round, now):
             return
@@ -334,17 +355,16 @@ class Sealing:
             return kept_plan(self._rules, self._known.view, self._stage, round)
         return next_plan(self._rules, self._known.view, self._stage, round, self._mean_energy(round))
 
-    def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], now: float) -> bool:
-        """Whether a proposal lacks what it has to list now: before the grace ends every complete replica, shortly after
-        it whatever was heard of, then what nothing excuses."""
-        view, rules = self._known.view, self._rules
-        graced = (view.opened_at or now) + rules.straggler_grace
+    def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
+        """Whether a proposal lacks what it has to list now: before the grace ends every complete replica, until shortly
+        after it was extended whoever was heard of, then what nothing excuses."""
+        view, patience = self._known.view, self._rules.proposal_timeout
         listed = {record.replica for record in proposal.seal.records}
-        if now < graced and not listed.issuperset(view.complete_replicas()):
+        if now < grace.ends and not listed.issuperset(view.complete_replicas()):
             return True
-        if now < graced + rules.proposal_timeout and not listed.issuperset(self._known.expected(book)):
+        if now < grace.extended + patience and not listed.issuperset(self._known.expected(book, grace.ends)):
             return True  # its payload may be on its way to us
-        deadlines, reports = Deadlines(now, graced, proposal.since, rules.proposal_timeout), self._known.reports(book)
+        deadlines, reports = Deadlines(now, grace.extended, proposal.since, patience), self._known.reports(book)
         return not all(
             deadlines.excuse(book.held_since[replica], is_named(view, self._stage, reports, name, now))
             for replica, name in usable.items()

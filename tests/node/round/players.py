@@ -58,7 +58,7 @@ class Player:
 
     @property
     def graced_at(self) -> float:
-        return (self.contest.view.opened_at or self.contest.now) + self.contest.rules.straggler_grace
+        return self.contest.graced_at(self.stage)
 
     def others(self) -> list[Member]:
         return [one for one in self.contest.alive() if one is not self.member]
@@ -278,6 +278,7 @@ class Contest(Simulation):
         self.players: dict[str, Player] = {}
         self.opened: dict[int, float] = {}  # round -> when
         self.said: dict[tuple[int, str], tuple[SignedContribution, float]] = {}  # and when everybody had it
+        self.first_said: dict[tuple[int, str], float] = {}  # when somebody had it
         self.owed: Counter[tuple[int, int]] = Counter()  # (stage, round) -> honest work in time
         self.lost: dict[tuple[int, int], list[str]] = {}  # of it what the seal does not count
         self.spoiled: set[tuple[int, str]] = set()  # (round, account): a deal took the seat before it could count
@@ -409,12 +410,26 @@ class Contest(Simulation):
                 of_seal[account] = (slot[0] if slot else 0, signatures[account])
             self.seal(seal, entries(of_seal, of_records))
 
+    def graced_at(self, stage: int) -> float:
+        """When the grace of the stage's open round is over for who heard everything at once; a timeout after the
+        opening where nobody can tell yet."""
+        view, rules = self.view, self.rules
+        opened, round = view.opened_at or self.now, view.open_round
+        made = sorted((when, account) for (at, account), when in self.first_said.items() if at == round)
+        heard: list[str] = []
+        for when, account in made:
+            heard.append(account)
+            if view.votes(stage, heard) >= view.quorum(stage):
+                return min(max(opened, when) + rules.straggler_grace, opened + rules.round_timeout)
+        return opened + rules.round_timeout
+
     # ---- the book ----
 
     def _note(self, event: e.Event, everywhere: float) -> None:
         if isinstance(event, e.ContributionSeen):
             statement = event.signed.contribution
             self.said.setdefault((statement.round, statement.account), (event.signed, everywhere))
+            self.first_said.setdefault((statement.round, statement.account), self.now)
 
     def _are_outvoted(self) -> bool:
         for stage in range(self.rules.stages):
@@ -435,7 +450,7 @@ class Contest(Simulation):
         stage, round = sealed.stage, sealed.round
         if round in self.outvoted:
             return
-        latest = self.opened.get(round, self.now) + self.rules.straggler_grace - self.rules.proposal_timeout
+        latest = self.graced_at(stage) - self.rules.proposal_timeout
         said: dict[int, dict[int, float]] = {}
         for (at, _), (signed, when) in self.said.items():
             if at == round:

@@ -121,7 +121,7 @@ def test_a_slow_link_is_warned_of_what_does_not_fit(tmp_path: Path) -> None:
     assert found["seconds"]["checks"] == 8 * found["conditions"]["served"] / 2000
     said = "\n".join(found["warnings"])
     assert "audit.share 0.0625: payloads and what checkers fetch take" in said
-    assert "timing.straggler_grace 20: a round takes about" in said
+    assert "timing.round_timeout 120: a round takes about" in said
     fast = json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)
     assert fast["warnings"] == []
 
