@@ -66,8 +66,7 @@ STRANGER_BUFFER = 16 * 1024 * 1024
 WINDOW = 1024 * 1024  # bytes a peer may send on one stream before it must wait for us
 WINDOW_DEADLINE = 30.0  # s a writer waits for a peer that does not read
 FRAME_LIMIT = 1024 * 1024  # bytes of one Yamux frame
-MOST_FRAME, LEAST_FRAME = MAX_MESSAGE_SIZE - HEADER_SIZE, 4096  # bytes of ours
-LONG_FRAME = 0.25  # s that the link may take for one
+MOST_FRAME = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes of ours
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
 MAX_CONNECTIONS = 256
 CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other side lost
@@ -190,6 +189,11 @@ def hold(stream: INetStream) -> None:
     stream.muxed_stream.held = True  # type: ignore[attr-defined]
 
 
+def in_bulk(stream: INetStream, bulk: bool) -> None:
+    """Whether what is written on it from now on lets everything else on its connection go first."""
+    stream.muxed_stream.bulk = bulk  # type: ignore[attr-defined]
+
+
 def lay_down(stream: INetStream) -> None:
     """Nobody uses the stream for now; its connection may go."""
     stream.muxed_stream.held = False  # type: ignore[attr-defined]
@@ -215,6 +219,7 @@ class _LeanStream(YamuxStream):
     """
 
     held = False  # by us: a transfer or a pipe that we opened
+    bulk = False  # what is written on it now lets everything else on the connection go first
     meter: Meter | None = None  # counts what the stream carries, without the headers of Yamux and Noise
 
     async def read(self, n: int | None = -1) -> bytes:
@@ -233,8 +238,13 @@ class _LeanStream(YamuxStream):
                 continue
             piece = view[: min(self.send_window, self.conn.frame)]  # type: ignore[attr-defined]
             self.send_window -= len(piece)  # nothing else runs between the check and this
-            header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece))
-            await self.conn._write_frame(header + piece)
+            frame = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, len(piece)) + piece
+            if self.bulk:
+                async with self.conn.bulk:  # type: ignore[attr-defined]
+                    await _tcp(self.conn).have_room()
+                    await self.conn._write_frame(frame)
+            else:
+                await self.conn._write_frame(frame)
             if self.meter is not None:
                 self.meter.add(sent=len(piece))
             view = view[len(piece) :]
@@ -262,7 +272,12 @@ class GuardedYamux(Yamux):
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
     is_registered: Callable[[], bool] = staticmethod(lambda: False)  # whether it comes before strangers
     since = 0.0  # when it was made
-    frame = MOST_FRAME // 4  # bytes of ours, by how fast the link takes them
+    bulk: trio.Lock  # of what is written in bulk one frame at a time waits for its turn among all others
+
+    @property
+    def frame(self) -> int:
+        """Bytes of ours: others wait for it, and its reader has nothing until all of it is there."""
+        return min(MOST_FRAME, _tcp(self).backlog.frame)
 
     @property
     def in_use(self) -> bool:
@@ -288,13 +303,7 @@ class GuardedYamux(Yamux):
 
     async def _write_frame(self, data: bytes) -> None:
         async with self._write_lock:
-            began = trio.current_time()
             await self.secured_conn.write(data)
-            took = trio.current_time() - began
-        if took > LONG_FRAME:  # others wait for it, and its reader has nothing until all of it is there
-            self.frame = max(LEAST_FRAME, self.frame // 2)
-        elif took < LONG_FRAME / 4 and 2 * len(data) > self.frame:
-            self.frame = min(MOST_FRAME, 2 * self.frame)
 
     async def _read_data_body(self, length: int) -> bytes:
         waiting = sum(len(buffer) for buffer in self.stream_buffers.values())
@@ -352,7 +361,7 @@ class GuardedSwarm(Swarm):
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         muxed_conn.__class__ = GuardedYamux  # the library makes its own, whatever class it is given
         muxed = cast(GuardedYamux, muxed_conn)
-        muxed.since = trio.current_time()
+        muxed.since, muxed.bulk = trio.current_time(), trio.Lock()
         muxed.is_registered = partial(self.registered, str(muxed.peer_id))
         self._entering.append(muxed)
         try:

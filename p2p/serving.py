@@ -19,7 +19,7 @@ from dlx.ground.blobs import CHUNK, BlobStore, Kind
 from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
-from dlx.p2p.guard import address_of
+from dlx.p2p.guard import address_of, in_bulk
 from dlx.p2p.host import Host
 from dlx.p2p.places import Leftover, owner
 from dlx.p2p.served import ServedStreams
@@ -37,6 +37,7 @@ LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
 STRANGERS_AT_ONCE, SLOW = 4, 5.0  # ranges on their way to strangers; those of more than so many seconds do not count
 STRANGER_BYTES = 1024 * 1024 * 1024  # a minute, for the strangers of one network together
 REQUEST_COST = 16 * 1024  # bytes that every request counts besides those that it asks for
+SMALL = 8 * 1024  # bytes of an answer that does not let everything else go first: a statement, a trace, a verdict
 RECHECK = 60.0  # s that a look at a blob counts: as long as a ban for a damaged one
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class BlobServer:
         coming = self._coming(request.hash, request.root) if request.root else None
         if coming is not None:
             self._host.count_as(traffic(coming.kind), stream)
+            in_bulk(stream, request.length > SMALL)
             return await _pass_on(stream, request, coming)
         self._leftover.begin()
         size = 0
@@ -138,6 +140,7 @@ class BlobServer:
             leaves = await self._leaves_of(request)
             size, data = (size, _part(leaves, request)) if leaves is not None else (None, b"")
         self._host.count_as(traffic(kind), stream)
+        in_bulk(stream, len(data) > SMALL)
         with trio.fail_after(_seconds(len(data))):
             await write_short(stream, wire.encode(wire.BlobReply(size, None, len(data))), data)
         return len(data)

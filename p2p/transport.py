@@ -14,6 +14,7 @@ from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
+from dlx.p2p.backlog import LEAST_FRAME, Backlog, least_round_trip, unacknowledged
 from dlx.p2p.places import plain
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
@@ -30,6 +31,7 @@ class MeteredStream(TrioTCPStream):
         self.received = 0
         self.allowance: float = STRANGER_LIMIT
         self.killed = False
+        self.backlog = Backlog()
         self.address = plain((self.get_remote_address() or ("", 0))[0])  # the other side's IP
         self._total = total
         self._buffer = b""
@@ -44,6 +46,8 @@ class MeteredStream(TrioTCPStream):
         every later one on the connection unreadable.
         """
         self._unsent += data
+        if len(data) >= LEAST_FRAME:
+            self._look()
         try:
             with memoryview(self._unsent) as view:
                 sent = 0
@@ -57,6 +61,11 @@ class MeteredStream(TrioTCPStream):
             raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
         finally:
             self._unsent = self._unsent[sent:]
+
+    async def have_room(self) -> None:
+        """Before a frame of bulk is written: until little is on its way. Raises ConnectionClosedError."""
+        while pause := self._look():
+            await trio.sleep(pause)
 
     async def read(self, n: int | None = None) -> bytes:
         """At most n bytes, b"" at the end. Raises ConnectionClosedError."""
@@ -83,6 +92,16 @@ class MeteredStream(TrioTCPStream):
             self.stream.socket.shutdown(socket.SHUT_RDWR)
         except (OSError, trio.ClosedResourceError):
             pass
+
+    def _look(self) -> float:
+        """What is on its way: seconds for which bulk leaves the connection alone. Raises ConnectionClosedError."""
+        sock = self.stream.socket
+        try:
+            waiting = unacknowledged(sock)
+            round_trip = least_round_trip(sock) if waiting else 0.0
+        except (OSError, ValueError) as error:
+            raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
+        return self.backlog.pause(self.sent, waiting, round_trip, trio.current_time())
 
     def _tune(self) -> None:
         options = [
