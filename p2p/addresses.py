@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 
 import psutil
 from libp2p.peer.id import ID
@@ -12,12 +13,14 @@ from dlx.ground.errors import DlxError
 from dlx.p2p.places import plain
 
 ADDRESSES_PER_PEER = 16
+_REMEMBERED = 256  # the members' addresses are looked at with every block, for a millisecond each
 
 
 class AddressError(DlxError, ValueError):
     """The text is no address that this node can use."""
 
 
+@lru_cache(_REMEMBERED)
 def parse_peer_id(text: str) -> ID:
     """Raises AddressError."""
     try:
@@ -29,6 +32,7 @@ def parse_peer_id(text: str) -> ID:
     raise AddressError(f"{text[:80]!r} is not a peer id")
 
 
+@lru_cache(_REMEMBERED)
 def parse_address(text: str, peer: ID | None = None) -> tuple[Multiaddr, ID | None]:
     """An address without its /p2p/ part, and that part. Raises AddressError; also if it names another than `peer`."""
     try:
