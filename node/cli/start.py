@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,7 @@ def command(
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
     extras.require("train")  # torch is for a process that this one starts
+    gc.disable()  # nothing that is imported is garbage: to look for it now and while the node starts takes 0.3 s
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
     from dlx.node.home import identity, logs
@@ -69,6 +71,8 @@ def command(
     from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
 
+    gc.freeze()
+    gc.enable()
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
         daily_budget=daily_budget, listen=listen, announce=announce,

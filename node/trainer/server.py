@@ -22,9 +22,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NoReturn
 
-from dlx.node.trainer import checking, process
 from dlx.node.trainer.spawn import CHECKER, NUMBER
-from dlx.training.models.stages import preload
 
 _ASK_SECONDS = 10.0
 _STDIN = 0
@@ -35,12 +33,21 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; our owner decides
     with socket.socket(fileno=descriptor) as listener:
         try:
-            preload()
-            gc.collect()
-            gc.freeze()  # what is shared is not written to by every fork's collections
+            _load()
             Forks(listener).run()
         finally:
             shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+
+
+def _load() -> None:
+    """Import what the forks are made of."""
+    gc.disable()  # next to nothing of it is garbage: to look for it takes a fifth of the time
+    from dlx.node.trainer import checking, process  # noqa: F401
+    from dlx.training.models.stages import preload
+
+    preload()
+    gc.freeze()  # what is shared is not written to by every fork's collections
+    gc.enable()
 
 
 class Forks:
@@ -106,6 +113,8 @@ class Forks:
 
     def _become(self, kind: bytes, channel: int, out: int, err: int, asker: socket.socket) -> NoReturn:
         """In the fork: keep nothing of the server's, and be what was asked for."""
+        from dlx.node.trainer import checking, process
+
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
