@@ -16,6 +16,7 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch
 from dlx.node.home import logs
+from dlx.node.round import turns
 from dlx.node.round.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
@@ -130,7 +131,15 @@ class Evidence:
         return get
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
-        """From its maker, else from everybody. Raises Absent."""
+        """From its maker, else from everybody. Raises Absent, also for what only drips."""
+        seconds = turns.serve_until(0.0, self.context.manifest.timing.round_timeout)
+        with trio.move_on_after(seconds):
+            return await self._fetch_slowly(name, limit, maker)
+        log.debug("a blob for a check takes too long", seconds=seconds)
+        raise Absent([name])
+
+    async def _fetch_slowly(self, name: bytes, limit: int, maker: str | None) -> Path:
+        """As long as it comes at all. Raises Absent."""
         ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.VERSION)
         try:
             if maker is not None:

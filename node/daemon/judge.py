@@ -5,7 +5,7 @@ convictions (see node.round.turns).
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -95,7 +95,7 @@ class Judge:
         self._view, self._agreed, self._evidence = view, agreed, Evidence(context, effort)
         self._verdicts: dict[bytes, dict[str, ReportedVerdict]] = defaultdict(dict)  # statement -> by checker
         self._delays, self._convictions = _Delays(), _Delays()
-        self._asked: dict[bytes, float] = {}  # statement -> when something of it was first asked for in vain
+        self._asked: dict[tuple[bytes, bytes], float] = {}  # statement, blob -> when it was first asked for in vain
         self._due: dict[bytes, float] = {}  # statement -> since when its maker may be convicted
         self._timing = context.manifest.timing
         self._random = Random()
@@ -191,8 +191,7 @@ class Judge:
                 current = {one.statement for draw in rounds.values() for one in draw.drawn}
                 for statement in self._verdicts.keys() - current:
                     del self._verdicts[statement]
-                for statement in self._asked.keys() - current:
-                    del self._asked[statement]
+                self._asked = {key: asked for key, asked in self._asked.items() if key[0] in current}
                 for delays in (self._delays, self._convictions):
                     for statement in delays.until.keys() - current:
                         delays.forget(statement)
@@ -219,7 +218,7 @@ class Judge:
         except Lie as error:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
         except Absent as error:
-            if not self._is_withheld(drawn):
+            if not self._is_withheld(drawn, error.blobs):
                 self._delays.again(drawn.statement, context.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
@@ -258,11 +257,11 @@ class Judge:
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
 
-    def _is_withheld(self, drawn: Drawn) -> bool:
-        """Whether that nobody gives its blobs is its maker's fault: it was there and asked again for long enough, by
-        us, and still has to serve what it was asked for."""
+    def _is_withheld(self, drawn: Drawn, blobs: Sequence[bytes]) -> bool:
+        """Whether that nobody gives these blobs is its maker's fault: it was there and asked again for long enough, by
+        us, and still has to serve what it was asked for. Each has its own time: others that came are no fault."""
         now, timeout, view = self._context.now(), self._timing.round_timeout, self._view()
-        asked = self._asked.setdefault(drawn.statement, now)
+        asked = min(self._asked.setdefault((drawn.statement, blob), now) for blob in blobs)
         draw = self._draws.rounds.value.get(drawn.round)
         if view is None or draw is None or drawn not in draw.drawn or draw.redrawn:  # what it kept was of another draw
             return False

@@ -15,7 +15,7 @@ from dlx.node.round.draw import Drawn, checkers, place
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 
 TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over
-SERVE_TIMEOUTS = 4  # round timeouts for which each checker asks again, before it says that a blob is withheld
+SERVE_TIMEOUTS = 4  # round timeouts that a blob may take, and for which each checker asks again after it came in vain
 MAX_TURNS = 8  # of a conviction; then everybody sends it
 
 

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from dlx.ledger.view import RunView
+from dlx.node.archive.inner import Absent
 from dlx.node.daemon.draws import RoundDraw
-from dlx.node.daemon.evidence import Effort
+from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.watch import Watch
 from dlx.node.round.draw import drawn_of, seals_of
@@ -44,10 +47,10 @@ class Checker:
         unused: Any = None
         self.judge = Judge(context, draws, unused, unused, Effort(1.0), lambda: view, lambda: tuple(view.members()))
 
-    def in_vain(self, after: float) -> bool:
+    def in_vain(self, after: float, blob: bytes = b"one") -> bool:
         """Nobody gives it, so much later than the draw: whether it is withheld now."""
         self.now = self.draw.since + after
-        return self.judge._is_withheld(self.drawn)
+        return self.judge._is_withheld(self.drawn, [blob])
 
 
 LONG = SERVE_TIMEOUTS * TIMEOUT
@@ -74,3 +77,23 @@ def test_what_is_out_of_the_window_or_was_drawn_anew_is_not_withheld(view: RunVi
         checker.in_vain(0.0)
         checker.rounds.set({round: replace(checker.draw, redrawn=True) for round in rounds})
         assert not checker.in_vain(LONG)
+
+
+def test_each_blob_has_its_own_time_on_a_slow_link(view: RunView) -> None:
+    checker = Checker(view)
+    assert not checker.in_vain(0.0) and not checker.in_vain(0.5, b"two"), "the first one comes meanwhile"
+    assert not checker.in_vain(LONG, b"two") and checker.in_vain(LONG + 0.5, b"two")
+
+
+def test_who_drips_a_blob_for_ever_does_not_put_off_its_verdict_for_ever() -> None:
+    class Dripping:
+        async def fetch(self, *_: Any) -> None:
+            await trio.sleep_forever()  # the exchange waits as long as enough comes not to be silent
+
+    async def check() -> None:
+        timing = SimpleNamespace(round_timeout=TIMEOUT)
+        context: Any = SimpleNamespace(manifest=SimpleNamespace(timing=timing), exchange=Dripping(), store=None)
+        with trio.fail_after(10 * LONG), pytest.raises(Absent):
+            await Evidence(context, Effort(1.0))._fetch(b"name", 1, "maker")
+
+    trio.run(check, clock=MockClock(autojump_threshold=0))
