@@ -1,10 +1,12 @@
-"""Records that gossip did not bring are asked for, again and again: those of a stage of one who holds it."""
+"""Records that gossip did not bring are asked for: those of a stage of one who holds it, again and again, but the more
+seldom the longer nothing changes."""
 
 from collections.abc import Callable
 from random import Random
 
 import trio
 
+from dlx.ground.backoff import Backoff
 from dlx.ledger.view import RunView
 from dlx.node.daemon.messages import contributions_topic, seals_topic
 from dlx.node.daemon.shelf import Shelf
@@ -14,12 +16,13 @@ from dlx.p2p.gossip import Gossip
 from dlx.p2p.records import Records
 from dlx.p2p.streams import StreamBroken
 
-ASK_SECONDS = 2.0  # between two questions
+ASK_SECONDS = 2.0  # between two questions while records come
 log = logs.get(__name__)
 
 
 class Asking:
-    """`hear(record, peer)` takes what comes; it says whether that was a record at all. `view` is the newest."""
+    """`hear(record, peer)` takes what comes; it says whether that was a record at all. `view` is the newest. `longest`:
+    seconds between two questions where nothing changes."""
 
     def __init__(
         self,
@@ -28,19 +31,24 @@ class Asking:
         shelf: Shelf,
         view: Callable[[], RunView],
         hear: Callable[[bytes, str], bool],
+        longest: float,
     ) -> None:
         self._gossip, self._records, self._shelf, self._view, self._hear = gossip, records, shelf, view, hear
-        self._random = Random()
+        self._random, self._waits = Random(), Backoff(ASK_SECONDS, max(ASK_SECONDS, longest))
 
     async def run(self) -> None:
         """Until it is cancelled; never raises."""
+        before, quiet, due = None, 0, 0.0
         while True:
-            for stage, round, seals in self._shelf.wanted(self._view()):
-                if peer := self._choose(stage):
-                    try:
-                        await self._ask(peer, stage, round, seals)
-                    except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
-                        log.debug("no records", peer=peer, error=repr(error))
+            wanted = self._shelf.wanted(self._view())
+            held = [(place, frozenset(self._shelf.ids(*place))) for place in wanted]
+            if held != before:
+                before, quiet, due = held, 0, 0.0
+            if trio.current_time() >= due:
+                for place in wanted:
+                    await self._ask(*place)
+                quiet += 1
+                due = trio.current_time() + self._waits.delay(quiet, self._random)
             await trio.sleep(ASK_SECONDS * (0.75 + 0.5 * self._random.random()))
 
     def _choose(self, stage: int) -> str | None:
@@ -49,8 +57,16 @@ class Asking:
         peers = self._gossip.neighbours(seals_topic(run, stage)) or self._gossip.neighbours(contributions_topic(run))
         return self._random.choice(peers) if peers else None
 
-    async def _ask(self, peer: str, stage: int, round: int, seals: bool) -> None:
-        for record in await self._records.ask(peer, stage, round, seals, self._shelf.ids(stage, round, seals)):
+    async def _ask(self, stage: int, round: int, seals: bool) -> None:
+        peer = self._choose(stage)
+        if peer is None:
+            return
+        try:
+            found = await self._records.ask(peer, stage, round, seals, self._shelf.ids(stage, round, seals))
+        except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
+            log.debug("no records", peer=peer, error=repr(error))
+            return
+        for record in found:
             if not self._hear(record, peer):
                 return  # who has it on its shelf has checked it
             await trio.sleep(0)

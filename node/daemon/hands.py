@@ -68,7 +68,7 @@ class SlotHands:
         self._pipes, self._directory, self._progress, self._view = pipes, directory, progress, view
         self._versions, self._shards, self._own, self._shelve, self._later = versions, shards, own, shelve, later
         self._fetching: dict[Contribution, trio.CancelScope] = {}  # whose payloads
-        self._report: tuple[a.GossipReport | None, int] = None, 0  # the last one, and when it was made (ms)
+        self._reported: dict[a.GossipReport, int] = {}  # of the newest round: when it was made (ms)
         self._payloads = Payloads(context, rules, self._stage, trainer, versions)
         self._past = Past(context, rules, self._stage, trainer, versions)
         self._retention = Retention(context.store, context.manifest, context.run, self._stage)
@@ -249,10 +249,11 @@ class SlotHands:
 
     def _is_news(self, report: a.GossipReport, made: int) -> bool:
         """The same report again only says that we are alive."""
-        again = report == self._report[0] and made < self._report[1] + 1000 * self._rules.round_timeout / ALIVE
-        if not again:
-            self._report = report, made
-        return not again
+        again = 1000 * self._rules.round_timeout / ALIVE
+        if made < self._reported.get(report, -again) + again:
+            return False
+        self._reported = {one: at for one, at in self._reported.items() if one.round == report.round} | {report: made}
+        return True
 
     # ---- transactions ----
 

@@ -107,9 +107,9 @@ class Session:
             task_status.started()
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._shards.run)
-            self._nursery.start_soon(
-                Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear).run
-            )
+            longest = self.rules.proposal_timeout  # what is lost costs one proposer's turn
+            asking = Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear, longest)
+            self._nursery.start_soon(asking.run)
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
 

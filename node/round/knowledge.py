@@ -64,13 +64,15 @@ class Knowledge:
         """Whether we could sign for the contribution: its payload is ready, and its replica finished the round."""
         return book.is_ready(name) and self.is_whole(book.contributions[name].contribution)
 
+    def is_heard(self, book: Book, name: bytes) -> bool:
+        """Whether no statement of a contribution is lacking: its own, and those of the replica's other stages."""
+        return name in book.contributions and self.is_whole(book.contributions[name].contribution)
+
     def missing(self, book: Book) -> tuple[bytes, ...]:
         """What others hold for sure and we do not, though nothing but a statement may be lacking: who has them repeats
         them. (Payloads of what we have heard are fetched anyway.)"""
         names = trusted_names(self.view, self._stage, book.reports)
-        known = book.contributions
-        lacking = [name for name in names if name not in known or not self.is_whole(known[name].contribution)]
-        return tuple(sorted(lacking))[:MAX_MISSING]
+        return tuple(sorted(name for name in names if not self.is_heard(book, name)))[:MAX_MISSING]
 
     def reports(self, book: Book) -> Reports:
         """What the members say they hold of a round, ourselves among them."""

@@ -221,9 +221,10 @@ class Sealing:
         listed, opens_at = proposal.listed, self._known.view.opens_at(self._stage, len(proposal.listed))
         missing = tuple(name for name in listed if not self._known.holds(book, name))
         if missing:
+            unheard = tuple(name for name in missing if not self._known.is_heard(book, name))  # payloads are fetched
             late = now >= proposal.since + REGOSSIP_SECONDS  # else it is mostly on its way
-            if late and self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
-                out.append(a.GossipReport(book.round, self._known.holding(book), missing[:MAX_MISSING]))
+            if unheard and late and self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
+                out.append(a.GossipReport(book.round, self._known.holding(book), unheard[:MAX_MISSING]))
             return
         records = book.listing(listed)
         if now < opens_at:

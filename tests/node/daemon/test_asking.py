@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from dlx.ledger.typed import sign
 from dlx.node.daemon import asking
@@ -40,7 +41,7 @@ class Peer:
         choice = [seals_topic(RUN, stage) for stage in range(MAX_STAGES)]
         self.gossip = Gossip(self.host, (contributions_topic(RUN),), choice)
         records = Records(self.host, self.shelf.beyond)
-        self.asking = Asking(self.gossip, records, self.shelf, lambda: sim.view, self.hear)
+        self.asking = Asking(self.gossip, records, self.shelf, lambda: sim.view, self.hear, 0.4)
         self.deaf = False
 
     def hear(self, data: bytes, peer: str) -> bool:
@@ -134,3 +135,40 @@ def test_who_comes_late_gets_all_records_of_the_open_round() -> None:
                 await until(lambda: all(peer.has_all() for peer in peers))
 
     trio.run(main)
+
+
+def test_where_nothing_changes_there_are_few_questions_and_news_is_asked_after_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "ASK_SECONDS", 2.0)
+    asked: list[float] = []
+
+    class Elsewhere:
+        def neighbours(self, topic: str) -> tuple[str, ...]:
+            return ("peer",)
+
+        async def ask(self, *place: object) -> list[bytes]:
+            asked.append(trio.current_time())
+            return []
+
+    class Held(Shelf):
+        held: list[bytes] = []  # noqa: RUF012
+
+        def ids(self, stage: int, round: int, seals: bool) -> list[bytes]:
+            return self.held
+
+    sim, shelf, others = Simulation(make_rules(), replicas=2, seed=0), Held(0), Elsewhere()
+    one = Asking(others, others, shelf, lambda: sim.view, lambda *_: True, 10.0)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run)
+            await trio.sleep(100)
+            quiet = len(asked)
+            assert 9 <= quiet <= 16, "not every two seconds"
+            shelf.held = [b"news"]
+            await trio.sleep(3)
+            assert len(asked) > quiet
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

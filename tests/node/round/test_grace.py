@@ -210,3 +210,26 @@ def test_newcomers_without_a_vote_do_not_begin_the_grace() -> None:
     play(sim, 5)
     for round in range(2, 5):
         assert sim.counted(round) >= set(range(REPLICAS)), (round, sim.counted(round))
+
+
+class OneSlower(SlowLinks):
+    """Payloads come to the first replica later than to the others. Notes what was reported missing."""
+
+    def __init__(self, *args: Any, **known: Any) -> None:
+        self.missing: list[bytes] = []
+        super().__init__(*args, **known)
+
+    def act(self, member: Member, action: a.Action) -> None:
+        if isinstance(action, a.GossipReport):
+            self.missing += action.missing
+        if isinstance(action, a.FetchPayload) and member.account == self.view.holder(0, 0):
+            self.free_at[member.account] = max(self.now, self.free_at[member.account]) + 5.0
+        super().act(member, action)
+
+
+def test_a_payload_that_a_proposal_lists_and_that_is_on_its_way_is_not_reported_missing() -> None:
+    """Who has it could but repeat its statement."""
+    sim = OneSlower(slow_rules(delay=1), 2, {}, train_seconds=TRAIN)
+    play(sim, 4)
+    assert [len(sim.counted(round)) for round in range(4)] == [2] * 4
+    assert not sim.missing
