@@ -22,6 +22,7 @@ from dlx.p2p.buckets import Buckets
 from dlx.p2p.guard import address_of, in_bulk
 from dlx.p2p.host import Host
 from dlx.p2p.places import Leftover, owner
+from dlx.p2p.precedence import PIECE, Precedence
 from dlx.p2p.served import ServedStreams
 from dlx.p2p.sharing import LEAST_RATE, bitmap
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
@@ -67,6 +68,7 @@ class BlobServer:
         self._leftover, self._line = Leftover(time.monotonic), trio.Lock()
         self._answers: list[float] = []  # to strangers, under way: since when
         self._looks: dict[bytes, _Look] = {}
+        self._precedence = Precedence()
         host.serve(BLOB, self._serve)
 
     async def _serve(self, stream: INetStream, peer: str) -> None:
@@ -96,7 +98,8 @@ class BlobServer:
         if coming is not None:
             self._host.count_as(traffic(coming.kind), stream)
             in_bulk(stream, request.length > SMALL)
-            return await _pass_on(stream, request, coming)
+            with self._precedence.payload():
+                return await _pass_on(stream, request, coming)
         self._leftover.begin()
         size = 0
         try:
@@ -141,8 +144,18 @@ class BlobServer:
             size, data = (size, _part(leaves, request)) if leaves is not None else (None, b"")
         self._host.count_as(traffic(kind), stream)
         in_bulk(stream, len(data) > SMALL)
+        reply = wire.encode(wire.BlobReply(size, None, len(data)))
         with trio.fail_after(_seconds(len(data))):
-            await write_short(stream, wire.encode(wire.BlobReply(size, None, len(data))), data)
+            if len(data) <= SMALL:
+                await write_short(stream, reply, data)
+            elif kind is Kind.PAYLOAD:
+                with self._precedence.payload():
+                    await write_short(stream, reply, data)
+            else:
+                await write_short(stream, reply)
+                for at in range(0, len(data), PIECE):
+                    await self._precedence.turn()
+                    await write_all(stream, memoryview(data)[at : at + PIECE])
         return len(data)
 
     async def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:

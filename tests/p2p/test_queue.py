@@ -45,3 +45,17 @@ async def test_gossip_passes_by_a_payload_on_a_slow_uplink(tmp_path):
                         pass
             assert trio.current_time() - began < 4.0, "it was 7.5 behind what waited"
         nursery.cancel_scope.cancel()
+
+
+async def test_states_wait_for_a_payload_but_not_for_ever(tmp_path):
+    async with behind_an_uplink(tmp_path, 2, 4 * RATE) as (maker, (checker, member), _), trio.open_nursery() as nursery:
+        states = maker.store.put(os.urandom(1_000_000), Kind.VERSION)
+        payload = maker.store.put(os.urandom(600_000), Kind.PAYLOAD)
+        nursery.start_soon(checker.blobs.fetch, states, GIB, [maker.id], 60, Kind.VERSION)
+        sent = maker.host.bytes_sent
+        await until(lambda: maker.host.bytes_sent > sent + 50_000)
+        before, began = maker.host.traffic()["blobs"][0], trio.current_time()
+        await member.blobs.fetch(payload, GIB, [maker.id], 60, Kind.PAYLOAD)
+        lasted, beside = trio.current_time() - began, maker.host.traffic()["blobs"][0] - before
+        assert 0 < beside < 600_000 / 3, f"half of the uplink was theirs: {beside} bytes in {lasted:.1f} s"
+        nursery.cancel_scope.cancel()
