@@ -15,7 +15,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
-from dlx.node.round.pace import Pace, fewest_steps
+from dlx.node.round.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import finished, has_round, plan_of, steps_before
 from dlx.node.round.rules import Rules, base_version, left_out, may_train
@@ -248,9 +248,15 @@ class RoundMachine:
         if self.view.opened_at is not None:
             seen = before.next_round(self.stage) < self.unsealed  # just now; else the ledger says when
             self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
+        seals = range(max(self.unsealed - WINDOW, self.view.sealed.oldest(self.stage)), self.unsealed)
+        self._pace.sealed({round: self._counted(round) for round in seals})
         for book in self._known.books.values():  # some came before our view of the ledger could judge them
             for signed in book.contributions.values():
                 self._note_pace(signed, now)
+
+    def _counted(self, round: int) -> frozenset[int]:
+        """The replicas that a seal counts."""
+        return frozenset(record.replica for record in self.view.sealed[self.stage, round].records)
 
     def _same_version(self, before: RunView, version: int) -> bool:
         if version > self.unsealed:

@@ -3,7 +3,8 @@
 The reference is the lower median of the replicas' rounds: so at most the faster half waits, and whoever wants to pull
 all others down or to hold them up has to be half of the replicas. What is compared is what this member saw: when a
 round could begin, and when somebody's contribution to it came. Nobody's word for its own time counts, because nothing
-could refute it; who contributes earlier than it can have trained signs what a replay convicts it of.
+could refute it; who contributes earlier than it can have trained signs what a replay convicts it of once it is counted,
+and what a seal left out moves nobody.
 """
 
 import statistics
@@ -73,6 +74,7 @@ class Pace:
         self._delay, self._last = delay, last
         self._opened: dict[int, float] = {}  # round -> when its base version was decided
         self._came: dict[int, dict[int, tuple[float, int]]] = {}  # round -> replica -> when, and its steps
+        self._counted: dict[int, frozenset[int]] = {}  # sealed round -> the replicas that it counts
         self._speeds: dict[int, Speed] = {}  # own, by round
 
     def opened(self, round: int, now: float) -> None:
@@ -88,6 +90,10 @@ class Pace:
     def came(self, round: int, replica: int, steps: int, now: float) -> None:
         """A contribution, as it was first heard of."""
         self._came.setdefault(round, {}).setdefault(replica, (now, steps))
+
+    def sealed(self, counted: Mapping[int, frozenset[int]]) -> None:
+        """What the newest seals count: round -> replicas."""
+        self._counted = dict(counted)
 
     def trained(self, round: int, steps: int, seconds: float, step_seconds: float | None) -> None:
         """Our own training of a round took so long; `step_seconds`: each of its steps, where there were several."""
@@ -123,12 +129,16 @@ class Pace:
         return Speed(*(statistics.median_low(part) for part in zip(*((s.fixed, s.step) for s in newest), strict=True)))
 
     def _laps(self, replica: int, before: int) -> list[Lap]:
-        found = []
-        for round in range(max(0, before - WINDOW), before):
-            if replica in self._came.get(round, {}) and round in self._opened:
-                ended, steps = self._came[round][replica]
-                found.append(Lap(max(0.0, ended - self._began(replica, round, self._opened[round])), steps))
-        return found
+        """Those that were counted, and those that may be: of who was counted last, or as long as nothing is sealed."""
+        newest = max(self._counted, default=None)
+        unsealed = {replica} if newest is None else self._counted[newest]
+        rounds = [one for one in range(max(0, before - WINDOW), before) if one in self._opened]
+        found = [one for one in rounds if replica in self._came.get(one, {})]
+        return [self._lap(replica, one) for one in found if replica in self._counted.get(one, unsealed)]
+
+    def _lap(self, replica: int, round: int) -> Lap:
+        ended, steps = self._came[round][replica]
+        return Lap(max(0.0, ended - self._began(replica, round, self._opened[round])), steps)
 
     def _began(self, replica: int, round: int, unknown: float) -> float:
         """When the replica could begin the round: with its base version, and done with the one before."""

@@ -9,6 +9,7 @@ import pytest
 
 from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
+from dlx.node.round import events as e
 from dlx.node.round.pace import TRIAL_STEPS, Lap, Pace, Speed, fewest_steps, reference, steps_within
 from tests.node.round.simulation import Member, Simulation, make_rules
 
@@ -241,3 +242,20 @@ def test_stages_of_one_replica_that_state_different_steps_are_not_counted() -> N
     assert sim.run(lambda: sim.view.open_round == 2, 100)
     assert _sealed_steps(sim, 0, 0) == _sealed_steps(sim, 1, 0) == [0, 0]
     assert all(_sealed_steps(sim, 1, 1))
+
+
+class Hasty(Uneven):
+    """Members of the first replica state made-up work as soon as a round is open: nobody ever gets their payloads."""
+
+    def act(self, member: Member, action: a.Action) -> None:
+        if isinstance(action, a.FetchPayload) and self.view.slot_of(action.signed.contribution.account) == (0, 0):
+            self.later(member, e.Failed(action, "nobody has it"))
+        else:
+            super().act(member, action)
+
+
+def test_made_up_work_that_is_never_counted_makes_nobody_hurry() -> None:
+    """It is never drawn either: who states it would pay nothing for holding the others to a sixteenth."""
+    sim = Hasty(_short(stages=1), 2, {0: 0.01}, train_seconds=10.0)
+    assert sim.run(lambda: sim.view.open_round == 6, 400)
+    assert _sealed_steps(sim, 0, 1)[1:] == [STEPS] * 5 and not any(_sealed_steps(sim, 0, 0))
