@@ -35,6 +35,12 @@ def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: 
             assert steps[0] == steps[1], "the stages of a replica agree"
             if round >= SETTLED:
                 assert steps[0][1 - replica] == STEPS and 1 <= steps[0][replica] < STEPS, steps
+
+        def served() -> bool:
+            found = [status.checks for status in watched.statuses().values()]
+            return all(one is not None and (one.drawn, one.undecided_bytes) == (4 * ROUNDS, 0) for one in found)
+
+        watched.until("what was drawn of all rounds to be served", served)
         report = json.loads(
             dlx("audit", "--datadir", devnet.root, "--run", devnet.record.run, "--level", 3, "--json").stdout
         )

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from dlx.training.recipe.recipe import Precision, Recipe
 
-SEGMENT_STEPS: dict[Precision, int] = {"float32": 20, "bfloat16": 20}  # inner steps between two committed states
+SEGMENT_STEPS: dict[Precision, int] = {"float32": 20, "bfloat16": 4}  # inner steps between two committed states
 
 
 class SegmentState(Struct, frozen=True, forbid_unknown_fields=True):

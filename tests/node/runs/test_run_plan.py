@@ -194,12 +194,12 @@ def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_num
 
     def warnings(adaptive: str) -> list[str]:
         draft = tmp_path / "run.toml"
-        draft.write_text(example.replace("max_inner_steps = 22", adaptive))
+        draft.write_text(example.replace("max_inner_steps = 16", adaptive))
         return json.loads(dlx("run", "plan", "--manifest", draft, *options, "--json").stdout)["warnings"]
 
     (said,) = warnings("max_inner_steps = 125")
     assert said.startswith("adaptive.max_inner_steps 125: until its rounds' draws are known, stage ")
-    assert "keeps 6.4 TB of states and received tensors on disk; at most " in said
+    assert "keeps 13.7 TB of states and received tensors on disk; at most " in said
     most = int(said.partition("at most ")[2].split()[0])
     assert warnings(f"max_inner_steps = {most}") == [] != warnings(f"max_inner_steps = {most + 1}")
 
@@ -213,7 +213,7 @@ def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned(
     assert 428e9 < sum(sizes) < 429e9
     manifest = complete(draft, [BlobRef("ab" * 32, size) for size in sizes], BlobRef("cd" * 32, 1 << 20))
     config = config_of(manifest)
-    assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 22
+    assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 16
     assert max(cost.payload for cost in found) < min(sizes)
     assert draft.rounds * config.max_inner_steps * config.tokens_per_step * 20 < 1 << 63
 
