@@ -47,7 +47,7 @@ def packed_bytes(shape: tuple[int, ...], packing: Packing) -> int:
 
 def _quantised(values: Tensor) -> Tensor:
     scales = values.abs().amax(-1, keepdim=True) / 127
-    # Where all are zero, or one is no number, the scale alone says so.
+    # Where all are zero, or one is no number, the scale alone says so. The smallest scales are rounded a lot.
     sound = scales.isfinite() & (scales > 0)
-    codes = torch.where(sound, values / torch.where(sound, scales, 1), 0).round_().to(torch.int8)
+    codes = torch.where(sound, values / torch.where(sound, scales, 1), 0).round_().clamp_(-127, 127).to(torch.int8)
     return torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], dim=-1)

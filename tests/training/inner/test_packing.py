@@ -51,3 +51,8 @@ def test_float32_in_main_memory_is_not_copied() -> None:
     assert tensor[0, 0, 0] != 1
     unpack(data, SHAPE, "float32")[0, 0, 0] = 1.0
     assert any(data)
+
+
+def test_the_smallest_numbers_keep_their_signs() -> None:
+    tiny = torch.tensor([[2.5e-43, -2.5e-43, 1e-43, 0.0, 0.0]])
+    assert torch.equal(_through(tiny, "int8").sign() * tiny.sign(), tiny.sign().abs())
