@@ -24,8 +24,8 @@ def command(
         typer.Option(
             min=0.05,
             max=60,
-            help="Seconds between blocks while transactions wait; thirty times that on an idle chain. "
-            "Without it 0.1 and 30.",
+            help="Seconds between blocks while transactions wait; thirty times that on an idle chain.",
+            show_default="0.1 and 30",
         ),
     ] = None,
     insecure_listen: Annotated[
