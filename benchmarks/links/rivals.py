@@ -62,10 +62,9 @@ def main(peer: Peer) -> None:
     )
     with METHODS[peer.method](peer, loop) as round:
         first = peer.rank * 100_000  # every replica has its own part of the data
-        alone = _alone_of(loop)
-        with alone:
+        with _alone_of(loop):
             for step in range(WARM_UP_STEPS):
-                loop.step(first + step)
+                loop.step(step)  # the same data for all: what averages gradients never brings weights together
         dist.all_reduce(torch.zeros(1))  # a barrier
         began, before = time.monotonic(), _received()
         for number in range(peer.rounds):
