@@ -58,6 +58,14 @@ def command(
         str | None,
         typer.Option(help="Speed between a replica's stages where it is one site with one link.", show_default="link"),
     ] = None,
+    seal: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds from a round's last payload to its seal: votes, and about two blocks of the chain.",
+            show_default="1, of the embedded chain",
+        ),
+    ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Show what a run would cost: operations, memory, bytes and seconds of each stage; and suggest better stages.
@@ -69,7 +77,7 @@ def command(
     from dlx.training.balance.devices import DEVICE_KINDS, device_of
     from dlx.training.balance.flops import balanced
     from dlx.training.balance.measured import Measured, measured
-    from dlx.training.balance.seconds import RECOMPUTED, Conditions, seconds
+    from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
     from dlx.training.models.placement import Placement, settle
     from dlx.training.recipe.draft import draft_from_toml
 
@@ -99,6 +107,7 @@ def command(
         link=link_speed,
         lan=lan_speed,
         replicas=at_work,
+        seal=SEAL if seal is None else seal,
         served=checked(draft, found, at_work, site=lan_speed is not None),
     )
     times = seconds(draft, found, conditions)
@@ -217,7 +226,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     limit = "" if times.step <= times.compute else f", {_time(times.compute)} without its pipes"
     pipes = f"{_time(times.message)} a message at {_speed(here.lan or here.link)}" if len(plan.costs) > 1 else "none"
     site = " for all stages" if here.lan else ""
-    back = f"{_time(times.exchange)} with the work on them" if here.replicas > 1 else "nothing to exchange"
+    back = f"{_time(times.exchange)} with the work on them and the seal" if here.replicas > 1 else "nothing to exchange"
     hides = "no: the delay is 0"
     if draft.outer.delay:
         hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"

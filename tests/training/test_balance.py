@@ -165,7 +165,7 @@ def test_every_family_has_costs() -> None:
     assert len(CASES) >= len(FAMILIES)
 
 
-LINK = Conditions(flops=1e9, float32=1e9, ranks=1, recomputed=1.0, link=1e6, lan=None, replicas=3)
+LINK = Conditions(flops=1e9, float32=1e9, ranks=1, recomputed=1.0, link=1e6, lan=None, replicas=3, seal=0.0)
 SLOW = {"outer": Outer(delay=1, lr=0.5), "plan": Plan(inner_steps=2)}
 
 
@@ -208,6 +208,14 @@ def test_what_checkers_fetch_has_to_fit_on_the_link_too() -> None:
     assert beside.hiding_steps > alone.hiding_steps
     longer = tiny_draft(SPLIT, **SLOW | {"plan": Plan(inner_steps=beside.hiding_steps)})
     assert seconds(longer, found, replace(slow, served=100_000)).hides
+
+
+def test_the_seal_takes_its_time_too() -> None:
+    draft = tiny_draft(SPLIT, **SLOW)
+    found, slow = costs(draft), replace(LINK, link=1e4, lan=1e9)
+    quick, chain = seconds(draft, found, slow), seconds(draft, found, replace(slow, seal=24.0))
+    assert chain.exchange == quick.exchange + 24 and chain.round == chain.exchange
+    assert chain.hiding_steps - quick.hiding_steps == pytest.approx(24 / chain.step, abs=1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's counts of private memory")

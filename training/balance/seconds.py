@@ -12,6 +12,7 @@ from dlx.training.recipe.recipe import Recipe, activation_bytes, embedding_bytes
 # Nanoseconds of processor time, as `python -m benchmarks.round` measured them at 97.5 million parameters and int4.
 SLOT_NS = 37.0  # of a slot's round, per parameter: start, payload, residual, hashes, files, the outer step
 PAYLOAD_NS = 4.0  # of checking and adding a received payload, per parameter
+SEAL = 1.0  # seconds by the clock from the last payload to the seal that all have seen, on the embedded chain
 
 # Operations with checkpointing: a layer's forward pass is a third of its training, and all of it or none is repeated.
 RECOMPUTED: dict[Checkpoint, float] = {"none": 1.0, "layers": 4 / 3, "selective": 1.0}
@@ -27,6 +28,7 @@ class Conditions(Struct, frozen=True):
     link: float  # bits per second between replicas, each way
     lan: float | None  # and between the stages of a replica that is one site, which share its link; None: `link`
     replicas: int
+    seal: float = SEAL  # seconds of votes and the chain, once a round
     served: int = 0  # bytes of drawn work through a replica's link in a round, as expected: what checkers fetch
 
 
@@ -47,7 +49,7 @@ class Seconds(Struct, frozen=True):
     step: float  # of an inner step, as long as the slowest of pipes and stages makes it
     training: float  # of a round, with the work on the slot's own state
     transfer: float  # of a round's payloads: those of a site share its link
-    exchange: float  # of a round: the transfer, and the work on what arrived
+    exchange: float  # of a round: the transfer, the work on what arrived, and the seal
     checks: float  # of a round: the link's for drawn work, beside the transfer
     round: float
     hides: bool  # the exchange, and what the link carries beside it, behind the training of the next round
@@ -80,7 +82,7 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
     training = inner_steps * step + slot
     sent = (sum if here.lan else max)(one.sent for one in stages)
     transfer = 8 * sent / here.link
-    exchange = transfer + max(one.payloads for one in stages)
+    exchange = transfer + max(one.payloads for one in stages) + here.seal
     checks = 8 * here.served / here.link
     link = transfer + checks  # payloads go first, but the link has to carry both
     lasts = max(training, exchange, link) if recipe.outer.delay else max(training + exchange, link)
