@@ -6,13 +6,14 @@ and without colours: ours are whole lines, others are broken ones, and each has 
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.links.table import OURS
+from benchmarks.links import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,16 +26,20 @@ LOOKS = {  # marker, colour
 
 
 def main(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", exists=True, dir_okay=False, help="The benchmark's JSON.")],
+    measured: Annotated[
+        Path, typer.Argument(metavar="TABLE", exists=True, dir_okay=False, help="What `--json` wrote.")
+    ],
     png: Annotated[Path, typer.Argument(metavar="PNG", help="The picture to write.")],
 ) -> None:
-    """Draw tokens per second over the speed of the link."""
+    """Draw tokens per second over the speed of the link, and print the table."""
     try:
-        rows = [row for row in json.loads(table.read_text())["rows"] if not row["error"]]
+        found = json.loads(measured.read_text())
+        rows = [row for row in found["rows"] if not row["error"]]
         description, figure = described(rows), drawn(rows)
     except (ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"{table}: expected what `benchmarks.links --json` writes") from error
+        raise typer.BadParameter(f"{measured}: expected what `benchmarks.links --json` writes") from error
     figure.savefig(png, dpi=120, metadata={"Description": description})
+    sys.stdout.write(table.text(found))
 
 
 def described(rows: Sequence[dict[str, Any]]) -> str:
@@ -55,7 +60,7 @@ def drawn(rows: Sequence[dict[str, Any]]) -> "Figure":
             line = sorted((_speed(row), row["link"], row["tokens_per_second"]) for row in own if row["row"] == name)
             if line:
                 where = [links.index((speed, link)) for speed, link, _ in line]
-                style = "-" if name in OURS else "--"
+                style = "-" if name in table.OURS else "--"
                 axes.plot(where, [each[2] for each in line], style, label=name, marker=marker, color=colour)
         axes.set_xticks(range(len(links)), [_named(speed, link) for speed, link in links])
         axes.set(title=f"{counts[place]} replicas", yscale="log", xlabel="each replica's link, both ways")

@@ -16,6 +16,7 @@ from benchmarks.links import network, picture, rows, table
 from dlx.training.recipe.presets import INNER_STEPS
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+DOCS = Path(__file__).parents[2] / "docs"
 BYTES, SPEED = 250_000, 4e6  # half a second
 
 
@@ -48,6 +49,14 @@ def test_a_round_that_takes_more_than_a_quarter_of_its_timeout_gets_a_longer_one
     slow = rows.planned(rows.ROWS["delay1"], 4, 3.0, 2e5)[0]
     assert "round_timeout" in slow
     assert "round_timeout" not in rows.planned(rows.ROWS["delay1"], 4, 0.5, 1e8)[0]
+
+
+def test_the_docs_have_the_table_and_the_picture_of_the_same_rows() -> None:
+    found = json.loads((DOCS / "links.json").read_text())
+    lines = [f"    {line}" if line else "" for line in table.text(found).splitlines()]
+    assert "\n".join(lines) in (DOCS / "links.md").read_text()
+    rows_drawn = [row for row in found["rows"] if not row["error"]]
+    assert picture.described(rows_drawn).encode() in (DOCS / "links.png").read_bytes()
 
 
 def test_links_are_named_as_tc_names_them() -> None:
