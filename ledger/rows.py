@@ -23,9 +23,11 @@ class SealRow(NamedTuple):
     round: int
     stage: int
     block: int
+    log_index: int
     time: int
     tx: bytes
     weights: bytes  # hash of the version that the seal made, or left
+    accounts: bytes  # who made the contributions, 20 bytes each
     counted: int  # contributions
     signers: int
     tokens: int

@@ -29,6 +29,7 @@ def audit_run(
     say: Callable[[str], None],
     head: Pin | None = None,
     choice: Choice | None = None,
+    report: Report | None = None,
 ) -> Report:
     """`audit` with blobs from `places` and the run's peers, in a working folder of its own.
 
@@ -43,7 +44,7 @@ def audit_run(
         tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
     ):
         heard = partial(heard_verdicts, client, run, places, sources)
-        return audit(client, run, sources, Path(work), show, head, choice, heard)
+        return audit(client, run, sources, Path(work), show, head, choice, heard, report)
 
 
 def audit(
@@ -55,18 +56,20 @@ def audit(
     head: Pin | None = None,
     choice: Choice | None = None,
     verdicts: Callable[[], Iterable[ReportedVerdict]] = tuple,
+    report: Report | None = None,
 ) -> Report:
     """Levels 1 and 2 of the design over the whole history of a run, or up to the block `head`: then what the chain node
     says of the chain is proven to that block's hash. With a `choice` also level 3; `verdicts` gives the members'.
 
     Working copies of blobs go to the empty folder `work`: never more than three versions of each stage and two rounds'
     payloads. Raises Failure where the ledger knows no such run, LedgerUnavailable where the chain node is silent.
+    `report`: a new one of the run, for who wants to look at it whenever `progress` is called; it is what is returned.
     """
     from dlx.node.audit.chain import audit_chain
     from dlx.node.audit.outer import audit_outer
     from dlx.node.audit.source import check_chain_nodes
 
-    report = Report(run)
+    report = report or Report(run)
     with ExitStack() as stack:
         found = audit_chain(report, client, head, progress, stack)
         if found is not None:

@@ -31,6 +31,7 @@ from dlx.node.cli import (
     start,
     status,
     watch,
+    web,
 )
 from dlx.node.home import extras
 
@@ -57,6 +58,7 @@ app.command("peers")(peers.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
 app.command("watch")(watch.command)
+app.command("web")(web.command)
 app.command("pull")(pull.command)
 app.command("evaluate")(evaluate.command)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ from dlx.node.cli import options
 from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
+    from dlx.ledger.client import LedgerClient
+    from dlx.node.home.config import Settings
+    from dlx.node.home.datadir import DataDir
     from dlx.node.runs.history import History, StageRow
 
 
@@ -31,13 +35,18 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw loss against rounds and tokens to a PNG file.", show_default="none"),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the run's page, as `web` serves it, to a file.", show_default="none"),
+    ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Print rounds, losses, tokens, weights hashes and seal transactions of a run, and verdicts on drawn work."""
     if csv and json:
         raise UsageFailure("--csv and --json exclude each other: choose one")
-    if plot:
-        options.existing_folder(plot.absolute().parent, "--plot: in")
+    for path, option in ((plot, "--plot"), (html, "--html")):
+        if path:
+            options.existing_folder(path.absolute().parent, f"{option}: in")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
     from dlx.node.archive.verdicts import verdicts_beside
     from dlx.node.home.ledgers import open_index, open_ledger
@@ -47,6 +56,9 @@ def command(
         chosen = find.resolve(index, run)
         verdicts = verdicts_beside(folder.blob_folders, chosen, client.domain)
         found = history.history(index, find.view_of(index, chosen), last, verdicts)
+        if html:
+            _write_page(html, client, folder, settings, found, last)
+            options.note(f"wrote {html}")
     if plot:
         history.plot(found, plot)
         options.note(f"drew {plot}")
@@ -54,8 +66,22 @@ def command(
         options.print_json(found)
     elif csv:
         sys.stdout.write(history.to_csv(found))
-    elif not plot:
+    elif not plot and not html:
         _print(found)
+
+
+def _write_page(
+    path: Path, client: LedgerClient, folder: DataDir, settings: Settings, found: History, last: int | None
+) -> None:
+    from dlx.node.home.config import shown_urls
+    from dlx.node.web import export
+    from dlx.node.web.reader import Reader
+
+    reach = f"--rpc-url {shown_urls(settings.rpc_url[:1])} --chain-id {settings.chain_id} --ledger {settings.ledger}"
+    with closing(Reader(client, folder.blob_folders, reach)) as reader:
+        run = bytes.fromhex(found.run[2:])
+        first = 0 if last is None else max(0, max(reader.sealed(run)) - last)
+        export.write(reader.run_page(run, every=first), found, path)
 
 
 def _print(found: History) -> None:

@@ -110,7 +110,7 @@ def show(
     from dlx.node.runs.history import utc
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        found = find.show_run(index, find.resolve(index, run), folder.blob_folders)
+        found = find.show_run(find.view_of(index, find.resolve(index, run)), folder.blob_folders)
     if json:
         options.print_json(found)
         return

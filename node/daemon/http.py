@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -25,7 +21,8 @@ from starlette.routing import Route
 from dlx.ground import durable
 from dlx.node.daemon.status import NodeStatus, PeerView
 from dlx.node.home.config import is_loopback
-from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.errors import UsageFailure
+from dlx.node.web.serving import listener, serve_on
 
 
 async def serve_http(
@@ -43,26 +40,11 @@ async def serve_http(
     """
     if not is_loopback(host):
         raise UsageFailure(f"the HTTP endpoint has no password: {host!r} is not a loopback address such as 127.0.0.1")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise Failure(
-                f"the HTTP endpoint cannot listen on {host}:{port} ({error.strerror}): choose another --http-port"
-            ) from error
-        name, bound = listener.getsockname()[:2]
-        url = f"http://[{name}]:{bound}" if family == socket.AF_INET6 else f"http://{name}:{bound}"
-        config = Config()
-        config.bind = [f"fd://{listener.detach()}"]
-    config.errorlog = None
-    config.include_server_header = False
-    config.graceful_timeout = 1
+    found, url = listener(host, port, "--http-port")
     _write_address(address_file, url)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(serve, _app(status, peers, registry), config))
+            await nursery.start(serve_on, found, _app(status, peers, registry))
             task_status.started(url)
     finally:
         address_file.unlink(missing_ok=True)

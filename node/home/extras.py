@@ -13,7 +13,8 @@ from dlx.node.home.errors import NotReady
 
 # Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": ("torch", "safetensors", "pyarrow", "hypercorn", "starlette", "zstandard"),
+    "train": ("torch", "safetensors", "pyarrow", "zstandard"),
+    "web": ("hypercorn", "jinja2", "starlette"),  # "train" brings them too
     "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
     "evaluate": ("lm_eval", "accelerate", "peft"),

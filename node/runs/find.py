@@ -159,9 +159,8 @@ def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
     return [summary(view_of(index, run), folders) for run in index.runs()]
 
 
-def show_run(index: EventIndex, run: bytes, folders: Sequence[Path]) -> RunDetails:
+def show_run(view: RunView, folders: Sequence[Path]) -> RunDetails:
     """A run's terms and members."""
-    view = view_of(index, run)
     config = view.config
     voters = {account for stage in range(config.stages) for account in view.voters(stage)}
     now = int(time.time())

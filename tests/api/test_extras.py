@@ -53,6 +53,7 @@ def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path
         ("plot", ["demo"]),
         ("train", ["evaluate"]),
         ("evaluate", ["evaluate", "--tasks", "arc_easy"]),
+        ("web", ["web"]),
     ],
 )
 def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""`dlx-node web`: the ledger's runs as a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption
+from dlx.node.home import extras
+from dlx.node.home.config import is_loopback
+from dlx.node.home.errors import UsageFailure
+
+_STOP_SECONDS = 10.0  # for an audit that runs
+
+
+def command(
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:4680",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File whose first line is the token that starting audits and downloading take; needed off loopback.",
+            show_default="none",
+        ),
+    ] = None,
+    blobs: BlobsOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+) -> None:
+    """Serve the ledger's runs as a page: losses, rounds, members, seals, audits, downloads.
+
+    It shows what the ledger says and needs no node. Everybody who reaches it may read; off loopback whoever has the
+    token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it off loopback.
+    """
+    extras.require("web")
+    host, port = _place(bind)
+    token = None if token_file is None else _token(token_file)
+    if token is None and not is_loopback(host):
+        raise UsageFailure(f"--bind {bind}: others could reach that, so name a --token-file, or bind to 127.0.0.1")
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
+    )
+    import trio
+
+    from dlx.node.archive.sources import Places
+    from dlx.node.home.config import shown_urls
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.web.app import Page
+    from dlx.node.web.auditing import Auditing
+    from dlx.node.web.guard import Guard
+    from dlx.node.web.reader import Reader
+    from dlx.node.web.serving import listener, serve_on
+
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    found, url = listener(host, port, "--bind")
+    with found, open_ledger(settings, folder) as client:
+        with open_index(client):
+            pass  # says how far it is while it reads what nobody has read
+        reach = f"--datadir {folder.root}"  # of use on this machine, and nobody else's business
+        if token is not None or rpc_url or chain_id or ledger or not folder.root.is_dir():
+            url_ = shown_urls(settings.rpc_url[:1])
+            reach = f"--rpc-url {url_} --chain-id {settings.chain_id} --ledger {settings.ledger}"
+        reader, auditing = Reader(client, (*kept, *folder.blob_folders), reach), Auditing(client, places)
+        page = Page(reader, Guard(token), auditing, places)
+        options.note(f"the page is at {url}")
+        try:
+            trio.run(serve_on, found, page.app())
+        except KeyboardInterrupt:
+            pass
+        finally:
+            auditing.stop(_STOP_SECONDS)
+            reader.close()
+
+
+def _place(bind: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):([0-9]{1,5})", bind)
+    if found is None or int(found[2]) > 65535:
+        raise UsageFailure(f"--bind {bind}: expected HOST:PORT, such as 127.0.0.1:4680 or [::1]:4680")
+    return found[1].strip("[]"), int(found[2])
+
+
+def _token(path: Path) -> str:
+    from dlx.node.home.datadir import check_private
+    from dlx.node.web.guard import MAX_TOKEN, MIN_TOKEN
+
+    try:
+        check_private(path)
+        token = path.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFailure(f"--token-file {path}: cannot be read ({error})") from None
+    if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
+        raise UsageFailure(f"--token-file {path}: its first line needs {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
+    return token

@@ -1,0 +1,117 @@
+"""The loss curve: its points, thinned so that no run is too long to draw, and the same as the path of an SVG."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from dlx.node.home import shown
+from dlx.node.runs.evaluations import Evaluation
+from dlx.node.web.facts import Facts
+
+Axis = Literal["rounds", "tokens", "bytes"]
+AXES: tuple[Axis, ...] = ("rounds", "tokens", "bytes")
+WIDTH, HEIGHT = 1000, 300  # of the SVG's own coordinates
+_BUCKETS = 600  # each shows its lowest and its highest loss
+_TICKS = 5
+
+
+class Tick(NamedTuple):
+    at: float  # 0 to 100, from the left or the top
+    label: str
+
+
+class Chart(NamedTuple):
+    """Losses in nats per token. `data` is JSON: x, loss and held-out loss, one entry per point, null where there is
+    none."""
+
+    axis: Axis
+    path: str
+    marks: tuple[tuple[float, float], ...]  # held-out losses
+    xs: tuple[Tick, ...]
+    ys: tuple[Tick, ...]
+    newest: tuple[float, float]
+    data: str
+
+
+def chart(facts: Facts, evaluations: Sequence[Evaluation], axis: Axis) -> Chart | None:
+    """None where no sealed round has a loss, or the axis is not known."""
+    place = _places(facts, axis)
+    points = [(round, loss) for round, loss in enumerate(facts.losses) if not math.isnan(loss)]
+    if place is None or not points:
+        return None
+    points = _thinned(points)
+    held_out = [(place(one.version - 1), one.loss) for one in evaluations if 0 <= one.version <= facts.rounds]
+    losses = [loss for _, loss in points] + [loss for _, loss in held_out]
+    left, right, xs = _ticks(0.0, max(place(round) for round, _ in points) or 1.0, _X_LABELS[axis], least=1)
+    low, high, ys = _ticks(min(losses), max(losses), lambda value: f"{value:.6g}", least=0)
+
+    def at(x: float, loss: float) -> tuple[float, float]:
+        return round(WIDTH * (x - left) / (right - left), 1), round(HEIGHT * (high - loss) / (high - low), 1)
+
+    line = [at(place(number), loss) for number, loss in points]
+    drawn = [(place(number), loss, None) for number, loss in points] + [(x, None, loss) for x, loss in held_out]
+    drawn.sort(key=lambda one: one[0])
+    data = json.dumps([list(column) for column in zip(*drawn, strict=True)], separators=(",", ":"))
+    return Chart(
+        axis=axis,
+        path="M" + "L".join(f"{x:g} {y:g}" for x, y in line),
+        marks=tuple(at(max(0.0, x), loss) for x, loss in held_out),
+        xs=tuple(xs),
+        ys=tuple(Tick(100 - one.at, one.label) for one in ys),
+        newest=line[-1],
+        data=data,
+    )
+
+
+def compact(count: float) -> str:
+    """950, 1.2k, 81.9k, 3.4M: for axes."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(count) < 999.95 or unit == "T":
+            return f"{count:.4g}{unit}"
+        count /= 1000
+    raise AssertionError(count)
+
+
+_X_LABELS: dict[Axis, Callable[[float], str]] = {
+    "rounds": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.1f}",
+    "tokens": compact,
+    "bytes": shown.size,
+}
+
+
+def _places(facts: Facts, axis: Axis) -> Callable[[int], float] | None:
+    """Where a round's end lies on the axis; before the first one is 0."""
+    if axis == "rounds":
+        return float
+    sums = facts.tokens if axis == "tokens" else facts.bytes
+    return (lambda round: float(sums[round]) if round >= 0 else 0.0) if sums else None
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    if len(points) <= 2 * _BUCKETS:
+        return points
+    found = []
+    for bucket in range(_BUCKETS):
+        some = points[bucket * len(points) // _BUCKETS : (bucket + 1) * len(points) // _BUCKETS]
+        ends = {min(some, key=lambda one: one[1]), max(some, key=lambda one: one[1])}
+        found += sorted(ends)
+    return found if found[-1] == points[-1] else [*found, points[-1]]
+
+
+def _ticks(low: float, high: float, label: Callable[[float], str], least: float) -> tuple[float, float, list[Tick]]:
+    """The ends of an axis with round numbers at even distances of `least` or more, and those with their places in
+    percent."""
+    if high - low <= 1e-9 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= rough * 0.999)
+    step = max(step, least)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last, first + 1)
+    places = range(first, last + 1)
+    found = [Tick(round(100 * (one - first) / (last - first), 2), label(one * step)) for one in places]
+    return first * step, last * step, found

@@ -1,0 +1,304 @@
+"""What the pages show, as plain data: made of index rows, facts and verdicts; no I/O, and no HTML."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby, pairwise
+from typing import Literal, NamedTuple
+
+from dlx.ground.constants import MICRO, UNIT
+from dlx.ledger.events import Convicted, Sealed
+from dlx.ledger.index import Place
+from dlx.ledger.keys import SignatureError
+from dlx.ledger.rows import SealRow
+from dlx.ledger.seal_log import taken
+from dlx.ledger.typed import Domain, recover, split_entries
+from dlx.node.round.verdicts import ReportedVerdict
+from dlx.node.runs.find import Member, RunDetails
+from dlx.node.web.draws import Drawn
+from dlx.node.web.facts import Facts, Seen, Share
+from dlx.node.web.seats import SeatLog
+
+MOST_ROWS, MOST_CELLS = 100, 20_000  # of a window
+_BUCKETS = 120  # of the strip that shows the whole run
+_WORST = ("honest", "withheld", "false")
+
+Kind = Literal["counted", "fewer", "late", "new", "free"]
+WORDS: dict[Kind, str] = {
+    "counted": "counted",
+    "fewer": "counted, with fewer inner steps than planned",
+    "late": "late or left out: whole since the round opened, and not counted",
+    "new": "no whole replica when the round opened",
+    "free": "nobody holds the seat",
+}
+
+
+class Cell(NamedTuple):
+    """One replica of a stage in a round."""
+
+    kind: Kind
+    drawn: bool
+    finding: str  # the worst of the verdicts: honest, withheld, false; "" without one
+
+
+class StageCells(NamedTuple):
+    """How a stage sealed a round."""
+
+    cells: tuple[Cell, ...]
+    counted: int
+    possible: int
+    said: str  # all of it in words
+
+
+class GridRow(NamedTuple):
+    number: int
+    time: int  # of the last seal, Unix seconds
+    loss: float | None
+    tokens: int  # so far
+    inner_steps: int | None  # None: an empty round
+    sealed: bool  # by every stage
+    draw_known: bool
+    stages: tuple[StageCells | None, ...]  # None: not sealed yet
+
+
+class Bucket(NamedTuple):
+    """Some rounds of the strip that shows the whole run."""
+
+    first: int
+    end: int
+    part: float | None  # of possible contributions that was counted
+
+
+class Window(NamedTuple):
+    """Some rounds of a run. Links are first rounds; None: there are none that way."""
+
+    first: int
+    end: int
+    size: int
+    total: int  # rounds that any stage has sealed
+    newer: int | None
+    older: int | None
+
+    @property
+    def is_newest(self) -> bool:
+        return self.newer is None
+
+
+class MemberLine(NamedTuple):
+    """`member` is None for an account that holds no seat any more."""
+
+    account: str
+    member: Member | None
+    seen: Seen | None
+
+
+class RecordLine(NamedTuple):
+    replica: int
+    account: str
+    payload: str
+    statement: str
+    loss: float
+    inner_steps: int
+    multiplier: float
+    verdicts: tuple[ReportedVerdict, ...]
+    convicted: bool
+
+
+class SealPage(NamedTuple):
+    """A seal with all that it names; hashes are hex."""
+
+    stage: int
+    digest: str
+    weights: str
+    momentum: str
+    weights_root: str
+    momentum_root: str
+    plan: str
+    next_plan: str
+    signers: tuple[str, ...]
+    records: tuple[RecordLine, ...]
+    drawn: frozenset[int] | None
+    transaction: str
+    block: int
+    time: int
+
+
+def window(total: int, seats: int, wanted: int | None) -> Window:
+    """The rounds to show of a run: from `wanted` on, or the newest. `seats`: stages x replicas."""
+    size = max(5, min(MOST_ROWS, MOST_CELLS // max(1, seats)))
+    first = max(0, total - size) if wanted is None else min(wanted, max(0, total - 1))
+    end = min(first + size, total)
+    newer = None if end == total else end
+    return Window(first, end, size, total, newer, max(0, first - size) if first else None)
+
+
+def grid(
+    rows: Iterable[SealRow],
+    stages: int,
+    facts: Facts,
+    seats: SeatLog,
+    opened: Place,
+    drawn: Drawn,
+    verdicts: Sequence[ReportedVerdict],
+) -> list[GridRow]:
+    """The rounds of `rows`, which come by round and stage, newest first; `opened`: where the first of them opened."""
+    findings: dict[tuple[int, int, int], str] = {}
+    for one in verdicts:
+        at, word = (one.report.round, one.report.stage, one.report.replica), one.finding.word
+        findings[at] = max(findings.get(at, word), word, key=_WORST.index)
+    columns = replica_columns(rows := list(rows), stages, seats)
+    found = []
+    for number, group in groupby(rows, key=lambda row: row.round):
+        seals = {row.stage: row for row in group}
+        whole, round_drawn = seats.whole(opened), drawn.get(number)
+        cells = tuple(
+            _stage(seals[stage], columns[stage], whole, seats, round_drawn, findings) if stage in seals else None
+            for stage in range(stages)
+        )
+        last = seals.get(stages - 1)
+        found.append(
+            GridRow(
+                number=number,
+                time=max(row.time for row in seals.values()),
+                loss=last.loss / MICRO if last and last.counted else None,
+                tokens=facts.tokens[number] if number < facts.rounds else 0,
+                inner_steps=next((row.inner_steps for row in seals.values() if row.counted), None),
+                sealed=len(seals) == stages,
+                draw_known=round_drawn is not None,
+                stages=cells,
+            )
+        )
+        opened = max((row.block, row.log_index) for row in seals.values())
+    return found[::-1]
+
+
+def replica_columns(rows: Sequence[SealRow], stages: int, seats: SeatLog) -> list[int]:
+    """How many replicas each stage has in these rounds: up to the highest that was held or counted."""
+    columns = [0] * stages
+    for row in rows:
+        held = seats.held(row.stage, (row.block, row.log_index)).bit_length()
+        columns[row.stage] = max(columns[row.stage], held, 1 + max(taken(row.outline), default=-1))
+    return columns
+
+
+def strip(facts: Facts) -> list[Bucket]:
+    """The sealed rounds in a row of equal parts."""
+    count = min(_BUCKETS, facts.rounds)
+    ends = [number * facts.rounds // count for number in range(count + 1)] if count else [0]
+    return [Bucket(first, end, facts.share(first, end).part) for first, end in pairwise(ends)]
+
+
+def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLine]:
+    """Who holds a seat, by replica and stage, then who did, those counted last first."""
+    holders = {member.account for member in details.members}
+    former = sorted((one for one in seen.items() if one[0] not in holders), key=lambda one: -one[1].round)
+    return [
+        *(MemberLine(member.account, member, seen.get(member.account)) for member in details.members),
+        *(MemberLine(account, None, one) for account, one in former),
+    ]
+
+
+def seal_page(
+    sealed: Sealed,
+    domain: Domain,
+    weights: tuple[bytes, bytes],
+    drawn: frozenset[int] | None,
+    verdicts: Sequence[ReportedVerdict],
+    convictions: Sequence[Convicted],
+) -> SealPage:
+    """`weights`: the hashes of weights and momentum after the seal, which an empty one does not name."""
+    outcome, plan = sealed.outcome, sealed.outcome.plan
+    of_statement: dict[bytes, list[ReportedVerdict]] = defaultdict(list)
+    for one in verdicts:
+        of_statement[one.report.statement].append(one)
+    convicted = {one.statement for one in convictions}
+    return SealPage(
+        stage=sealed.stage,
+        digest=sealed.digest.hex(),
+        weights=weights[0].hex(),
+        momentum=weights[1].hex() if any(weights[1]) else "",
+        weights_root=outcome.weights_root.hex() if any(outcome.weights_root) else "",
+        momentum_root=outcome.momentum_root.hex() if any(outcome.momentum_root) else "",
+        plan=f"{outcome.inner_steps} inner steps",
+        next_plan=_plan(plan.level, plan.rank) + f", {plan.inner_steps} inner steps",
+        signers=tuple(_signers(sealed)),
+        records=tuple(
+            RecordLine(
+                replica=record.replica,
+                account=account,
+                payload=record.payload.hex(),
+                statement=record.statement.hex(),
+                loss=record.loss / MICRO,
+                inner_steps=record.inner_steps,
+                multiplier=record.multiplier / UNIT,
+                verdicts=tuple(of_statement[record.statement]),
+                convicted=record.statement in convicted,
+            )
+            for record, account in zip(sealed.records, sealed.accounts, strict=True)
+        ),
+        drawn=drawn,
+        transaction="0x" + sealed.at.tx.hex(),
+        block=sealed.at.block,
+        time=sealed.at.time,
+    )
+
+
+def percent(share: Share) -> str:
+    """Never 100 where anything was left out."""
+    if share.part is None:
+        return "none yet"
+    return "100%" if share.part == 1 else f"{min(99.9, 100 * share.part):.1f}%"
+
+
+def _stage(
+    seal: SealRow,
+    columns: int,
+    whole: int,
+    seats: SeatLog,
+    drawn: frozenset[int] | None,
+    findings: Mapping[tuple[int, int, int], str],
+) -> StageCells:
+    place = seal.block, seal.log_index
+    could, held, did = whole & seats.whole(place), seats.held(seal.stage, place), taken(seal.outline)
+    cells = []
+    for replica in range(columns):
+        steps, bit = did.get(replica), 1 << replica
+        kind: Kind = "free"
+        if steps is not None:
+            kind = "counted" if steps >= seal.inner_steps else "fewer"
+        elif held & bit:
+            kind = "late" if could & bit else "new"
+        in_draw = steps is not None and drawn is not None and replica in drawn
+        cells.append(Cell(kind, in_draw, findings.get((seal.round, seal.stage, replica), "")))
+    possible = (could | sum(1 << replica for replica in did)).bit_count()
+    return StageCells(tuple(cells), seal.counted, possible, _said(seal, cells, did, possible))
+
+
+def _said(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possible: int) -> str:
+    found = [f"{seal.counted} of {possible} counted" if seal.counted else "empty seal"]
+    late = [str(replica) for replica, cell in enumerate(cells) if cell.kind == "late"]
+    if late:
+        found.append(f"left out: {', '.join(late)}")
+    fewer = [f"{replica} ({did[replica]} of {seal.inner_steps})" for replica in did if did[replica] < seal.inner_steps]
+    if fewer:
+        found.append(f"fewer steps: {', '.join(fewer)}")
+    drawn = [f"{replica} {cell.finding or 'no verdict heard'}" for replica, cell in enumerate(cells) if cell.drawn]
+    if drawn:
+        found.append(f"drawn: {', '.join(drawn)}")
+    return "; ".join(found)
+
+
+def _signers(sealed: Sealed) -> Iterable[str]:
+    """Who signed the seal itself; others vouch for their own records."""
+    for entry in split_entries(sealed.signatures):
+        if not entry.of_record:
+            with suppress(SignatureError):  # the contract passes over it
+                yield recover(sealed.digest, entry.signature)
+
+
+def _plan(level: int | None, rank: int | None) -> str:
+    if level is None:
+        return "not known without the manifest"
+    return f"{level} bits" + (f", rank {rank}" if rank else "")

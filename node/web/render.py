@@ -1,0 +1,90 @@
+"""Page data as HTML: the templates, and how they write numbers. Whatever comes from the chain is text to them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from dlx.ledger.events import Convicted
+from dlx.ledger.typed import split_conviction
+from dlx.node.home import shown
+from dlx.node.runs.find import Member
+from dlx.node.runs.history import utc
+from dlx.node.web import page as pages
+from dlx.node.web.chart import compact
+from dlx.node.web.reader import RunPage, VersionPage
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+
+
+class InlineStyle(NamedTuple):
+    """The style sheet inside a page that is one file, with its hash for the page's policy."""
+
+    text: str
+    hash: str
+
+
+def render(template: str, **values: Any) -> str:
+    """The page of a template."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def inline_style() -> InlineStyle:
+    text = (STATIC / "style.css").read_text()
+    return InlineStyle(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "number": lambda value: "" if value is None else f"{value:,}",
+        "loss": lambda value: "" if value is None else f"{value:.4f}",
+        "share": pages.percent,
+        "part": lambda value: "nothing" if value is None else f"{100 * value:.1f}%",
+        "size": shown.size,
+        "compact": compact,
+        "utc": utc,
+        "clock": lambda seconds: utc(seconds).replace("T", " ").removesuffix("Z"),
+        "plain": lambda text: shown.text(str(text), 300),
+        "standing": _standing,
+        "reports": _reports,
+        "curve_said": _curve_said,
+        "pull_command": _pull_command,
+    }
+    return found
+
+
+def _standing(member: Member) -> str:
+    found = ["votes" if member.votes else "no vote"]
+    found += ["asked whether it is there"] if member.accused else []
+    found += ["seat forfeit"] if member.forfeit else []
+    return ", ".join(found)
+
+
+def _reports(event: Convicted) -> list[str]:
+    return [entry.report.hex() for entry in split_conviction(event.entries)]
+
+
+def _curve_said(page: RunPage) -> str:
+    rounds = page.details.summary.sealed_rounds
+    return f"Curve of the training loss over {rounds:,} rounds; the newest is {page.loss:.4f} nats per token."
+
+
+def _pull_command(page: RunPage | VersionPage) -> str:
+    number = page.version.number if isinstance(page, VersionPage) else page.versions[0].number
+    run = page.summary.run if isinstance(page, VersionPage) else page.details.summary.run
+    return f"dlx-node pull --run {run} --round {number} {page.source.reach} --out model"

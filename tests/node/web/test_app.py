@@ -1,0 +1,222 @@
+"""The page as it is served: who may what, what comes as it happens, and that a file has the same."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dlx.node.archive.sources import Places
+from dlx.node.web.app import Page
+from dlx.node.web.auditing import Auditing
+from dlx.node.web.guard import Guard
+from dlx.node.web.reader import Reader
+from tests.history_builder import History
+from tests.node.command import dlx
+from tests.node.web.books import RUN, STEPS, Books, Silent
+from tests.node.web.served import served
+
+pytest_plugins = ["tests.history_builder"]
+TOKEN = "a token of some length"
+
+
+@pytest.fixture(scope="module")
+def site(honest_history: History) -> Iterator[httpx.Client]:
+    """The page of a real run on loopback, where whoever comes may act."""
+    with _site(honest_history, None) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(honest_history: History) -> Iterator[httpx.Client]:
+    """The same with a token."""
+    with _site(honest_history, TOKEN) as client:
+        yield client
+
+
+class _site:
+    def __init__(self, history: History, token: str | None) -> None:
+        client, places = history.client(), Places(nodes=(history.blobs,))
+        self._reader = Reader(client, (history.blobs,), f"--rpc-url {history.rpc_url} --ledger {history.ledger}")
+        self._auditing = Auditing(client, places)
+        self._served = served(Page(self._reader, Guard(token), self._auditing, places))
+
+    def __enter__(self) -> httpx.Client:
+        self._client = httpx.Client(base_url=self._served.__enter__(), trust_env=False, timeout=30)
+        return self._client
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
+        self._auditing.stop(20)
+        self._served.__exit__(None, None, None)
+        self._reader.close()
+
+
+def run_of(history: History) -> str:
+    return "/runs/0x" + history.run.hex()
+
+
+def events(client: httpx.Client, path: str) -> Iterator[tuple[str, str]]:
+    """(name, data) of a stream, until it ends."""
+    with client.stream("GET", path) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        name, data = "", []
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                data.append(line[6:])
+            elif not line and name:
+                yield name, "\n".join(data)
+                name, data = "", []
+
+
+def test_a_real_run_is_read_page_by_page(site: httpx.Client, honest_history: History) -> None:
+    at = run_of(honest_history)
+    runs = site.get("/")
+    assert runs.status_code == 200 and f'<a href="{at}">honest</a>' in runs.text
+    for path in (at, at[:14], f"{at}?from=1&by=bytes", f"{at}/rounds/2", f"{at}/versions/3", f"{at}/audit"):
+        page = site.get(path)
+        assert page.status_code == 200 and "honest" in page.text, path
+    assert "drawn" in site.get(f"{at}/rounds/0").text, "the manifest is here"
+    assert honest_history.versions[1, 3].hex() in site.get(f"{at}/versions/3").text
+    nowhere = "/runs/0x" + "77" * 32
+    for path in (f"{at}/rounds/3", f"{at}/versions/4", nowhere, "/runs/abcdef12", "/elsewhere", "/runs/x"):
+        missing = site.get(path)
+        assert missing.status_code == 404 and "<h1>" in missing.text, path
+
+
+def test_a_browser_may_run_and_load_nothing_else(site: httpx.Client, honest_history: History) -> None:
+    for path in ("/", run_of(honest_history), "/elsewhere", "/static/page.js"):
+        headers = site.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+    assert site.get("/", headers={"Host": "evil.example"}).status_code == 400, "a name pointed at 127.0.0.1"
+
+
+def test_another_site_cannot_have_the_browser_act(site: httpx.Client, honest_history: History) -> None:
+    at = run_of(honest_history)
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+        assert site.post(f"{at}/audit", headers=headers).status_code == 403
+        assert site.get(f"{at}/versions/3/model.tar", headers=headers).status_code == 403
+    assert "Start the audit" in site.get(f"{at}/audit").text, "none was started"
+
+
+def test_with_a_token_everybody_reads_and_who_has_it_acts(guarded: httpx.Client, honest_history: History) -> None:
+    at = run_of(honest_history)
+    assert guarded.get(at).status_code == 200
+    assert guarded.get("/", headers={"Host": "page.example"}).status_code == 200
+    part = f"{at}/versions/3/stage-0.safetensors"
+    for path in (part, f"{at}/versions/3/model.tar"):
+        assert guarded.get(path).status_code == 403
+        assert guarded.get(path, headers={"Authorization": "Bearer wrong token given"}).status_code == 403
+    assert guarded.post(f"{at}/audit").status_code == 403
+    assert "enter it" in guarded.get(f"{at}/audit").text and "<form" not in guarded.get(f"{at}/audit").text
+    assert guarded.get(part, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert guarded.post("/token", data={"token": "wrong"}).status_code == 403
+    assert guarded.post("/token", data={"token": TOKEN}, headers={"Origin": "https://evil.example"}).status_code == 403
+    entered = guarded.post("/token", data={"token": TOKEN})
+    cookie = entered.headers["set-cookie"]
+    assert entered.status_code == 303 and "HttpOnly" in cookie and "SameSite=strict" in cookie and TOKEN not in cookie
+    assert guarded.get(part).status_code == 200, "the browser keeps it"
+
+
+def test_off_loopback_takes_a_token(tmp_path: Path) -> None:
+    for bind in ("0.0.0.0:0", "[::]:0", "page.example:80"):
+        said = dlx("web", "--bind", bind, code=2).stderr
+        assert "others could reach that, so name a --token-file" in said
+    assert "expected HOST:PORT" in dlx("web", "--bind", "8080", code=2).stderr
+    token = tmp_path / "token"
+    token.write_text("short\n")
+    token.chmod(0o600)
+    assert "needs 16 to 256" in dlx("web", "--bind", "0.0.0.0:0", "--token-file", token, code=2).stderr
+    token.chmod(0o644)
+    assert "chmod 600" in dlx("web", "--bind", "0.0.0.0:0", "--token-file", token, code=1).stderr
+
+
+def test_a_stages_weights_are_downloaded_only_as_the_ledger_has_them(
+    site: httpx.Client, honest_history: History, tmp_path: Path
+) -> None:
+    name = honest_history.versions[1, 2]
+    got = site.get(f"{run_of(honest_history)}/versions/2/stage-1.safetensors")
+    assert hashlib.sha256(got.content).digest() == name and "attachment" in got.headers["content-disposition"]
+    assert site.get(f"{run_of(honest_history)}/versions/2/stage-2.safetensors").status_code == 404
+    (tmp_path / name.hex()).write_bytes(b"x" * len(got.content))
+    reader = Reader(honest_history.client(), (tmp_path,), "")
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        with pytest.raises(httpx.RemoteProtocolError):  # cut off before its end
+            client.get(f"{run_of(honest_history)}/versions/2/stage-1.safetensors")
+    reader.close()
+
+
+def test_a_version_is_downloaded_as_the_folder_that_pull_writes(site: httpx.Client, honest_history: History) -> None:
+    got = site.get(f"{run_of(honest_history)}/versions/3/model.tar")
+    assert got.status_code == 200, got.text
+    with tarfile.open(fileobj=io.BytesIO(got.content)) as archive:
+        names = {member.name for member in archive.getmembers()}
+        assert {"model-3/model.safetensors", "model-3/SHA256SUMS", "model-3/provenance.json"} <= names
+        sums = archive.extractfile("model-3/SHA256SUMS").read().decode()
+        for line in sums.splitlines():
+            digest, _, file = line.partition("  ")
+            assert hashlib.sha256(archive.extractfile(f"model-3/{file}").read()).hexdigest() == digest
+
+
+def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Client, honest_history: History) -> None:
+    at = run_of(honest_history)
+    started = site.post(f"{at}/audit", headers={"Sec-Fetch-Site": "same-origin"})
+    assert started.status_code == 303 and started.headers["location"] == f"{at}/audit"
+    told = list(events(site, f"{at}/audit/events"))
+    assert [name for name, _ in told[-2:]] == ["state", "done"] and len(told) > 2, "as it went, and its end"
+    last = " ".join(re.sub("<[^>]*>", " ", told[-2][1]).split())
+    assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 0 0 0" in last
+    assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
+    assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
+
+
+def test_a_new_seal_is_told_to_who_looks() -> None:
+    books = Books(min_replicas=1)
+    books.join(0)
+    books.open()
+    books.seal(0, {0: STEPS})
+    reader = Reader(Silent(books), (), "")
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+        with client.stream("GET", f"/runs/0x{RUN.hex()}/events") as other:
+            lines = other.iter_lines()
+            with reader._lock:  # as another process would
+                books.seal(1, {0: STEPS})
+            assert next(line for line in lines if line.startswith("data")) == "data: Round 1 sealed by 2 of 2 stages"
+
+
+def test_the_file_has_the_numbers_of_the_history(honest_history: History, tmp_path: Path) -> None:
+    where = ("--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex())
+    file = tmp_path / "run.html"
+    found = json.loads(dlx("history", *where, "--html", file, "--json").stdout)
+    page = file.read_text()
+    assert "<script" not in page and "<link" not in page and "default-src 'none'; style-src 'sha256-" in page
+    seals = page[page.index('id="seals"') :]
+    rows = [
+        [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<t[hd].*?</t[hd]>", row)]
+        for row in re.findall('<tr><th scope="row">.*?</tr>', seals)
+    ]
+    assert sorted(rows) == sorted(
+        [
+            *(str(one) for one in (row["round"], stage["stage"], stage["weights"], stage["contributions"])),
+            *(str(one) for one in (stage["signers"], stage["tokens"], stage["transaction"], stage["block"])),
+        ]
+        for row in found["rounds"]
+        for stage in row["stages"]
+    )
+    assert len(rows) == 6
+    grid = re.findall(r'<tr><th scope="row">(\d+)</th><td class="n">([\d.]+)</td>', page)
+    assert grid == [(str(row["round"]), f"{row['loss']:.4f}") for row in reversed(found["rounds"])]
+    dlx("history", *where, "--html", file, "--last", 1)
+    assert len(re.findall(r'<tr><th scope="row">\d+</th><td class="n">[\d.]+</td>', file.read_text())) == 1
