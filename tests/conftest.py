@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((at for at, folder in enumerate(places) if item.path.is_relative_to(folder)), len(places))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """What failed inside task groups is shown, and not ten of the groups around it."""
+    try:
+        return (yield)
+    except BaseExceptionGroup as group:
+        raise _inmost(group) from None
+
+
+def _inmost(error: BaseException) -> BaseException:
+    """The only error of the group, or of a group in it that has several."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 @pytest.fixture(scope="session", autouse=True)

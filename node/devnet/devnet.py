@@ -210,8 +210,8 @@ class Devnet:
     # ---- processes ----
 
     def start_chain(self, port: int = 0) -> None:
-        """Start (or restart) the embedded chain; `rpc_url` is known afterwards."""
-        port = port or self._last_port()
+        """Start the embedded chain, or restart it where its nodes look for it; `rpc_url` is known afterwards."""
+        port = port or (self._last_port() if self._processes else 0)
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
         arguments += ["--host", self.address("chain"), *([] if config.is_loopback(self.address("chain")) else [_OPEN])]
         pace = [] if self.record.block_time is None else ["--block-time", str(self.record.block_time)]
@@ -298,7 +298,7 @@ class Devnet:
             return create.create_run(self.root / "run.toml", folder, client, progress).run
 
     def _last_port(self) -> int:
-        """The port of the last start, so that nodes of an outage find the chain again; 0, a free one, at first."""
+        """The port of the last start; 0, a free one, at first."""
         try:
             return int(json.loads(DataDir(self.root).contracts.read_text())["rpc_url"].rpartition(":")[2])
         except FileNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any, Self
 
 from dlx.ledger.events import Convicted, Evicted
 from dlx.node.archive.verdicts import kept_verdicts
-from dlx.node.devnet.devnet import Devnet
 from dlx.node.home import identity
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 from tests.attacks.lies import Lie
-from tests.e2e.devnets import Timing, Watched, draft
-from tests.patience import PATIENCE
+from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 
 STAGES, INNER_STEPS = 2, 10
 MIN_ROUND_TIME = 4  # seconds: leaves the machine time to check everything that is drawn
@@ -75,7 +72,7 @@ class Arena:
     def __init__(self, root: Path, share: float, honest: int = 3) -> None:
         text = draft(100_000, INNER_STEPS, TIMING, honest)
         text += f"min_round_time = {MIN_ROUND_TIME}\n\n[audit]\nshare = {share}\n"
-        self._devnet = _Devnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
+        self._devnet = ToughDevnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
         self._honest = list(self._devnet.names)
         self._checked: set[bytes] = set()
         self._refused: dict[str, Counter[str]] = {}  # so far, by honest node
@@ -87,7 +84,7 @@ class Arena:
             self._devnet.start()
             self._watched = Watched(self._devnet)
             self._watched.until_all_count()
-            self._accounts = {status.account for status in self._watched.statuses().values()}
+            self._accounts = {status.account for status in self._watched.everybody().values()}
         except BaseException:
             self._devnet.stop()
             raise
@@ -104,7 +101,7 @@ class Arena:
             folder.create()
             identity.create(folder, lambda: "", insecure_devnet=True)
             folder.config.write_text(_CONFIG)
-            devnet.may_end.add(name)
+            devnet.may_end.add(name)  # a convicted node does
             devnet.start_node(name, ("tests.attacks.liar", lie.name))
         everybody = len(self._honest) + len(names)
         watched.until("the liars' seats", lambda: len(watched.read().members()) == everybody)
@@ -129,9 +126,7 @@ class Arena:
             found.replica_rounds += counted
             found.honest_missing += team - counted
             found.liars_counted += max(len(accounts & liars) for accounts in stages)
-        refused = {
-            name: Counter(status.rejected) for name, status in watched.statuses().items() if name in self._honest
-        }
+        refused = {name: Counter(watched.status(name).rejected) for name in self._honest}
         for name, counts in refused.items():
             found.refused += counts - self._refused.get(name, Counter())
         self._refused = refused
@@ -159,26 +154,6 @@ class Arena:
         if guilty:
             found.noticed = round - first if found.noticed is None else min(found.noticed, round - first)
             found.reasons.update(_kind(reason) for reason in verdict.report.reasons)
-
-
-class _Devnet(Devnet):
-    def __init__(self, *known: Any, **named: Any) -> None:
-        super().__init__(*known, **named)
-        self.may_end: set[str] = set()  # a convicted node does
-
-    def check(self) -> None:
-        for name in self.may_end & self._processes.keys():
-            if self._processes[name].poll() is not None:
-                del self._processes[name]
-        super().check()
-
-    def end(self, names: list[str]) -> None:
-        """As a person would, who gives the seat back."""
-        processes = {name: self._processes.pop(name) for name in names if name in self._processes}
-        for process in processes.values():
-            process.send_signal(signal.SIGINT)
-        for process in processes.values():
-            process.wait(PATIENCE)
 
 
 def _kind(reason: str) -> str:

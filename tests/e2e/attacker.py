@@ -72,7 +72,7 @@ class Attacker:
     def __init__(self, watched: Watched, directory: Path) -> None:
         self.watched, self.domain = watched, domain_of(watched)
         self.run = bytes.fromhex(watched.devnet.record.run[2:])
-        statuses = watched.statuses()
+        statuses = watched.everybody()
         self.victims = {name: status.peer_id for name, status in statuses.items()}
         self._first = {status.peer_id for status in statuses.values() if status.stage == 0}
         settings, self._node_key = watched.devnet.settings, PrivateKey().secret
@@ -261,7 +261,7 @@ def agreed_peers(watched: Watched, name: str) -> set[str]:
 
 def _get(watched: Watched, name: str, path: str) -> requests.Response:
     url = json.loads(watched.devnet.folder(name).http_address.read_text())["url"]
-    return requests.get(url + path, timeout=10)
+    return requests.get(url + path, timeout=PATIENCE)
 
 
 def _varint(number: int) -> bytes:

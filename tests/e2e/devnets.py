@@ -23,6 +23,7 @@ from dlx.ledger.view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from tests.patience import PATIENCE, until
+from tests.ports import lasting_port
 
 REPLICAS, STAGES = 2, 2
 BLOCK_TIME = 0.2  # seconds
@@ -71,6 +72,30 @@ eviction_time = {eviction}
 T = TypeVar("T")
 
 
+@dataclass
+class ToughDevnet(Devnet):
+    """Its chain comes back at a port that nobody took meanwhile, and nodes that are to end by themselves may."""
+
+    may_end: set[str] = field(default_factory=set)
+
+    def start_chain(self, port: int = 0) -> None:
+        super().start_chain(port or (self._last_port() if self._processes else lasting_port()))
+
+    def check(self) -> None:
+        for name in self.may_end & self._processes.keys():
+            if self._processes[name].poll() is not None:
+                del self._processes[name]
+        super().check()
+
+    def end(self, names: list[str]) -> None:
+        """As a person would, who gives the seat back."""
+        processes = {name: self._processes.pop(name) for name in names if name in self._processes}
+        for process in processes.values():
+            process.send_signal(signal.SIGINT)
+        for process in processes.values():
+            process.wait(PATIENCE)
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds, as in the manifest."""
@@ -81,10 +106,12 @@ class Timing:
     eviction: int
 
 
-def create(root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = "") -> Devnet:
+def create(
+    root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = ""
+) -> ToughDevnet:
     """A devnet of two stages with its chain running and its nodes not yet started; `more` ends the draft."""
     text = draft(rounds, steps, timing, replicas) + more
-    return Devnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
+    return ToughDevnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
 
 
 def draft(rounds: int, steps: int, timing: Timing, replicas: int, stages: int = STAGES, confirmations: int = 0) -> str:
@@ -184,14 +211,22 @@ class Watched:
         ]
 
     def statuses(self) -> dict[str, NodeStatus]:
-        """What the nodes say that answer."""
+        """What the nodes say that answer within moments."""
         found = {name: self.devnet.status(name) for name in self.devnet.names}
         return {name: status for name, status in found.items() if status is not None}
 
+    def status(self, name: str) -> NodeStatus:
+        """What the node says, as soon as it does."""
+        return self.until(f"{name}'s status", lambda: self.devnet.status(name))
+
+    def everybody(self) -> dict[str, NodeStatus]:
+        """What each node says, as soon as it does."""
+        return {name: self.status(name) for name in self.devnet.names}
+
     def holder(self, replica: int, stage: int) -> str:
         """The name of the node that holds a slot."""
-        statuses = self.statuses()
-        return next(n for n, status in statuses.items() if (status.replica, status.stage) == (replica, stage))
+        found = self.everybody()
+        return next(n for n, status in found.items() if (status.replica, status.stage) == (replica, stage))
 
     def until_inside_a_round(self, name: str) -> NodeStatus:
         """Waits until the node has done some, but not half, of its round's inner steps."""
@@ -207,7 +242,7 @@ class Watched:
         """SIGKILL; the node's training process must end by itself."""
         trainer = psutil.Process(self.trainer(name))
         self.devnet.kill(name)
-        self.until(f"the end of {name}'s training process", lambda: not alive(trainer), 30)
+        self.until(f"the end of {name}'s training process", lambda: not alive(trainer))
 
     def trainer(self, name: str) -> int:
         """The process id of the node's newest training process, which is a child of the fork server."""

@@ -43,7 +43,7 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.communicate()
     assert demo.returncode == 130
-    assert not [child for child in children if alive(child)]
+    until("the end of all processes", lambda: not [child for child in children if alive(child)])
 
     with process(tmp_path / "second.log", "demo", "--datadir", root, "--resume", "--json") as demo:
         answer, _ = demo.communicate()

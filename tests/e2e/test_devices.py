@@ -20,7 +20,7 @@ def test_two_nodes_share_a_gpu_and_are_counted(tmp_path: Path) -> None:
         watched = Watched(devnet)
         first = watched.until_all_count()
         watched.until_all_count(first + 2)
-        trained_on = {name: status.trained_on or "" for name, status in watched.statuses().items()}
+        trained_on = {name: status.trained_on or "" for name, status in watched.everybody().items()}
         assert len(trained_on) == 2 and all(one.startswith(DEVICES[-1]) for one in trained_on.values()), trained_on
     finally:
         devnet.stop()

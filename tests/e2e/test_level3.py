@@ -6,15 +6,16 @@ from typing import Any
 
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import Timing, Watched, create
+from dlx.node.home import identity
+from tests.e2e.devnets import Timing, ToughDevnet, Watched, create
 from tests.node.command import dlx
 
 TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
 
 
-def checking(root: Path, rounds: int, replicas: int) -> Devnet:
+def checking(root: Path, rounds: int, replicas: int, timing: Timing = TIMING) -> ToughDevnet:
     """Everything is drawn, and the members may take as long for checking as for training."""
-    devnet = create(root, rounds, 5, TIMING, replicas, "\n[audit]\nshare = 1\nwindow = 200\n")
+    devnet = create(root, rounds, 5, timing, replicas, "\n[audit]\nshare = 1\nwindow = 200\n")
     for name in devnet.names:
         config = devnet.folder(name).config
         config.write_text(config.read_text().replace("# audit_share = 0.05", "audit_share = 1.0"))
@@ -33,14 +34,14 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         watched = Watched(devnet)
 
         def checked() -> bool:
-            found = [status.checks for status in watched.statuses().values()]
-            return len(found) == 4 and all(one is not None and one.honest == 8 for one in found)
+            found = [status.checks for status in watched.everybody().values()]
+            assert not any(one.false or one.withheld for one in found if one is not None)
+            return all(
+                one is not None and (one.drawn, one.honest, one.served, one.undecided_bytes) == (8, 8, 2, 0)
+                for one in found
+            )
 
         watched.until("every node to know an honest verdict on each of 8 contributions", checked)
-        for status in watched.statuses().values():
-            assert status.checks is not None
-            assert (status.checks.drawn, status.checks.false, status.checks.withheld) == (8, 0, 0)
-            assert (status.checks.served, status.checks.undecided_bytes) == (2, 0)
         # What is drawn is looked at by whoever wants to, as it comes; this run is over by now.
         stranger = tmp_path / "stranger"
         dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")
@@ -64,31 +65,25 @@ def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(tmp_path: Path) 
     devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3)
     try:
         liar, *honest = devnet.names
+        devnet.may_end.add(liar)
         devnet.start_node(liar, ("tests.attacks.liar", "poison"))
         for name in honest:
             devnet.start_node(name)
         watched = Watched(devnet)
 
-        def account() -> str | None:
-            status = devnet.status(liar)
-            return status and status.account
-
-        guilty = watched.until("the liar's account", account)
-
-        def convicted() -> bool:
-            watched.read()
-            return bool(watched.of(Convicted))
-
-        watched.until("a conviction", convicted)
+        guilty = identity.account_address(devnet.folder(liar))
+        watched.until("a conviction", lambda: watched.read() and watched.of(Convicted))
         (found,) = watched.of(Convicted)
         assert found.account == guilty and watched.view.slot_of(guilty) is None
-        devnet.kill(liar)  # it says so, and ends
-        devnet.names.remove(liar)
         sealed = watched.sealed_rounds()
         watched.until("more rounds", lambda: watched.sealed_rounds() > sealed + 2)
         assert len(watched.of(Convicted)) == 1, "nobody else"
-        false = [status.checks.false for status in watched.statuses().values() if status.checks]
-        assert false and min(false) >= 1
+
+        def told() -> bool:
+            checks = [watched.status(name).checks for name in honest]
+            return all(one is not None and one.false for one in checks)
+
+        watched.until("every honest node to know of a false contribution", told)
         report = audit(devnet, "--rounds", found.round, "--ledger", devnet.settings.ledger, code=1)
         assert report["training"]["false"] == 1 and report["failed"], report
         assert guilty in str([check for check in report["checks"] if check["verdict"] == "FAIL"])

@@ -10,6 +10,7 @@ from dlx.node.home import identity
 from dlx.node.home import site as sites
 from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import Timing, Watched, create
+from tests.patience import PATIENCE
 
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 
@@ -61,9 +62,10 @@ def test_each_site_ends_up_in_one_replica(tmp_path: Path) -> None:
 
         watched.until_all_count()  # of both sites: the stranger is alone in its replica
 
-        devnet._processes["lyon"].send_signal(signal.SIGINT)
+        leaving = devnet._processes.pop("lyon")
+        leaving.send_signal(signal.SIGINT)
         watched.until("both nodes of one command left", lambda: len(watched.read() and watched.of(Left)) == 2 or None)
-        assert devnet._processes.pop("lyon").wait(30) == 0
+        assert leaving.wait(PATIENCE) == 0
         assert "stage 0 | " in devnet.log("lyon").read_text() and "stage 1 | " in devnet.log("lyon").read_text()
     finally:
         devnet.stop()

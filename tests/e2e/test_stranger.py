@@ -18,10 +18,10 @@ from dlx.ledger.events import Evicted, Left
 from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, as_in_a_terminal, create
 from tests.node.command import dlx
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
-LEAVING = 15.0  # seconds that a clean end may take
+LEAVING = 40.0  # seconds that a clean end may take, of one or two on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ class Terminal:
         """The exit code, and the seconds it took."""
         process, since = self._started[name], time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        code = process.wait(4 * LEAVING)
+        code = process.wait(PATIENCE)
         del self._started[name]
         return code, time.monotonic() - since
 
@@ -118,18 +118,18 @@ def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Term
     watched.until("seals that count the strangers", counted)
     assert {watched.view.slot_of(account) for account in accounts.values()} == {(REPLICAS, s) for s in range(STAGES)}
     for name, account in accounts.items():
+        peers = {status.peer_id for status in watched.everybody().values()}
+        url = json.loads(DataDir(terminal.place / name).http_address.read_text())["url"]
 
-        def well(name: str = name) -> dict[str, Any] | None:
+        def well(name: str = name, peers: set[str] = peers, url: str = url) -> dict[str, Any] | None:
             status = terminal.ask("status", name)
-            return status if status["counted_in_last_round"] and status["peers"] == REPLICAS * STAGES + 1 else None
+            agreed = {peer["peer_id"] for peer in terminal.ask("peers", name)["peers"] if peer["agreed"]}
+            ready = requests.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200
+            counts = status["counted_in_last_round"] and status["last_counted_round"] is not None
+            return status if counts and ready and not status["not_ready"] and agreed > peers else None
 
         status = watched.until(f"{name} to say that it counts", well)
-        assert (status["account"], status["run"], status["not_ready"]) == (account, devnet.record.run, [])
-        assert status["last_counted_round"] is not None and status["ledger"]["reachable"]
-        agreed = {peer["peer_id"] for peer in terminal.ask("peers", name)["peers"] if peer["agreed"]}
-        assert agreed > {status.peer_id for status in watched.statuses().values()}
-        url = json.loads(DataDir(terminal.place / name).http_address.read_text())["url"]
-        assert requests.get(f"{url}/readyz", timeout=5).status_code == 200
+        assert (status["account"], status["run"]) == (account, devnet.record.run)
 
     for name, account in accounts.items():
         code, seconds = terminal.ctrl_c(name)
@@ -146,7 +146,7 @@ def test_a_folder_serves_one_node(watched: Watched) -> None:
     folder, devnet = watched.devnet.folder("node-0").root, watched.devnet
     line = refused("start", "--datadir", folder, "--rpc-url", devnet.rpc_url, code=1)
     assert f"another dlx-node (pid {devnet.pid('node-0')}) runs in {folder}" in line
-    assert devnet.status("node-0") is not None
+    watched.status("node-0")  # it still answers
 
 
 def test_secrets_that_others_could_read_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: 
         devnet.start_node(slow, ("tests.e2e.slow", str(SLOW)))
         watched = Watched(devnet)
         watched.until(f"{ROUNDS} rounds", lambda: watched.sealed_rounds() >= ROUNDS or None)
-        slower = watched.statuses()[slow].account
+        slower = watched.status(slow).account
         for round in range(ROUNDS):
             seals = [watched.view.sealed[stage, round] for stage in range(2)]
             replica = next(
@@ -37,7 +37,7 @@ def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: 
                 assert steps[0][1 - replica] == STEPS and 1 <= steps[0][replica] < STEPS, steps
 
         def served() -> bool:
-            found = [status.checks for status in watched.statuses().values()]
+            found = [status.checks for status in watched.everybody().values()]
             return all(one is not None and (one.drawn, one.undecided_bytes) == (4 * ROUNDS, 0) for one in found)
 
         watched.until("what was drawn of all rounds to be served", served)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from hexbytes import HexBytes
 from dlx.ledger.client import LedgerClient, deploy, fund
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
+from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,9 +212,7 @@ class World:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = lasting_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._clients: dict[int, LedgerClient] = {}
         self.start()

@@ -38,7 +38,6 @@ from typing import Any
 import requests
 
 LAG = 8
-RETRY_AFTER = 1  # seconds
 KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb")
 _TAGGED = {"eth_call": 1, "eth_estimateGas": 1, "eth_getBalance": 1, "eth_getTransactionCount": 1, "eth_getCode": 1}
 
@@ -60,6 +59,7 @@ class FaultProxy:
         self._fault, self._changed = Fault(), threading.Event()
         self.seen: list[str] = []
         self.most: int | None = None
+        self.retry_after = 1  # seconds
         self.lie: Callable[[str, list[Any], Any], Any] | None = None
         proxy = self
 
@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "drip":
             self._drip(self.faults.forward(body), changed)
         elif kind == "429":
-            self._answer(b"slow down", 429, {"Retry-After": str(RETRY_AFTER)})
+            self._answer(b"slow down", 429, {"Retry-After": str(self.faults.retry_after)})
         elif kind == "limited":
             self._answer(_error(request, -32005, "daily request count exceeded"))
         elif kind == "bomb":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from eth_account import Account
 from web3 import Web3
 
 from tests.patience import PATIENCE
+from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
 ANVIL = ROOT / "contracts" / "node_modules" / ".bin" / "anvil"
@@ -30,9 +30,7 @@ SENDER = Account.from_key("0x" + "5a" * 32)
 def anvil() -> Iterator[str]:
     if not ANVIL.exists():
         pytest.skip("anvil is not installed (npm --prefix contracts ci)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = lasting_port()
     # Prague on both sides: its calldata floor (EIP-7623) shows in the gas of large transactions.
     options = ["--block-time", "1", "--hardfork", "prague", "--chain-id", "31337", "--silent", "--accounts", "1"]
     command = [str(ANVIL), "--host", "127.0.0.1", "--port", str(port), *options]

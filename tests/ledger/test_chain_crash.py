@@ -21,7 +21,8 @@ from eth_account import Account
 from dlx.ledger.chain.evm import decode_header
 from dlx.ledger.chain.store import Reader
 from dlx.ledger.chain.tries import reachable
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
+from tests.ports import lasting_port
 
 CLIENTS = 4
 # Old states are removed all the time, so that kills hit that too.
@@ -34,7 +35,7 @@ serve(Path(sys.argv[1]), port=int(sys.argv[2]), block_time=0.1, on_ready=lambda 
 """
 
 
-def start(directory: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+def start(directory: Path, port: int) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(directory), str(port)], stdout=subprocess.PIPE, text=True
     )
@@ -44,7 +45,7 @@ def start(directory: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
 
 def rpc(session: requests.Session, url: str, method: str, *params: Any) -> dict[str, Any]:
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return session.post(url, json=body, timeout=10).json()
+    return session.post(url, json=body, timeout=PATIENCE).json()
 
 
 class Client(threading.Thread):
@@ -91,27 +92,31 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     kills: int = pytestconfig.getoption("kills")
-    process, url = start(tmp_path)
+    process, url = start(tmp_path, lasting_port())
     try:
         finish, session = threading.Event(), requests.Session()
         clients = [Client(url, finish) for _ in range(CLIENTS)]
         for client in clients:
             assert rpc(session, url, "dlx_faucet", client.account.address)["result"]
-        while any(rpc(session, url, "eth_getBalance", c.account.address, "latest")["result"] == "0x0" for c in clients):
-            time.sleep(0.02)
+
+        def balance(client: Client) -> str:
+            return rpc(session, url, "eth_getBalance", client.account.address, "latest")["result"]
+
+        until("funds", lambda: all(balance(client) != "0x0" for client in clients))
         for client in clients:
             client.start()
-        for _ in range(kills):
+        for kill in range(kills):
+            until("something from everybody", lambda least=kill: all(len(c.acknowledged) > least for c in clients))
             time.sleep(random.uniform(0.1, 0.5))  # the moment of the kill is what is varied
             process.kill()
             process.wait()
             process, again = start(tmp_path, int(url.rsplit(":", 1)[1]))
             assert again == url
-        time.sleep(0.3)
+        until("something more from everybody", lambda: all(len(c.acknowledged) > kills for c in clients))
         finish.set()
         for client in clients:
             client.join()
-            assert client.refused == [] and client.outages and len(client.acknowledged) > kills
+            assert client.refused == [] and client.outages
         deadline = time.monotonic() + PATIENCE
         for client in clients:
             for transaction in client.acknowledged:
@@ -131,19 +136,19 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_while_a_client_is_connected(tmp_path: Path, sent: signal.Signals) -> None:
-    process, url = start(tmp_path)
+    process, url = start(tmp_path, lasting_port())
     try:
         with requests.Session() as session:
             body = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"}
-            assert session.post(url, json=body, timeout=10).json()["result"] == "0x7a69"
+            assert session.post(url, json=body, timeout=PATIENCE).json()["result"] == "0x7a69"
             os.kill(process.pid, sent)
-            assert process.wait(10) == 0
+            assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
 
 
 def test_the_processes_of_calls_end_with_a_killed_chain(tmp_path: Path) -> None:
-    process, url = start(tmp_path)
+    process, url = start(tmp_path, lasting_port())
     try:
         with requests.Session() as session:
             assert rpc(session, url, "eth_call", {"to": "0x" + "00" * 20})["result"] == "0x"

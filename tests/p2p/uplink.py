@@ -15,6 +15,7 @@ class Uplink:
 
     def __init__(self, rate: float, nursery: trio.Nursery) -> None:
         self.rate = rate  # bytes a second
+        self.passed = 0  # bytes that were let out
         self._turn = trio.Lock()  # first come, first served: a packet of each connection in turn
         self._nursery = nursery
 
@@ -41,6 +42,7 @@ class Uplink:
                 if slowly:
                     async with self._turn:
                         await trio.sleep(len(data) / self.rate)
+                        self.passed += len(data)
                 await other.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass

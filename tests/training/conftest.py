@@ -128,7 +128,7 @@ def together() -> Callable[..., list[Any]]:
     """`together(stages, work)` runs `work(stage, previous, next)` in a thread per stage, linked in a pipe, and gives
     what each returned or raised."""
 
-    def run_all(count: int, work: Callable[[int, Link | None, Link | None], Any], timeout: float = 20.0) -> list[Any]:
+    def run_all(count: int, work: Callable[[int, Link | None, Link | None], Any], timeout: float = 60.0) -> list[Any]:
         previous: list[Link | None] = [None] * count
         following: list[Link | None] = [None] * count
         for stage in range(count - 1):
@@ -145,7 +145,7 @@ def together() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
         return results
 

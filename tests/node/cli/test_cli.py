@@ -4,9 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_index, open_ledger
 from tests.node.command import dlx
+from tests.patience import until
 
 ROOT = Path(__file__).parents[3]
 DRAFT = """
@@ -328,22 +329,20 @@ def _sealed_run(chain: Chain, rounds: int) -> str:
         client.join_run(run.id, stage)
     for _ in range(rounds):
         for stage, client in enumerate(members):
-            run.poll()
-            while not _is_sealed(run, stage, client.account):
-                run.poll()
+            until("a seal", partial(_seal, run, stage, client.account))
     return "0x" + run.id.hex()
 
 
-def _is_sealed(run: Any, stage: int, account: str) -> bool:
-    """Whether the contract takes it: a round lasts a second of the chain's time at least."""
+def _seal(run: Any, stage: int, account: str) -> bool:
+    """Sends the next seal of the stage; whether it is time for it: a round lasts a second of the chain's time."""
     from dlx.ledger.errors import Reverted
 
+    run.poll()
     try:
         run.send(stage, [account], [account])
     except Reverted as error:
         if error.name != "TooEarlyToSeal":
             raise
-        time.sleep(0.1)
         return False
     return True
 

@@ -176,7 +176,7 @@ def test_of_many_wants_the_session_hears_a_few_and_the_last_one() -> None:
         await wait_all_tasks_blocked()
         await trio.sleep(2 * WANT_SECONDS)
 
-    here.run(program)
+    here.run(program, MockClock(autojump_threshold=0))
     wants = [told[2] for told in here.told if told[0] == "want"]
     assert wants[-1] == PipeWant(499, True, 5) and len(wants) <= 5
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from dlx.training.data.shards import Dataset
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from tests.node.trainer.test_supervision import Run, in_trio, soon, trainer
+from tests.ports import lasting_port
 
 __all__ = ["soon"]
 TWO = Placement(device="cpu", threads=1, ranks=2)
@@ -95,9 +95,7 @@ def _lent(rendezvous: str) -> Iterator[psutil.Process]:
 
 def test_two_machines_share_a_stage_and_meet_again_when_one_loses_a_rank(run: Run, dataset: Dataset) -> None:
     alone = run.trained_here(dataset)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        rendezvous = f"127.0.0.1:{listener.getsockname()[1]}"
+    rendezvous = f"127.0.0.1:{lasting_port()}"
     site = Placement(device="cpu", threads=1, machines=2, rendezvous=rendezvous)
 
     async def test(lent: psutil.Process) -> None:

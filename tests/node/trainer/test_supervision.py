@@ -1,5 +1,6 @@
 """Training processes that are killed, whose inputs are damaged, or whose owner dies."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from tests.training.devices import DEVICES
 
-PATIENCE = 90.0  # s, for what takes a few on an idle machine
+PATIENCE = 300.0  # s for a whole test, which takes a few on an idle machine
 NO_HASH = bytes(32)
 T = TypeVar("T")
 
@@ -62,6 +63,12 @@ class Run:
             if isinstance(message, kind):
                 return message
         raise AssertionError
+
+    def forget(self) -> None:
+        """What was heard and not read."""
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                self.heard.receive_nowait()
 
     def trained_here(self, dataset: Dataset) -> Trained:
         """The same round in this process, with a state of its own."""
@@ -221,19 +228,29 @@ def test_a_process_that_does_not_open_its_slot_is_given_up_not_before_it_can_hav
 def test_a_process_killed_in_a_round_leaves_the_state_before_it_and_the_next_trains_the_same_bits(
     run: Run, dataset: Dataset
 ) -> None:
+    async def killed(one: Trainer) -> bool:
+        """Whether it was in the round."""
+        one.post(m.Train(run.inputs))
+        await run.next(m.Step)
+        await kill(one)
+        await run.next(m.Gone)
+        return (await run.next(m.Opened)).trained is None
+
     async def test() -> None:
-        async with trainer(run) as one:
-            await one.open(run.opening, run.hear)
-            one.post(m.Train(run.inputs))
-            await run.next(m.Step)
-            await kill(one)
-            await run.next(m.Gone)
-            assert (await run.next(m.Opened)).trained is None
-            one.post(m.Train(run.inputs))
-            trained = (await run.next(m.Finished)).trained
-            assert _bits(trained) == run.trained_here(dataset), "a fork computes what any process computes"
-            await kill(one)
-            assert (await run.next(m.Opened)).trained == trained
+        for attempt in range(10):  # where this process is slower than the other one, its round is over
+            run.forget()
+            async with trainer(run) as one:
+                directory = str(run.folder / f"slot-{attempt}")
+                await one.open(msgspec.structs.replace(run.opening, directory=directory), run.hear)
+                if not await killed(one):
+                    continue
+                one.post(m.Train(run.inputs))
+                trained = (await run.next(m.Finished)).trained
+                assert _bits(trained) == run.trained_here(dataset), "a fork computes what any process computes"
+                await kill(one)
+                assert (await run.next(m.Opened)).trained == trained
+                return
+        pytest.fail("each round was over before its process was killed")
 
     in_trio(test)
 
@@ -303,7 +320,9 @@ def test_kills_at_every_step_leave_the_bits_of_an_undisturbed_round(run: Run, da
                     pass
                 await kill(one)
                 trained = (await run.next(m.Opened)).trained
-            if trained is None:  # the last kill may have come after the round was saved
+                if trained is not None:
+                    break
+            if trained is None:  # a kill may have come after the round was saved
                 one.post(m.Train(run.inputs))
                 trained = (await run.next(m.Finished)).trained
             assert _bits(trained) == run.trained_here(dataset)
