@@ -46,6 +46,7 @@ from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing
 from dlx.training.slot.segments import segments_in
+from tests.patience import PATIENCE
 
 ZERO = bytes(32)
 STAGES, REPLICAS = 2, 2
@@ -144,7 +145,7 @@ def embedded_chain(directory: Path) -> Iterator[str]:
     options = {"block_time": 0.02, "time_lapse": True, "on_ready": on_ready, "stop": stop}
     server = threading.Thread(target=serve, args=(directory,), kwargs=options, daemon=True)
     server.start()
-    if not ready.wait(30):
+    if not ready.wait(PATIENCE):
         raise TimeoutError("the embedded chain did not start")
     try:
         yield urls[0]

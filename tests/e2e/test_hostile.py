@@ -27,7 +27,8 @@ from dlx.p2p.streams import StreamBroken
 from tests.e2e.attacker import Attacker, Fault, Overheard, agreed_peers, claim, domain_of, lie, refusals, stolen
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 
-TIMING = Timing(grace=5, proposal=1, timeout=60, eviction=60)
+# A round in which a member contradicts itself lacks a quorum, and waits for the timeout.
+TIMING = Timing(grace=5, proposal=1, timeout=20, eviction=120)
 QUORUM = 2  # of two
 
 
@@ -52,7 +53,6 @@ def unharmed(watched: Watched) -> Iterator[None]:
     watched.until_all_count(after=watched.sealed_rounds() + 1)
     assert {name: devnet.pid(name) for name in devnet.names} == pids
     for seal in watched.seals():
-        assert seal.round < before or seal.count > 0
         for record, account in zip(seal.records, seal.accounts, strict=True):
             assert seal.round < before or watched.stated(record).account == account
     assert not watched.of(Evicted) and len(watched.view.members()) == REPLICAS * STAGES

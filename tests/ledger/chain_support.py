@@ -108,7 +108,7 @@ def serving(directory: Path, **options: Any) -> Iterator[Chain]:
     thread = threading.Thread(target=serve, args=(directory,), kwargs={**fast, "on_ready": on_ready, "stop": stop})
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         with requests.Session() as session:
             yield Chain(urls[0], directory, session)
     finally:
