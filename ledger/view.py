@@ -392,14 +392,6 @@ class RunView:
 
     # ---- silence -----------------------------------------------------------------------------------------------------
 
-    def uncounted_rounds(self, account: str) -> int:
-        """The seals of its stage in a row that have not counted the holder, where 8 non-empty ones stand for any more.
-
-        Raises KeyError for an account without a seat.
-        """
-        replica, stage = self._seat(account)
-        return self._stages[stage].idle_rounds(replica)
-
     @property
     def accusations(self) -> dict[str, Accusation]:
         """Who was asked and has neither answered nor been counted since."""

@@ -42,7 +42,6 @@ CROWDED = 60.0  # s before a peer is dialled again whose connection had to go
 BAN = 60.0  # s that a peer that misbehaved stays out
 
 log = logging.getLogger(__name__)
-TRAFFIC = ("payload", "pipe", "blobs", "gossip", "signalling")  # what bytes are counted apart as
 Service = Callable[..., Awaitable[None]]  # async, takes task_status, runs until cancelled
 
 
@@ -165,7 +164,8 @@ class Host:
         return self._meter.received
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes (sent, received) so far, by each of TRAFFIC; together they are `bytes_sent` and `bytes_received`.
+        """Bytes (sent, received) so far as payload, pipe, blobs, gossip and signalling; together they are `bytes_sent`
+        and `bytes_received`.
 
         What streams of the other kinds carry is theirs, gossip with the records and verdicts that are asked for; all
         else is signalling: hello, identify, DHT, ping, handshakes, and the headers of Yamux and Noise.

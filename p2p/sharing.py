@@ -65,10 +65,6 @@ class Sharing:
         for index in self.done:
             self._taken[index] = 1
 
-    @property
-    def is_all_taken(self) -> bool:
-        return 0 not in self._taken
-
     def wants(self, pieces: range) -> bool:
         """Whether any of them is neither here nor asked for."""
         return self._taken.find(0, pieces.start, pieces.stop) >= 0

@@ -227,7 +227,7 @@ def test_a_draw_deals_a_replica_that_nobody_counts():
     while not view.may_deal(2):  # it may draw itself
         for stage in (0, 1):
             story.seal(stage, [stage, 2 + stage], range(stage, 6, 2))
-    assert not view.may_deal(0) and view.uncounted_rounds(ACCOUNTS[0]) == 0
+    assert not view.may_deal(0)
     swaps, before = view.deal_of(2), view.members()
     with pytest.raises(ViewError, match="cannot have been dealt"):
         view.copy().apply(Dealt(RUN, swaps[0][0], 2, 1 - swaps[0][1], story.at()))
@@ -347,7 +347,6 @@ def test_being_counted_is_an_answer(story):
 
 def test_a_member_that_was_not_counted_for_three_rounds_may_be_asked_at_once(story):
     for round in range(3):
-        assert story.view.uncounted_rounds(ACCOUNTS[3]) in (8, round)
         story.seal(0, [0, 1, 2], [0, 1, 2, 3])
         asked = story.view.may_accuse(ACCOUNTS[0], ACCOUNTS[3], story.view.opened_at)
         assert asked == (round == 2), "not in its first three rounds"

@@ -44,7 +44,7 @@ def test_no_piece_is_asked_for_twice_as_long_as_something_comes():
                 plan.heard(second, 4096 if each is second else 0, now)
         plan.over(first, first.end - first.first, now)
         plan.over(second, second.end - second.first, now)
-    assert sorted(asked) == list(range(40)) and plan.is_all_taken
+    assert sorted(asked) == list(range(40)) and not plan.wants(range(40))
 
 
 def test_who_is_silent_or_far_slower_than_another_is_replaced():

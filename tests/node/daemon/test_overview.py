@@ -20,7 +20,6 @@ from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.daemon.tally import Tally
 from dlx.node.round.pending import Failing
 from dlx.node.trainer.client import Trainer
-from dlx.p2p.host import TRAFFIC
 from tests.ledger.ledger_run import config
 
 RUN = b"\x01" * 32
@@ -60,7 +59,7 @@ def overview(
     return Overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
         membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
-        traffic=lambda: dict.fromkeys((*TRAFFIC, "chain"), (0, 0)),
+        traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
     )  # fmt: skip
 
 
