@@ -32,11 +32,12 @@ _LOOKED_BACK = 4  # own contributions whose plans may matter
 
 
 class Absent(Exception):
-    """Nobody gives a blob that the contribution's maker has to serve. `blobs`: their names."""
+    """Nobody gives a blob that the contribution's maker has to serve. `blobs`: their names; `came`: the seconds for
+    which they came, and still did when they were left for other work."""
 
-    def __init__(self, blobs: Sequence[bytes]) -> None:
+    def __init__(self, blobs: Sequence[bytes], came: float = 0.0) -> None:
         super().__init__(", ".join(one.hex() for one in blobs))
-        self.blobs = tuple(blobs)
+        self.blobs, self.came = tuple(blobs), came
 
 
 class Lie(Exception):

@@ -3,6 +3,7 @@ the chain node's."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ class Watching:
         self._client, self._run, self._say, self._placement = client, run, say, placement
         self._blobs = Blobs(sources, work)
         self._drawn: set[int] = set()
-        self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # statement -> withheld from, looked at again
+        self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # withheld from (inf: not missed yet), again
         self._silent_since: float | None = None
 
     def lines(self) -> Iterator[Line]:
@@ -73,7 +74,7 @@ class Watching:
                 self._draw(manifest, update)
                 for drawn, until, again in list(self._open.values()):
                     if time.monotonic() >= again:
-                        yield from self._look(replays, update, drawn, until)
+                        yield from self._look(replays, manifest, update, drawn, until)
                 if finished(Terms.of(manifest), update.view) and self._is_done(manifest, update):
                     return
             time.sleep(POLL_SECONDS)
@@ -113,14 +114,17 @@ class Watching:
             hash_ = self._client.block_hash(block) if ready else None
             if hash_ is not None:
                 self._drawn.add(round)
-                until = time.monotonic() + SERVE_TIMEOUTS * manifest.timing.round_timeout
                 for one in drawn_of(seals, hash_, audit.share, segment_steps(manifest)):
-                    self._open[one.statement] = one, until, 0.0
+                    self._open[one.statement] = one, math.inf, 0.0
 
-    def _look(self, replays: Replays, update: RunUpdate, drawn: Drawn, until: float) -> Iterator[Line]:
+    def _look(
+        self, replays: Replays, manifest: Manifest, update: RunUpdate, drawn: Drawn, until: float
+    ) -> Iterator[Line]:
+        """However slowly its files come: the time of what is withheld counts from when it was first missed."""
         found = replays.check(update.view, drawn)
         now = time.monotonic()
         if found.finding is Finding.WITHHELD and now < until:
+            until = min(until, now + SERVE_TIMEOUTS * manifest.timing.round_timeout)
             self._open[drawn.statement] = drawn, until, now + AGAIN_SECONDS
             return
         del self._open[drawn.statement]

@@ -16,13 +16,13 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch
 from dlx.node.home import logs
-from dlx.node.round import turns
 from dlx.node.round.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
 from dlx.training.data.shards import DataError, Shard
 
 FIRST_SECONDS, THEN_SECONDS = 10.0, 20.0  # without progress of a blob: of its maker, of everybody
+VISIT_SECONDS = 2 * (FIRST_SECONDS + THEN_SECONDS)  # or a round timeout: for one that comes, before others are checked
 CHECK_SECONDS = (
     600.0  # for one replay, and SLOWER times what its segment took to train, which is at most what a round may
 )
@@ -131,12 +131,13 @@ class Evidence:
         return get
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
-        """From its maker, else from everybody. Raises Absent, also for what only drips."""
-        seconds = turns.serve_until(0.0, self.context.manifest.timing.round_timeout)
+        """From its maker, else from everybody. Raises Absent, also for what comes so slowly that others are checked
+        first: it is gone on with where it stopped."""
+        seconds = max(VISIT_SECONDS, self.context.manifest.timing.round_timeout)
         with trio.move_on_after(seconds):
             return await self._fetch_slowly(name, limit, maker)
-        log.debug("a blob for a check takes too long", seconds=seconds)
-        raise Absent([name])
+        log.debug("a blob for a check comes slowly", seconds=seconds)
+        raise Absent([name], came=seconds)
 
     async def _fetch_slowly(self, name: bytes, limit: int, maker: str | None) -> Path:
         """As long as it comes at all. Raises Absent."""

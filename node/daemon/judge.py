@@ -5,7 +5,7 @@ convictions (see node.round.turns).
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -30,7 +30,7 @@ from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
 from dlx.node.round import turns
 from dlx.node.round.draw import Drawn
-from dlx.node.round.turns import Case
+from dlx.node.round.turns import Case, Wanted
 from dlx.node.round.verdicts import (
     MAX_REASON,
     MAX_REASONS,
@@ -66,6 +66,10 @@ class _Delays:
         self.failures[key] += 1
         self.until[key] = now + RETRY.delay(self.failures[key], self.random)
 
+    def soon(self, key: bytes, now: float) -> None:
+        """It is under way: after others that wait."""
+        self.until[key] = now + RETRY.first
+
     def never(self, key: bytes) -> None:
         self.until[key] = math.inf
 
@@ -95,7 +99,7 @@ class Judge:
         self._view, self._agreed, self._evidence = view, agreed, Evidence(context, effort)
         self._verdicts: dict[bytes, dict[str, ReportedVerdict]] = defaultdict(dict)  # statement -> by checker
         self._delays, self._convictions = _Delays(), _Delays()
-        self._asked: dict[tuple[bytes, bytes], float] = {}  # statement, blob -> when it was first asked for in vain
+        self._wanted: dict[tuple[bytes, bytes], Wanted] = {}  # statement, blob
         self._due: dict[bytes, float] = {}  # statement -> since when its maker may be convicted
         self._timing = context.manifest.timing
         self._random = Random()
@@ -191,7 +195,7 @@ class Judge:
                 current = {one.statement for draw in rounds.values() for one in draw.drawn}
                 for statement in self._verdicts.keys() - current:
                     del self._verdicts[statement]
-                self._asked = {key: asked for key, asked in self._asked.items() if key[0] in current}
+                self._wanted = {key: wanted for key, wanted in self._wanted.items() if key[0] in current}
                 for delays in (self._delays, self._convictions):
                     for statement in delays.until.keys() - current:
                         delays.forget(statement)
@@ -218,8 +222,8 @@ class Judge:
         except Lie as error:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
         except Absent as error:
-            if not self._is_withheld(drawn, error.blobs):
-                self._delays.again(drawn.statement, context.now())
+            if not self._is_withheld(drawn, error):
+                (self._delays.soon if error.came else self._delays.again)(drawn.statement, context.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
             outcome, finding, reasons = Outcome(), Finding.WITHHELD, (f"nobody gives {error}",)
@@ -257,15 +261,18 @@ class Judge:
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
 
-    def _is_withheld(self, drawn: Drawn, blobs: Sequence[bytes]) -> bool:
+    def _is_withheld(self, drawn: Drawn, absent: Absent) -> bool:
         """Whether that nobody gives these blobs is its maker's fault: it was there and asked again for long enough, by
         us, and still has to serve what it was asked for. Each has its own time: others that came are no fault."""
         now, timeout, view = self._context.now(), self._timing.round_timeout, self._view()
-        asked = min(self._asked.setdefault((drawn.statement, blob), now) for blob in blobs)
+        found = [self._wanted.setdefault((drawn.statement, blob), Wanted(now - absent.came)) for blob in absent.blobs]
+        for wanted in found:
+            wanted.in_vain(now, absent.came)
         draw = self._draws.rounds.value.get(drawn.round)
         if view is None or draw is None or drawn not in draw.drawn or draw.redrawn:  # what it kept was of another draw
             return False
-        late = now >= turns.serve_until(asked, timeout)
+        late = any(wanted.is_withheld(now, timeout) for wanted in found)
+        asked = min(wanted.since for wanted in found)
         return late and turns.has_worked_since(view, drawn, asked, timeout) and self._hears(view, drawn.account)
 
     def _hears(self, view: RunView, maker: str) -> bool:

@@ -15,7 +15,8 @@ from dlx.node.round.draw import Drawn, checkers, place
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 
 TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over
-SERVE_TIMEOUTS = 4  # round timeouts that a blob may take, and for which each checker asks again after it came in vain
+SERVE_TIMEOUTS = 4  # round timeouts for which each checker asks again for a blob of which nothing comes
+SLOW_TIMEOUTS = 16  # and in which it may come slowly: who sends less than all of it in both together withholds it
 MAX_TURNS = 8  # of a conviction; then everybody sends it
 
 
@@ -26,6 +27,30 @@ class Case:
     drawn: Drawn
     since: float  # when its draw became known here
     verdicts: Mapping[str, ReportedVerdict] = field(default_factory=dict)  # by checker
+
+
+@dataclass
+class Wanted:
+    """A blob that a checker has asked for in vain. Time in which it came is no silence, nor is what the checker then
+    took for other work: but only so much of it, else dripping would put a verdict off for ever. Times in seconds."""
+
+    since: float  # Unix time of the first asking
+    _excused: float = 0.0
+    _slow_since: float | None = None
+
+    def in_vain(self, now: float, came: float) -> None:
+        """Once more; in the try that ends `now` it came for `came` seconds, and was still coming, or not at all."""
+        if came:
+            self._slow_since = now - came if self._slow_since is None else self._slow_since
+        else:
+            self._excused, self._slow_since = self._slow(now), None
+
+    def is_withheld(self, now: float, round_timeout: float) -> bool:
+        slow = min(self._slow(now), SLOW_TIMEOUTS * round_timeout)
+        return now - self.since - slow >= SERVE_TIMEOUTS * round_timeout
+
+    def _slow(self, now: float) -> float:
+        return self._excused + (0.0 if self._slow_since is None else now - self._slow_since)
 
 
 def next_check(
@@ -100,11 +125,6 @@ def has_worked_since(view: RunView, drawn: Drawn, asked: float, round_timeout: f
     rounds = range(max(drawn.round + 1, view.sealed.oldest(drawn.stage)), view.next_round(drawn.stage))
     seals = (view.sealed[drawn.stage, round] for round in rounds)
     return any(seal.at.time >= asked + round_timeout and drawn.account in seal.accounts for seal in seals)
-
-
-def serve_until(asked: float, round_timeout: float) -> float:
-    """When a blob is withheld that was not to be had from when it was first `asked` for."""
-    return asked + SERVE_TIMEOUTS * round_timeout
 
 
 def summary(cases: Iterable[Case]) -> dict[str, int]:

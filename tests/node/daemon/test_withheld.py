@@ -15,7 +15,7 @@ from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.watch import Watch
 from dlx.node.round.draw import drawn_of, seals_of
-from dlx.node.round.turns import SERVE_TIMEOUTS
+from dlx.node.round.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 TIMEOUT = 2.0
@@ -47,10 +47,10 @@ class Checker:
         unused: Any = None
         self.judge = Judge(context, draws, unused, unused, Effort(1.0), lambda: view, lambda: tuple(view.members()))
 
-    def in_vain(self, after: float, blob: bytes = b"one") -> bool:
-        """Nobody gives it, so much later than the draw: whether it is withheld now."""
+    def in_vain(self, after: float, blob: bytes = b"one", came: float = 0.0) -> bool:
+        """Nobody gives it, so much later than the draw, though it `came` for so long: whether it is withheld now."""
         self.now = self.draw.since + after
-        return self.judge._is_withheld(self.drawn, [blob])
+        return self.judge._is_withheld(self.drawn, Absent([blob], came))
 
 
 LONG = SERVE_TIMEOUTS * TIMEOUT
@@ -85,7 +85,27 @@ def test_each_blob_has_its_own_time_on_a_slow_link(view: RunView) -> None:
     assert not checker.in_vain(LONG, b"two") and checker.in_vain(LONG + 0.5, b"two")
 
 
-def test_who_drips_a_blob_for_ever_does_not_put_off_its_verdict_for_ever() -> None:
+def test_who_sends_slowly_has_more_time_than_who_is_silent_and_what_the_checker_does_meanwhile_is_no_silence(
+    view: RunView,
+) -> None:
+    checker = Checker(view)
+    for visit in range(1, 8):  # each as long as it takes the checker to come back, who has other work too
+        assert not checker.in_vain(2 * visit * TIMEOUT, came=TIMEOUT)
+    silent_from = 15 * TIMEOUT
+    assert not checker.in_vain(silent_from) and not checker.in_vain(silent_from + LONG - 2 * TIMEOUT)
+    assert checker.in_vain(silent_from + LONG)
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_who_drips_for_ever_to_stay_slow_is_withholding_in_the_end(view: RunView, pauses: bool) -> None:
+    """Also where he falls silent now and then, which alone is not silence for long enough."""
+    checker, most = Checker(view), (SLOW_TIMEOUTS + SERVE_TIMEOUTS) * TIMEOUT
+    tries = ((n * TIMEOUT, 0.0 if pauses and n % 4 == 3 else TIMEOUT) for n in range(1, 100))
+    ends = next(at for at, came in tries if checker.in_vain(at, came=came))
+    assert LONG < ends <= most
+
+
+def test_who_drips_a_blob_keeps_nobody_from_checking_others_for_long() -> None:
     class Dripping:
         async def fetch(self, *_: Any) -> None:
             await trio.sleep_forever()  # the exchange waits as long as enough comes not to be silent
@@ -93,7 +113,8 @@ def test_who_drips_a_blob_for_ever_does_not_put_off_its_verdict_for_ever() -> No
     async def check() -> None:
         timing = SimpleNamespace(round_timeout=TIMEOUT)
         context: Any = SimpleNamespace(manifest=SimpleNamespace(timing=timing), exchange=Dripping(), store=None)
-        with trio.fail_after(10 * LONG), pytest.raises(Absent):
+        with trio.fail_after(10 * LONG), pytest.raises(Absent) as caught:
             await Evidence(context, Effort(1.0))._fetch(b"name", 1, "maker")
+        assert caught.value.came > 0
 
     trio.run(check, clock=MockClock(autojump_threshold=0))
