@@ -47,6 +47,7 @@ class Book:
     enough_since: float | None = None  # when what is usable was of a quorum of the votes
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
+    foreseen: bool = False  # whether this member has made up a seal that the proposer will propose
 
     def add(self, signed: SignedContribution, now: float) -> tuple[str, SignedContribution | None]:
         """Files a validated contribution: "new", "known", "conflict" (with the first one) or "duplicate" (a third)."""

@@ -72,6 +72,7 @@ class Sealing:
         if book.ready_since is None and now >= opens_at and self._is_collected(book, usable, grace, now):
             book.ready_since = now
         self._propose(book, usable, now, out)
+        self._foresee(book, usable, grace, now, out)
         for digest, proposal in list(book.proposals.items()):
             known = [book.contributions[name].contribution for name in proposal.listed if name in book.contributions]
             if any(not may_count(view, statement) for statement in known):
@@ -202,6 +203,28 @@ class Sealing:
         known = book.proposals.get(digest)
         if known is None or now >= known.since + rules.proposal_timeout:  # the same seal again: now we send it first
             book.proposals[digest] = Proposal(seal, turns[0], self._account, now)
+
+    def _foresee(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float, out: list[a.Action]) -> None:
+        """While nobody may be left out and nothing is anybody's choice, all would propose the same seal: who is not in
+        turn computes it as soon as it could propose it, and signs without waiting for the proposal."""
+        rules, view, round, ready_since = self._rules, self._known.view, book.round, book.ready_since
+        if book.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):
+            return
+        listed = tuple(usable.values())
+        if rules.policy != "mean" or not usable.keys() >= set(view.complete_replicas()):
+            return
+        attempt = attempt_at(rules, view, self._stage, now)
+        signer = proposers(rules, view, self._stage, round, attempt)[0]
+        if not listed or signer == self._account or now < view.opens_at(self._stage, len(listed)):
+            return
+        multipliers = unit_multipliers(len(listed))
+        result = self._outer(book, listed, multipliers, now, out)
+        if result is None or (rules.adaptive is not None and adaptive.ends_window(rules.adaptive, round)):
+            return
+        plan = kept_plan(rules, view, self._stage, round)
+        seal = build_seal(rules, view, self._stage, round, book.listing(listed), multipliers, plan, result)
+        book.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
+        book.foreseen = True
 
     def _attest(
         self,

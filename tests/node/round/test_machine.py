@@ -23,6 +23,19 @@ def test_seals_every_round_with_everyone(stages: int, delay: int) -> None:
     assert all(not member.rejected for member in sim.members.values())
 
 
+@pytest.mark.parametrize(("replicas", "stages"), [(4, 1), (3, 2)])
+def test_where_nothing_is_to_choose_nobody_waits_for_a_proposal(replicas: int, stages: int) -> None:
+    """Votes come one way after the last outer step; all proposals are lost, and it costs nothing."""
+    sim = Simulation(make_rules(rounds=4, stages=stages, delay=0), replicas=replicas, seed=1)
+    gossip, proposed = sim.gossip, list[e.ProposalSeen]()
+    sim.gossip = lambda sender, event: (  # type: ignore[method-assign]
+        proposed.append(event) if isinstance(event, e.ProposalSeen) else gossip(sender, event)
+    )
+    assert sim.run(lambda: sim.view.finished, 4 * (2 + sim.rules.proposal_timeout)), "within the first turns"
+    assert len({event.seal.round for event in proposed}) == 4
+    assert all(sealed.count == replicas for sealed in sim.view.sealed.values())
+
+
 def test_delay_one_trains_while_the_seal_is_on_its_way() -> None:
     finished = {}
     for delay in (0, 1):
