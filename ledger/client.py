@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -59,7 +60,6 @@ _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
 _GAS_DEPLOY = 6_000_000
-_GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
 _TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
@@ -392,16 +392,18 @@ class LedgerClient:
 
     def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], most: int) -> Receipt:
         """Sends a call that takes at most so much gas, and waits for its receipt."""
-        data, gas = abi.call_data(function, *args), most
-        by = {"from": self.account, "gas": most}
+        data = abi.call_data(function, *args)
+        by: dict[str, Any] = {"from": self.account, "gas": most}
+        check = partial(abi.call, to, function, *args, **by)  # raises Reverted before gas is spent
         known = self._sender.known(to, data)
+        unsure: Callable[[], object] | None = None
         if not known.waiting:
             block = "latest" if known.mined is None else self._not_before(known.mined)
-            estimated = _estimate(self.rpc, self.account, to, data, most) if block == "latest" else None
-            if estimated is None:
-                abi.call(to, function, *args, block=block, **by)  # raises Reverted before gas is spent
-            gas = estimated or most
-        pending = self._sender.send(to, data, gas, keeps_seat=function in _KEEPS_SEAT)
+            if block == "latest":
+                unsure = check
+            else:
+                check(block=block)
+        pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, unsure)
         try:
             receipt = self._sender.wait(pending, self._timeout)
         except Pointless as error:
@@ -443,10 +445,10 @@ def deploy(
 
     def create(name: str, *args: Any) -> tuple[str, int]:
         data = Interface(name).creation_data(*args)
-        gas = _estimate(rpc, sender.account, None, data, _GAS_DEPLOY) or _GAS_DEPLOY
-        receipt = sender.wait(sender.send(None, data, gas), timeout)
+        pending = sender.send(None, data, _GAS_DEPLOY, unsure=lambda: None)
+        receipt = sender.wait(pending, timeout)
         if int(receipt["status"], 16) != 1:
-            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {gas}")
+            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {pending.gas}")
         return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
 
     registry, block = create("NodeRegistry")
@@ -468,16 +470,6 @@ def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chai
         if time.monotonic() > deadline:
             raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
         time.sleep(0.1)
-
-
-def _estimate(rpc: Rpc, account: str, to: str | None, data: bytes, most: int) -> int | None:
-    """The gas to give: what the chain node estimates and some more, at most `most`; None where it gives no estimate,
-    because the call would fail or because it cannot."""
-    call = {"from": account, "data": "0x" + data.hex(), "gas": hex(most)} | ({} if to is None else {"to": to})
-    try:
-        return min(most, rpc.number("eth_estimateGas", call, "latest") * 5 // 4 + _GAS_MORE)
-    except RpcError:
-        return None
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

@@ -1,10 +1,11 @@
 """One URL of a chain node: a request, its bounded answer, and what is remembered of the node."""
 
+import contextlib
 import logging
 import re
-import threading
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -15,6 +16,7 @@ import requests
 
 from dlx.ground.meter import Meter
 from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.websocket import SocketBroken, WebSocket
 from dlx.ledger.whole import WholeAnswers
 
 _MAX_ANSWER = 64 << 20
@@ -92,8 +94,11 @@ class Endpoint:
         self.checked = False  # whether it is on the chain that it should be on
         self.wrong: str | None = None  # why it is never asked again
         self.meter = Meter()  # of requests and answers with their headers
-        self._url, self._direct = url, urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
-        self._own = threading.local()
+        parts = urlsplit(url)
+        self._url, self._direct = url, parts.hostname in ("127.0.0.1", "::1", "localhost")
+        is_socket = parts.scheme in ("ws", "wss")
+        self._socket = WebSocket(url, self._direct, _MAX_ANSWER, self.meter) if is_socket else None
+        self._idle: list[requests.Session] = []  # threads share them: a chain node has few connections for each client
 
     def ask(self, method: str, request: bytes, timeout: float) -> Any:
         """The result of a JSON-RPC request, whole after `timeout` seconds. Raises RpcError for an error answer,
@@ -105,6 +110,14 @@ class Endpoint:
 
     def ask_all(self, method: str, batch: bytes, count: int, timeout: float) -> list[Any]:
         """The results of a batch of `count` requests whose ids count from 0; raises as `ask` does, for all at once."""
+        found = self.ask_each(method, batch, count, timeout)
+        for one in found:
+            if isinstance(one, RpcError):
+                raise one
+        return found
+
+    def ask_each(self, method: str, batch: bytes, count: int, timeout: float) -> list[Any]:
+        """As `ask_all`, but the error that answers one of the requests stands in its place."""
         answers, wait = self._post(method, batch, timeout)
         if not isinstance(answers, list):
             _result(method, answers, wait)  # says why there is no batch
@@ -114,13 +127,34 @@ class Endpoint:
             refusal = next((answer for answer in answers if isinstance(answer, dict) and answer.get("error")), None)
             _result(method, refusal, wait)
             raise Garbled("a batch of other answers than were asked for")
-        return [_result(method, by_id[identity], wait) for identity in range(count)]
+        return [_result_or_error(method, by_id[identity], wait) for identity in range(count)]
+
+    def tells(self, timeout: float) -> bool:
+        """Whether it tells of new blocks: by a subscription over a websocket, or as the embedded chain does. Raises as
+        `ask` does."""
+        if self._socket is None:
+            return str(self.ask(*_request("web3_clientVersion"), timeout)).startswith("dlx-chain/")
+        with _garbled():
+            return self._socket.tells(timeout)
+
+    def next_head(self, known: bytes, seconds: float, timeout: float, contracts: Sequence[str] = ()) -> Any:
+        """Of one that tells: the header of its newest block as soon as that is another than `known`, perhaps with its
+        logs of these contracts; None after so many seconds. Raises as `ask` does."""
+        if self._socket is None:
+            more = [list(contracts)] if contracts else []
+            return self.ask(*_request("dlx_waitForBlock", "0x" + known.hex(), seconds, *more), timeout)
+        with _garbled():
+            return self._socket.newer(known, seconds, timeout)
 
     def _post(self, method: str, request: bytes, timeout: float) -> tuple[Any, float | None]:
         """The decoded answer, and the seconds that the chain node wants us to wait."""
+        if self._socket is not None:
+            with _garbled():
+                return self._socket.ask(request, timeout), None
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False, "headers": _HEADERS}
+        session = self._session()
         try:
-            with self._session().post(self._url, request, **options) as response:
+            with session.post(self._url, request, **options) as response:
                 wait = _seconds(response.headers.get("Retry-After"))
                 if response.status_code == 429 or (response.status_code == 503 and wait is not None):
                     raise Busy("", wait)
@@ -129,20 +163,34 @@ class Endpoint:
                 body = _read(response, method)
         except requests.RequestException as error:
             raise Garbled(type(error).__name__) from None
+        finally:
+            self._idle.append(session)
         try:
             return msgspec.json.decode(body), wait
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
 
     def _session(self) -> requests.Session:
-        """This thread's own."""
-        if not hasattr(self._own, "session"):
-            session = requests.Session()
-            session.trust_env = not self._direct  # a proxy cannot know our own machine
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, WholeAnswers(self.meter))
-            self._own.session = session
-        return self._own.session
+        """For this thread, until it is laid back."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        session = requests.Session()
+        session.trust_env = not self._direct  # a proxy cannot know our own machine
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, WholeAnswers(self.meter))
+        return session
+
+
+@contextlib.contextmanager
+def _garbled() -> Iterator[None]:
+    try:
+        yield
+    except SocketBroken as error:
+        raise Garbled(str(error)) from None
+
+
+def _request(method: str, *params: Any) -> tuple[str, bytes]:
+    return method, msgspec.json.encode({"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
 
 
 def _result(method: str, answer: Any, wait: float | None) -> Any:
@@ -152,6 +200,13 @@ def _result(method: str, answer: Any, wait: float | None) -> Any:
     if not isinstance(answer, dict) or "result" not in answer:
         raise Garbled("an answer that is no JSON-RPC")
     return answer["result"]
+
+
+def _result_or_error(method: str, answer: Any, wait: float | None) -> Any:
+    try:
+        return _result(method, answer, wait)
+    except RpcError as error:
+        return error
 
 
 def _read(response: requests.Response, method: str) -> bytes:
@@ -202,9 +257,9 @@ def _seconds(retry_after: str | None) -> float | None:
 def _host(url: str) -> str:
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0)
+        fine = parts.scheme in ("http", "https", "ws", "wss") and (parts.port is None or parts.port > 0)
     except ValueError:
         fine = False
     if not fine or not parts.hostname:
-        raise LedgerError("the RPC URL must look like http://127.0.0.1:8545 or https://host/path")
+        raise LedgerError("the RPC URL must look like http://127.0.0.1:8545, https://host/path or wss://host/path")
     return parts.netloc.rpartition("@")[2]

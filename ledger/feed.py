@@ -147,7 +147,11 @@ class _Tracker:
         seen, tip = self._newest, self._index.tip
         # Where the last poll did not get as far as the head, nothing is waited for.
         settled = seen is not None and tip is not None and tip.hash == seen.hash
-        newest = rpc.newer(seen, wait) if seen is not None and settled else rpc.head()
+        if seen is not None and settled:
+            contracts = self._index.contracts
+            newest = rpc.newer(seen, wait, [contracts.ledger, contracts.registry])
+        else:
+            newest = rpc.head()
         known = max(seen.number if seen else -1, tip.block if tip else -1)
         if self._index.is_late(newest, known):
             if tip is None or tip.block < known:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc import Header, Request, Rpc, as_number
 
 GWEI, ETH = 10**9, 10**18
 _BLOCKS, _PERCENTILE = 20, 40  # of eth_feeHistory
@@ -33,9 +33,13 @@ class Price:
     tip: int
 
 
-def price(rpc: Rpc, head: Header, limits: Limits) -> Price:
-    """What takes a transaction into one of the next blocks, though the base fee may double. Raises FeeTooHigh."""
-    named = _named_tip(rpc, head.base_fee)
+TIP: Request = ("eth_maxPriorityFeePerGas", ())  # what names one, where the chain node has it
+
+
+def price(rpc: Rpc, head: Header, limits: Limits, tip: Any = None) -> Price:
+    """What takes a transaction into one of the next blocks, though the base fee may double; `tip`: the answer to TIP,
+    where it was asked for already. Raises FeeTooHigh."""
+    named = _named_tip(rpc, head.base_fee, tip)
     if named > limits.max_fee or head.base_fee > limits.max_fee:
         what, fee = ("tip", named) if named > head.base_fee else ("base fee", head.base_fee)
         raise FeeTooHigh(
@@ -70,12 +74,13 @@ def _more(fee: int) -> int:
     return -(-fee * 9 // 8)
 
 
-def _named_tip(rpc: Rpc, base_fee: int) -> int:
+def _named_tip(rpc: Rpc, base_fee: int, answer: Any) -> int:
     """By whichever of three methods the chain node has."""
-    try:
-        return rpc.number("eth_maxPriorityFeePerGas")
-    except RpcError:
-        pass
+    if not isinstance(answer, RpcError):
+        try:
+            return rpc.number(TIP[0]) if answer is None else as_number(answer)
+        except RpcError:
+            pass
     try:
         return _usual_tip(rpc.call("eth_feeHistory", hex(_BLOCKS), "latest", [_PERCENTILE]))
     except RpcError:

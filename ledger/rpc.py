@@ -1,10 +1,11 @@
 """The chain's JSON-RPC over one URL or several: bounded answers, asked for again while no chain node can be reached."""
 
+import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -36,6 +37,7 @@ sys.setrecursionlimit(min(sys.getrecursionlimit(), 12_288))
 _log = logging.getLogger("dlx.ledger")
 
 Send = Callable[[Endpoint, float], Any]  # asks a chain node; the seconds within which
+Request = tuple[str, Sequence[Any]]  # a method and its params, as plain JSON has them
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,15 @@ class Header:
     time: int
     base_fee: int
     has_logs: bool = True  # False: the chain node says that nothing in it has logs
+    logs: "Logs | None" = field(default=None, compare=False)  # as the chain node told them with it
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What a chain node says are a block's logs of some contracts."""
+
+    of: tuple[str, ...]
+    found: Any
 
 
 class Rpc:
@@ -123,10 +134,34 @@ class Rpc:
             yield from found
             done += len(some)
 
+    def several(self, *requests: Request) -> list[Any]:
+        """The results of different requests, in one exchange where the chain node takes batches, else one after the
+        other; the RpcError that answers one stands in its place. Raises LedgerUnavailable, WrongLedger."""
+        one, refused = self._endpoints.next(), False
+        size = one.batches["several"]
+        if len(requests) <= size.most:
+            batch = _encoded_batch(requests)
+            try:
+                return self._endpoints.once(
+                    one, lambda one, timeout: one.ask_each("several", batch, len(requests), timeout), self._timeout
+                )  # type: ignore[no-any-return]
+            except (Garbled, RpcError):
+                refused = True  # unless it cannot be asked at all
+        found = [self._result_or_error(method, *params) for method, params in requests]
+        if refused:
+            size.refused(len(requests))
+        else:
+            size.given()
+        return found
+
+    def _result_or_error(self, method: str, *params: Any) -> Any:
+        try:
+            return self.call(method, *params)
+        except RpcError as error:
+            return error
+
     def _batch(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        request = msgspec.json.encode(
-            [{"jsonrpc": "2.0", "id": i, "method": method, "params": params} for i, params in enumerate(calls)]
-        )
+        request = _encoded_batch([(method, params) for params in calls])
 
         def send(one: Endpoint, timeout: float) -> list[Any]:
             return one.ask_all(method, request, len(calls), timeout)
@@ -140,10 +175,10 @@ class Rpc:
 
     def number(self, method: str, *params: Any) -> int:
         """The result as a quantity."""
-        return _quantity(self.call(method, *params))
+        return as_number(self.call(method, *params))
 
     def chain_id(self) -> int:
-        return _quantity(self.call("eth_chainId"), STORED)
+        return as_number(self.call("eth_chainId"), STORED)
 
     def data(self, method: str, *params: Any) -> bytes:
         """The result as bytes."""
@@ -168,27 +203,36 @@ class Rpc:
             yield None if found is None else self._asked_for(block, found)
 
     def head(self) -> Header:
-        header = self.header("latest")
-        if header is None:
+        return self._seen(self.header("latest"))
+
+    def head_and(self, *requests: Request) -> tuple[Header, list[Any]]:
+        """The head, and the answers to other requests, as `several` gives them."""
+        found, *others = self.several(("eth_getBlockByNumber", ("latest", False)), *requests)
+        if isinstance(found, RpcError):
+            raise found
+        return self._seen(None if found is None else _header(found)), others
+
+    def _seen(self, head: Header | None) -> Header:
+        if head is None:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
-        self._endpoints.see(self._plausible(header).number, self._timeout)
-        return header
+        self._endpoints.see(self._plausible(head).number, self._timeout)
+        return head
 
     @property
     def tells(self) -> bool:
-        """Whether `newer` waits for a block, as far as is known: the embedded chain does, where no other is asked."""
+        """Whether `newer` waits for a block, as far as is known: where no other chain node is asked, the embedded chain
+        or one by a websocket."""
         return self._endpoints.teller is not None
 
-    def newer(self, known: Header, seconds: float) -> Header:
+    def newer(self, known: Header, seconds: float, contracts: Sequence[str] = ()) -> Header:
         """The head, as `head`. Where the chain node can tell, as soon as it is another than `known`, or after so many
-        seconds (at most 10)."""
+        seconds (at most 10); perhaps with its logs of these contracts."""
         one = self._endpoints.find_teller(self._timeout) if seconds > 0 else None
         if one is None:
             return self.head()
-        request = _encoded("dlx_waitForBlock", ("0x" + known.hash.hex(), min(seconds, _LONGEST)))
 
         def send(one: Endpoint, timeout: float) -> Any:
-            return one.ask("dlx_waitForBlock", request, timeout)
+            return one.next_head(known.hash, min(seconds, _LONGEST), timeout, contracts)
 
         try:
             found = self._endpoints.once(one, send, seconds + self._timeout)
@@ -196,7 +240,10 @@ class Rpc:
             if isinstance(error, RpcError):  # another version's
                 self._endpoints.teller = None
             return self.head()  # which is asked for again and again
-        return known if found is None else self._plausible(_header(found))
+        if found is None:
+            return known
+        newest, logs = self._plausible(_header(found)), found.get("logs") if contracts else None
+        return newest if logs is None else replace(newest, logs=Logs(tuple(contracts), logs))
 
     def _plausible(self, head: Header) -> Header:
         if head.number > _MOST_BLOCKS:
@@ -266,11 +313,9 @@ class _Endpoints:
         now = time.monotonic()
         if self.teller is None and len(self._all) == 1 and now >= self._look_again:
             self._look_again = now + _LOOK_AGAIN
-            try:
-                name = self.ask(_client_version, timeout, now + timeout)
-            except (LedgerUnavailable, RpcError):
-                name = ""
-            self.teller = self._all[0] if str(name).startswith("dlx-chain/") else None
+            with contextlib.suppress(LedgerUnavailable, RpcError):
+                tells = self.ask(lambda one, timeout: one.tells(timeout), timeout, now + timeout)
+                self.teller = self._all[0] if tells else None
         return self.teller
 
     def see(self, number: int, timeout: float) -> None:
@@ -289,7 +334,7 @@ class _Endpoints:
 
     def _number(self, one: Endpoint, timeout: float) -> int:
         try:
-            return _quantity(self.once(one, _block_number, timeout))
+            return as_number(self.once(one, _block_number, timeout))
         except (LedgerError, Garbled):
             return -1
 
@@ -320,7 +365,7 @@ class _Endpoints:
         if one.checked or (len(self._all) == 1 and self._chain_id is None):
             return
         try:
-            found = _quantity(one.ask("eth_chainId", _encoded("eth_chainId"), timeout))
+            found = as_number(one.ask("eth_chainId", _encoded("eth_chainId"), timeout))
         except LedgerError as error:
             raise Garbled(f"no chain id: {error}") from None
         if self._chain_id is None:
@@ -360,12 +405,15 @@ def _encoded(method: str, params: Any = ()) -> bytes:
     return _provider.encode_rpc_request(RPCEndpoint(method), params)
 
 
+def _encoded_batch(requests: Sequence[Request]) -> bytes:
+    """With ids that count from 0."""
+    return msgspec.json.encode(
+        [{"jsonrpc": "2.0", "id": i, "method": method, "params": params} for i, (method, params) in enumerate(requests)]
+    )
+
+
 def _block_number(one: Endpoint, timeout: float) -> Any:
     return one.ask("eth_blockNumber", _encoded("eth_blockNumber"), timeout)
-
-
-def _client_version(one: Endpoint, timeout: float) -> Any:
-    return one.ask("web3_clientVersion", _encoded("web3_clientVersion"), timeout)
 
 
 def _unavailable(reasons: dict[Endpoint, Garbled]) -> LedgerUnavailable:
@@ -388,7 +436,8 @@ def _header(found: Any) -> Header:
         raise LedgerError(f"not a block: {error!r}") from None
 
 
-def _quantity(text: Any, bits: int = 256) -> int:
+def as_number(text: Any, bits: int = 256) -> int:
+    """What a chain node answers as a quantity. Raises LedgerError."""
     try:
         return quantity(text, bits)
     except (TypeError, ValueError):

@@ -11,7 +11,7 @@ later nonces wait behind it.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,19 @@ from eth_account import Account
 
 from dlx.ledger.budget import Budget
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.fees import FeeTooHigh, Limits, Price, eth, price, raised
+from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc import Header, Request, Rpc, as_number
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _LAG = 8  # blocks by which a chain node behind a load balancer may be late
-_POLL, _SLOWEST = 0.03, 1.0  # seconds between looks for a receipt: at first, at last
+_POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
 _PATIENCE = 2.0  # seconds for one look
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
 _STUCK_BLOCKS = 2  # that went by without it
 _WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
 _TRANSFER = 21_000  # gas
+_GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
 
 
@@ -73,27 +74,45 @@ class Sender:
         self._awaited: list[int] = []  # nonces, one for each thread that waits
         self._refused: dict[int, tuple[float, RpcError]] = {}  # nonce -> since when the contract would refuse it
         self._priced: dict[int, int] = {}  # nonce -> block in which its price was last looked at
+        self._head: Header | None = None  # as last seen
         self._highest = 0  # nonces used
         self._low_since: float | None = None  # when a chain node began to say fewer
         with contextlib.suppress(LedgerUnavailable):
             self.tend()
 
-    def send(self, to: str | None, data: bytes, gas: int, keeps_seat: bool = False) -> Pending:
-        """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block.
+    def send(
+        self,
+        to: str | None,
+        data: bytes,
+        gas: int,
+        keeps_seat: bool = False,
+        unsure: Callable[[], object] | None = None,
+    ) -> Pending:
+        """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block: two
+        exchanges with the chain node.
 
+        `gas`: at most; with `unsure` what the chain node estimates and some more. Where it gives no estimate, because
+        the call would fail or because it cannot, `unsure` is called: it raises what should be raised instead.
         `keeps_seat`: it may use the last tenth of the budget. Raises LedgerUnavailable when the node is silent: the
         transaction is kept and goes out later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError
         where the node refuses it (no funds, say).
         """
         text = "0x" + data.hex()
+        call = {"from": self.account, "data": text, "gas": hex(gas)} | ({} if to is None else {"to": to})
+        estimate: list[Request] = [] if unsure is None else [("eth_estimateGas", (call, "latest"))]
         with self._turn():
-            used, head = self._settle()
+            used, head, (tip, *estimated) = self._settle(TIP, *estimate)
             if (same := self._same(to, text)) is not None:
                 return self._ask_again(same)
+            for found in estimated:
+                if not isinstance(found, RpcError):
+                    gas = min(gas, as_number(found) * 5 // 4 + _GAS_MORE)
+                elif unsure is not None:
+                    unsure()
             least = used
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
-                pending = self._priced_at(self._price(head, former), Pending(nonce, to, text, gas, 0, 0, "", ()))
+                pending = self._priced_at(self._price(head, former, tip), Pending(nonce, to, text, gas, 0, 0, "", ()))
                 self._check_budget(pending, keeps_seat)
                 signed = self._sign(replace(pending, former=() if former is None else former.former + former.hashes))
                 self._outbox.keep(signed)
@@ -113,7 +132,7 @@ class Sender:
         """What is in the outbox of this very call."""
         text = "0x" + data.hex()
         with self._turn():
-            if not self._outbox.entries:
+            if not self._alike(to, text):
                 return Known()
             self._settle()
             blocks = [self._mined[one.nonce] for one in self._alike(to, text) if one.nonce in self._mined]
@@ -124,7 +143,7 @@ class Sender:
         LedgerError if its nonce went to another."""
         deadline = time.monotonic() + timeout
         resend, stuck, pause = time.monotonic() + _RESEND, time.monotonic() + _STUCK, _POLL
-        nonce = pending.nonce
+        nonce, head = pending.nonce, self._head
         self._awaited.append(nonce)
         try:
             while True:
@@ -142,8 +161,8 @@ class Sender:
                     pass  # the deadline decides
                 if time.monotonic() >= deadline:
                     raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
-                time.sleep(pause)
-                pause = min(1.3 * pause, _SLOWEST)
+                head = self._await_block(head, pause, min(resend, deadline))
+                pause = min(1.5 * pause, _SLOWEST)
         finally:
             self._awaited.remove(nonce)
 
@@ -165,15 +184,19 @@ class Sender:
 
     # What the chain says of the entries.
 
-    def _settle(self) -> tuple[int, Header]:
-        """Counts what was paid, forgets what is confirmed; how many nonces are used, and the head."""
-        used, head = self._plausible(self._count()), self._rpc.head()
+    def _settle(self, *more: Request) -> tuple[int, Header, list[Any]]:
+        """Counts what was paid, forgets what is confirmed; how many nonces are used, the head, and the answers to
+        `more`, which are asked for in the same exchange."""
+        head, (count, *answers) = self._rpc.head_and(("eth_getTransactionCount", (self.account, "latest")), *more)
+        if isinstance(count, RpcError):
+            raise count
+        self._head, used = head, self._plausible(as_number(count))
         for one in list(self._outbox.entries.values()):
             if one.nonce >= used:
                 self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
             elif head.number - self._mined.get(one.nonce, -self.confirmed) >= self.confirmed:
                 self._settle_used(one, head)
-        return used, head
+        return used, head, answers
 
     def _plausible(self, used: int) -> int:
         """How many nonces are used, though a late chain node says fewer; once it has long said so, it is believed: then
@@ -211,6 +234,21 @@ class Sender:
         if not here.mined or told > here.told:
             self._outbox.keep(replace(here, mined=True, told=told or here.told))
 
+    def _await_block(self, head: Header | None, pause: float, until: float) -> Header | None:
+        """Until a block may have it: one above `head`, where the chain node tells of blocks, else for so long."""
+        left = until - time.monotonic()
+        if head is None or not self._rpc.tells or left <= 0:
+            time.sleep(pause)
+            return head
+        began = time.monotonic()
+        try:
+            newest = self._rpc.newer(head, left)
+        except LedgerError:
+            newest = head
+        if newest == head:  # it may be too busy to wait with us
+            time.sleep(max(0.0, pause - (time.monotonic() - began)))
+        return newest
+
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
         for known in reversed(pending.hashes):
             receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
@@ -234,7 +272,7 @@ class Sender:
     def _chase(self, pending: Pending, stuck: bool) -> None:
         """Sends again what the chain may have lost. Raises LedgerError where that cannot help."""
         with self._turn():
-            used, head = self._settle()
+            used, head, _ = self._settle()
             here = self._outbox.entries.get(pending.nonce)
             if here is None or (here.to, here.data) != (pending.to, pending.data):
                 if self._receipt(pending) is None:
@@ -369,9 +407,9 @@ class Sender:
             return False
         return pending.nonce in self._refused or time.time() > pending.expires
 
-    def _price(self, head: Header, former: Pending | None) -> Price:
-        """What replaces `former`, as far as the limits allow."""
-        now = price(self._rpc, head, self._limits)
+    def _price(self, head: Header, former: Pending | None, tip: Any = None) -> Price:
+        """What replaces `former`, as far as the limits allow; `tip` as in `price`."""
+        now = price(self._rpc, head, self._limits, tip)
         if former is None:
             return now
         return raised(Price(former.max_fee, former.tip), now, self._limits) or now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -40,6 +41,7 @@ from dlx.ledger.chain.wire import (
 _MAX_HISTORY = 1_024  # blocks in eth_feeHistory
 _MAX_PROVED = 1_024  # slots in eth_getProof
 LONGEST_WAIT = 30  # seconds for which a request waits for a block
+_WAITS = "dlx_waitForBlock"
 _BLOB_FEE = 1  # wei: the least there is, since no block has blobs
 
 
@@ -48,7 +50,7 @@ class Rpc:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        filters = Filters(node, self._number)
+        filters = self._filters = Filters(node, self._number)
         self._mined_block = lru_cache(maxsize=64)(self._block_with_hashes)
         self._methods: dict[str, Callable[..., Any]] = {
             "web3_clientVersion": lambda: f"dlx-chain/{_version()}",
@@ -93,23 +95,24 @@ class Rpc:
             "eth_getFilterLogs": filters.all_logs,
             "eth_uninstallFilter": filters.uninstall,
             "dlx_faucet": self._faucet,
-            "dlx_waitForBlock": self._wait_for_block,
+            _WAITS: self._wait_for_block,
         }
         self._signatures = {name: inspect.signature(method) for name, method in self._methods.items()}
 
-    def answer(self, request: Any) -> dict[str, Any]:
-        """The response object to one request object (a batch's members come one by one)."""
+    def answer(self, request: Any, may_wait: bool = True) -> dict[str, Any]:
+        """The response object to one request object (a batch's members come one by one); unless it `may_wait`, one that
+        would wait for a block is answered as if its time were over."""
         identity = request.get("id") if isinstance(request, dict) else None
         response: dict[str, Any] = {"jsonrpc": "2.0", "id": identity}
         try:
-            response["result"] = self._dispatch(request)
+            response["result"] = self._dispatch(request, may_wait)
         except RpcError as error:
             response["error"] = {"code": error.code, "message": error.message}
             if error.data is not None:
                 response["error"]["data"] = error.data
         return response
 
-    def _dispatch(self, request: Any) -> Any:
+    def _dispatch(self, request: Any, may_wait: bool) -> Any:
         if not isinstance(request, dict) or not isinstance(request.get("method"), str):
             raise RpcError(INVALID_REQUEST, "invalid request: an object with a method and params is needed")
         if request["method"] not in self._methods:
@@ -121,6 +124,8 @@ class Rpc:
             self._signatures[request["method"]].bind(*params)
         except TypeError as error:
             raise RpcError(INVALID_PARAMS, f"wrong number of params: {error}") from None
+        if request["method"] == _WAITS and not may_wait:
+            params = [params[0], 0, *params[2:]]
         try:
             return self._methods[request["method"]](*params)
         except sqlite3.Error as error:
@@ -286,12 +291,19 @@ class Rpc:
             raise RpcError(SERVER_ERROR, str(error)) from None
         return None if granted is None else to_hex(granted)
 
-    def _wait_for_block(self, known: Any, seconds: Any) -> dict[str, Any] | None:
-        """What a follower needs of the head, once it is another than the one it knows; null after some seconds."""
+    def _wait_for_block(self, known: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
+        """What a follower needs of the head, once it is another than the one it knows, with its logs of these contracts
+        where one answer has room for them; null after some seconds."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_WAIT:
             raise RpcError(INVALID_PARAMS, f"invalid argument 1: 0 to {LONGEST_WAIT} seconds are needed")
         header = self._node.newer(parse_bytes(known, 32), seconds)
-        return None if header is None else news_json(header)
+        if header is None:
+            return None
+        news = news_json(header)
+        if addresses is not None and news["hasLogs"]:
+            with suppress(RpcError):
+                news["logs"] = self._filters.logs({"address": addresses, "blockHash": news["hash"]})
+        return news
 
     def _transaction(self, transaction_hash: Any) -> dict[str, Any] | None:
         wanted = parse_bytes(transaction_hash, 32)

@@ -25,6 +25,7 @@ MAX_RESPONSE = 64 * 2**20  # bytes of a batch
 MAX_BATCH = 1_000
 MAX_CONNECTIONS = 256
 MAX_PER_ADDRESS = 128  # connections, so that one address cannot keep the others out
+CROWDED = 3 / 4  # of these: from then on nobody waits here for a block, and a connection ends with its answer
 COMPRESSED = 512  # bytes from which on answers are, for who takes that
 _IDLE_TIMEOUT = 30.0  # seconds: idle ones must not keep others out
 
@@ -99,7 +100,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         address = client_address[0]
         with self._open_lock:
-            everybody, own = len(self._open), list(self._open.values()).count(address)
+            everybody, own = self._count(address)
             refused = everybody >= MAX_CONNECTIONS or own >= MAX_PER_ADDRESS
             if not refused:
                 self._open[request] = address
@@ -108,6 +109,16 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
             return
         super().process_request(request, client_address)
+
+    def is_crowded(self, address: str) -> bool:
+        """Whether others may soon find no place if the address keeps one."""
+        with self._open_lock:
+            everybody, own = self._count(address)
+        return everybody > CROWDED * MAX_CONNECTIONS or own > CROWDED * MAX_PER_ADDRESS
+
+    def _count(self, address: str) -> tuple[int, int]:
+        """Connections of all, and of the address."""
+        return len(self._open), list(self._open.values()).count(address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._open_lock:
@@ -145,8 +156,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not 0 <= size <= MAX_REQUEST:
             return self._refuse(413, f"a request may have at most {MAX_REQUEST} bytes")
         body = self.rfile.read(size)
+        crowded = self.server.is_crowded(self.client_address[0])
+        self.close_connection = self.close_connection or crowded
         if len(body) == size:
-            self._reply(200, "application/json", _respond(self.server.rpc, body))
+            self._reply(200, "application/json", _respond(self.server.rpc, body, may_wait=not crowded))
 
     def do_GET(self) -> None:
         self._refuse(405, "this is a JSON-RPC server: send POST requests")
@@ -172,13 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def _respond(rpc: Rpc, body: bytes) -> bytes:
+def _respond(rpc: Rpc, body: bytes, may_wait: bool) -> bytes:
     try:
         request = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return _error(None, -32700, "parse error: the request is not JSON")
     if not isinstance(request, list):
-        return _answer(rpc, request)
+        return _answer(rpc, request, may_wait)
     if not request or len(request) > MAX_BATCH:
         return _error(None, INVALID_REQUEST, f"a batch has 1 to {MAX_BATCH} requests")
     answers, size = [], 0
@@ -187,14 +200,14 @@ def _respond(rpc: Rpc, body: bytes) -> bytes:
             identity = member.get("id") if isinstance(member, dict) else None
             answers.append(_error(identity, LIMIT_EXCEEDED, "the batch's response is too large: send fewer requests"))
             continue
-        answers.append(_answer(rpc, member))
+        answers.append(_answer(rpc, member, may_wait))
         size += len(answers[-1])
     return b"[" + b",".join(answers) + b"]"
 
 
-def _answer(rpc: Rpc, request: Any) -> bytes:
+def _answer(rpc: Rpc, request: Any, may_wait: bool) -> bytes:
     try:
-        return msgspec.json.encode(rpc.answer(request))
+        return msgspec.json.encode(rpc.answer(request, may_wait))
     except Exception as error:  # one broken method must answer, and leave the connection and the chain alive
         log.exception("cannot answer")
         identity = request.get("id") if isinstance(request, dict) else None

@@ -127,7 +127,7 @@ class Follower:
     async def _pause(self, asked: float, is_news: bool) -> None:
         """Until it is time to look again; `asked`: when the last look began."""
         if self._client.tells:
-            await trio.sleep_until(trio.current_time() + GAP if is_news else max(trio.current_time(), asked + QUICK))
+            await trio.sleep_until(max(trio.current_time(), asked + (GAP if is_news else QUICK)))
             return
         seen, looked = self._seen_at, trio.current_time()
         while True:

@@ -256,11 +256,16 @@ def _wrong_urls(urls: tuple[str, ...]) -> str | None:
     try:
         parts = [urlsplit(url) for url in urls]
         fine = all(
-            one.scheme in ("http", "https") and one.hostname and (one.port is None or one.port > 0) for one in parts
+            one.scheme in ("http", "https", "ws", "wss") and one.hostname and (one.port is None or one.port > 0)
+            for one in parts
         )
     except ValueError:
         fine = False
-    return None if fine and 0 < len(urls) <= 16 else "expected 1 to 16 http:// or https:// URLs"
+    return (
+        None
+        if fine and 0 < len(urls) <= 16
+        else "expected 1 to 16 URLs that begin with http://, https://, ws:// or wss://"
+    )
 
 
 def _wrong_address(address: str) -> str | None:

@@ -39,6 +39,7 @@ class FakeChain:
         self.base_fee = 7
         self.submitted: list[str] = []
         self.requests: list[str] = []
+        self.exchanges: list[list[str]] = []  # the methods of each: more than one of a batch
         self.page_limit: int | None = None
         self.faults: list[Callable[[str, list[Any]], Any]] = []
         self._forks: dict[int, str] = {}
@@ -165,6 +166,7 @@ def fake_chain() -> Iterator[FakeChain]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             batch = request if isinstance(request, list) else [request]
             with lock:
+                chain.exchanges.append([one["method"] for one in batch])
                 results = [chain.answer(one["method"], one["params"]) for one in batch]
             answers = [_answer(one, result) for one, result in zip(batch, results, strict=True)]
             body = b"[" + b",".join(answers) + b"]" if isinstance(request, list) else answers[0]

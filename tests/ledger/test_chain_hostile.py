@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sqlite3
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.store import Store
+from dlx.ledger.rpc import Rpc
+from tests.patience import PATIENCE
 
 GENERATORS = "".join(
     number.to_bytes(32, "big").hex()
@@ -171,6 +174,26 @@ def test_one_address_does_not_use_up_the_connections(chain: Chain, monkeypatch: 
         assert 0 < [answers(connection) for connection in greedy].count(True) <= 5
         other = opened.enter_context(socket.create_connection(place, timeout=20, source_address=("127.0.0.2", 0)))
         assert answers(other)
+
+
+def test_more_clients_than_there_are_places_follow_the_chain(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PER_ADDRESS", 8)
+    target, together = int(chain.result("eth_blockNumber"), 16) + 3, threading.Barrier(25, timeout=20)
+
+    def follow() -> bool:
+        rpc = Rpc(chain.url)
+        known = rpc.head()
+        together.wait()
+        while known.number < target:
+            known = rpc.newer(known, 10.0)
+        return rpc.tells
+
+    with ThreadPoolExecutor(24) as pool:
+        followers = [pool.submit(follow) for _ in range(24)]
+        together.wait()
+        for _ in range(3):
+            chain.account()
+        assert all(one.result(timeout=PATIENCE) for one in followers)
 
 
 @settings(max_examples=150)

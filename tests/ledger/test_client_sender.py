@@ -65,6 +65,43 @@ def test_nonces_follow_each_other_without_waiting_for_blocks(fake_chain, sender)
     assert all(sender.wait(p, 5) for p in pendings)
 
 
+def test_a_transaction_takes_two_exchanges_however_many_wait(fake_chain, sender):
+    """On a slow link each is a way there and back, behind payloads."""
+    asked = ["eth_getBlockByNumber", "eth_getTransactionCount", "eth_maxPriorityFeePerGas", "eth_estimateGas"]
+    fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
+    for number in range(3):
+        fake_chain.exchanges.clear()
+        assert not sender.known(TO, bytes([number])).waiting
+        pending = sender.send(TO, bytes([number]), 100_000, unsure=lambda: pytest.fail("it was estimated"))
+        assert fake_chain.exchanges == [asked, ["eth_sendRawTransaction"]]
+        assert pending.gas == 40_000 * 5 // 4 + 20_000
+
+
+def test_a_chain_node_that_takes_no_batches_is_asked_one_by_one(fake_chain, sender):
+    answer, refusals = fake_chain.answer, []
+
+    def alone(method, params):
+        if fake_chain.exchanges[-1][1:]:
+            refusals.append(method)
+            return b'{"jsonrpc": "2.0", "error": {"code": -32600, "message": "no batches"}}'
+        return answer(method, params)
+
+    fake_chain.answer = alone
+    assert [sender.send(TO, bytes([i]), 100_000).nonce for i in range(5)] == list(range(5))
+    assert len(refusals) == 3, "one batch of three, then no more for a while"
+
+
+def test_what_would_fail_is_refused_before_it_is_signed(fake_chain, sender, tmp_path):
+    def unsure():
+        raise LedgerError("the contract refused")
+
+    fake_chain.eth_estimateGas = lambda call, tag: REFUSED
+    with pytest.raises(LedgerError, match="the contract refused"):
+        sender.send(TO, b"a", 100_000, unsure=unsure)
+    assert entries(tmp_path) == [] and fake_chain.submitted == []
+    assert sender.send(TO, b"a", 100_000, unsure=lambda: None).gas == 100_000, "it cannot estimate, and would not fail"
+
+
 def test_the_same_waiting_call_is_not_sent_twice(fake_chain, sender):
     first, second = sender.send(TO, b"a", 100_000), sender.send(TO, b"a", 100_000)
     assert first == second and len(fake_chain.pool) == 1
