@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,8 +60,9 @@ def command(
     )
     from dlx.node.archive.sources import Places
     from dlx.node.home.ledgers import open_index, open_ledger
-    from dlx.node.runs import find
+    from dlx.node.runs import evaluations, find
     from dlx.node.runs.evaluation import Tasks, evaluate_run
+    from dlx.node.runs.evaluations import Evaluation
     from dlx.training.models.placement import settle
 
     chosen = None
@@ -74,6 +76,10 @@ def command(
     with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
         view = find.view_of(index, find.resolve(index, run))
         found = evaluate_run(client, view, round, places, chosen, samples, where, progress.show, progress.say)
+        if "heldout" in found and folder.is_a_nodes:
+            measured = Evaluation(found["version"], found["heldout"]["loss"])
+            with suppress(OSError):  # the folder may be one that is only read
+                evaluations.record(folder.state, view.run, measured)
     options.print_json(found) if json else _print(found)
 
 

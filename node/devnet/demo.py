@@ -24,6 +24,8 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_ledger
 from dlx.node.round.plans import Terms, finished
 from dlx.node.round.verdicts import Finding
+from dlx.node.runs import evaluations
+from dlx.node.runs.evaluations import Evaluation
 
 PROMPT = b"def "
 SAMPLE_BYTES = 320
@@ -157,7 +159,7 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
         "run": devnet.record.run,
         "rounds": rounds,
         "loss": losses,
-        "heldout_loss": _heldout(devnet, checkpoint),
+        "heldout_loss": _heldout(devnet, checkpoint, rounds),
         "tokens": tokens,
         "tokens_per_second": None if speed is None else round(speed, 1),
         "checks": checks(seen),
@@ -226,16 +228,23 @@ def first_loss(devnet: Devnet) -> float:
 
     manifest, blobs = _manifest(devnet)
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
-    return heldout_loss_of_stages(manifest, [blobs / genesis.sha256 for genesis in manifest.genesis], dataset)
+    found = heldout_loss_of_stages(manifest, [blobs / genesis.sha256 for genesis in manifest.genesis], dataset)
+    return _kept(devnet, 0, found)
 
 
-def _heldout(devnet: Devnet, checkpoint: Path) -> float:
+def _heldout(devnet: Devnet, checkpoint: Path, version: int) -> float:
     from dlx.training.data.shards import Dataset
     from dlx.training.models.evaluate import heldout_loss
 
     manifest, blobs = _manifest(devnet)
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
-    return heldout_loss(checkpoint, dataset, manifest.data.sequence_length)
+    return _kept(devnet, version, heldout_loss(checkpoint, dataset, manifest.data.sequence_length))
+
+
+def _kept(devnet: Devnet, version: int, loss: float) -> float:
+    run = bytes.fromhex(devnet.record.run[2:])
+    evaluations.record(DataDir(devnet.root).state, run, Evaluation(version, loss))
+    return loss
 
 
 def manifest_file(devnet: Devnet) -> tuple[Path, Path]:

@@ -49,6 +49,7 @@ def build(work: Path, python: Path) -> Path:
     top = {name.partition("/")[0] for name in names}
     holds("installed are dlx and its metadata", top == {"dlx", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}, top)
     wanted = {"dlx/py.typed", "dlx/contracts/artifacts/TrainingLedger.json", "dlx/training/codecs/int4.py"}
+    wanted |= {f"dlx/node/web/{name}" for name in ("templates/run.html", "static/page.js", "static/LICENSES.txt")}
     holds("the wheel has what it needs", wanted <= set(names), wanted - set(names))
     foreign = [name for name in names if {"tests", "benchmarks", "node_modules", "src"} & {*name.split("/")}]
     holds("neither tests nor benchmarks are in it", not foreign, foreign)

@@ -10,21 +10,21 @@ function draw(figure) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-  const whole = (values) => values.map((value) => (Number.isInteger(value) ? compact.format(value) : ""));
+  const whole = [...Array(14).keys()].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power));
+  const heldOut = data[2].some((one) => one != null);
   const loss = (_, value) => (value == null ? "" : value.toFixed(4));
   const chart = new uPlot({
     width: plot.clientWidth,
-    height: plot.querySelector("svg").clientHeight + 40,
+    height: plot.querySelector("svg").clientHeight + 28,
     scales: { x: { time: false } },
-    axes: [{ ...axis, values: (_, values) => whole(values) }, { ...axis, size: 52 }],
+    axes: [{ ...axis, size: 28, incrs: whole, values: (_, values) => values.map((value) => compact.format(value)) }, { ...axis, size: 44 }],
     series: [
-      { label: figure.dataset.axis, value: (_, value) => (value == null ? "" : value.toLocaleString("en")) },
-      { label: "loss", stroke: colour("--accent"), width: 1.75, points: { show: data[0].length < 60 }, spanGaps: true, value: loss },
-      { label: "held-out", stroke: colour("--late-fill"), fill: colour("--late-fill"), paths: () => null, points: { show: true, size: 9, fill: colour("--late-fill") }, value: loss, show: data[2].some((one) => one != null) },
+      { label: figure.dataset.axis === "rounds" ? "round" : figure.dataset.axis, value: (_, value) => (value == null ? "" : value.toLocaleString("en")) },
+      { label: "loss", stroke: colour("--accent"), width: 1.75, points: { show: data[0].length < 60, fill: colour("--paper") }, spanGaps: true, value: loss },
+      ...(heldOut ? [{ label: "held-out", stroke: colour("--late-fill"), paths: () => null, points: { show: true, size: 9, fill: colour("--late-fill") }, value: loss }] : []),
     ],
-    legend: { live: true },
     cursor: { y: false, drag: { x: true, y: false } },
-  }, data);
+  }, heldOut ? data : data.slice(0, 2));
   chart.root.setAttribute("aria-hidden", "true");
   plot.classList.add("sr"); // stays for who listens: its picture has the description
   figure.prepend(chart.root);
