@@ -157,11 +157,11 @@ class Contribution:
     folded_payload: Bytes32
     folded_payload2: Bytes32
     weights_before: Bytes32
-    weights_after: Bytes32
     optimiser_before: Bytes32
     optimiser_after: Bytes32
-    residual_before: Bytes32
-    residual_after: Bytes32
+    change_before: Bytes32
+    payload_before: Bytes32
+    change: Bytes32
     trace: Bytes32
     segments: U16
     compute_ms: U32

@@ -12,6 +12,7 @@ from pathlib import Path
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
 from dlx.ledger.view import RunView
+from dlx.node.round.continuity import LOOKED_BACK
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn
 from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
@@ -27,8 +28,6 @@ from dlx.training.slot.segments import segment, segment_steps, segments_in
 from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults, size
 
 Get = Callable[[bytes, int], Path]  # a blob's name and the bytes that it may have -> its file
-
-_LOOKED_BACK = 4  # own contributions whose plans may matter
 
 
 class Absent(Exception):
@@ -75,7 +74,7 @@ class Inner:
             steps_before=before,
             total_steps=terms.total_steps,
             samples=self._samples(drawn, said),
-            own_plans=self._own_plans(said, get),
+            own_plans=self._own_plans(said, drawn.segment, get),
             next_trace=self._neighbour(drawn, drawn.stage + 1, get),
             placement=placement,
         )
@@ -154,18 +153,21 @@ class Inner:
             raise Unknown(f"the seals that plan round {round} are not at hand")
         return manifest_plan(plan)
 
-    def _own_plans(self, said: Contribution, get: Get) -> dict[bytes, ManifestPlan]:
-        """The plans of the own payloads that a statement names, which its earlier statements place in their rounds."""
+    def _own_plans(self, said: Contribution, segment: int, get: Get) -> dict[bytes, ManifestPlan]:
+        """The plans of the own payloads that a check of the segment takes, which the account's earlier statements place
+        in their rounds. Raises Absent: without them its maker could hide what its residual was."""
         named = {said.start_payload, said.folded_payload, said.folded_payload2} - {NO_HASH}
+        if segment == said.segments - 1:
+            named |= {said.payload_before} - {NO_HASH}
         if self.terms.adaptive is None:
             return dict.fromkeys(named, manifest_plan(self.terms.plan))
         found: dict[bytes, ManifestPlan] = {}
-        for _ in range(_LOOKED_BACK):
+        for _ in range(LOOKED_BACK):
             if named <= found.keys() or said.previous == NO_HASH:
                 break
             try:
                 said = Contribution.decode(get(said.previous, CONTRIBUTION_SIZE).read_bytes())
-            except (Absent, TypedError):
+            except TypedError:
                 break
             if said.payload in named:
                 found[said.payload] = self._plan(said.stage, said.round)

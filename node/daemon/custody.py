@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 import trio
 
-from dlx.ground.blobs import Kind
+from dlx.ground.blobs import BlobError, Kind, read_blob
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
+from dlx.node.round.continuity import LOOKED_BACK
 from dlx.node.round.draw import MOST_WINDOW
 from dlx.node.round.plans import Terms
 from dlx.node.round.rules import base_version
@@ -81,13 +84,25 @@ class Custody:
             slot.decide(round, None, self._store.folder)
             return
         segment, trained = mine[0].segment, finished.trained
-        names = set(handed_over(finished.trace, segment, trained.residual_before).values())
-        said = {mine[0].statement, trained.payload, trained.trace}  # whatever the manifest's retention says
+        names = set(handed_over(finished.trace, segment, trained).values())
+        said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
-        for name in names:
+        for name in names - {trained.payload_before}:
             self._store.note(name, Kind.VERSION)
         slot.decide(round, segment, self._store.folder)
         log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segment=segment)
+
+    def _chain(self, statement: bytes) -> Iterator[bytes]:
+        """It and the account's statements before it that a check of it may look at, as far as they are here."""
+        for _ in range(LOOKED_BACK + 1):
+            yield statement
+            try:
+                data = read_blob(self._store.folder / statement.hex(), CONTRIBUTION_SIZE)
+                statement = Contribution.decode(data).previous
+            except (BlobError, TypedError):
+                return
+            if statement == NO_HASH:
+                return
 
     def _keep_bases(self, view: RunView, stage: int, draws: Mapping[int, RoundDraw]) -> None:
         for round, draw in draws.items():

@@ -29,7 +29,7 @@ from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import Rules, base_version
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout
-from dlx.training.inner.states import Unused, unused
+from dlx.training.inner.states import unused
 
 MAKER_SECONDS, ANYBODY_SECONDS = 15.0, 30.0  # for a blob of 864 bytes, which waits behind payloads on a slow link
 log = logs.get(__name__)
@@ -103,5 +103,5 @@ class Past:
             return await ask()
 
     @cached_property
-    def _unused(self) -> Unused:
+    def _unused(self) -> bytes:
         return unused(self.context.manifest, self.stage)

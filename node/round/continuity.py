@@ -13,9 +13,9 @@ from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution
 from dlx.ledger.view import RunView
 from dlx.node.round.plans import Terms
 from dlx.node.round.rules import is_folded, is_left_out
-from dlx.training.inner.states import Unused
 
 FLAGS = PRIVATE_DATA | STATE_RESET
+LOOKED_BACK = 4  # contributions of the account before one, whose plans a check of it may need
 PREVIOUS, START = "wrong_previous", "wrong_start"  # reasons of refusal
 
 
@@ -83,7 +83,7 @@ def left_out_by(view: RunView) -> Callable[[Contribution], bool]:
 
 def faults(
     terms: Terms,
-    unused: Unused,
+    unused: bytes,
     statement: Contribution,
     earlier: Sequence[Contribution],
     counted: Counted | None,
@@ -92,9 +92,9 @@ def faults(
 ) -> list[Fault]:
     """Everything that is wrong with a statement whose base version and plan are right, and that is not `named_wrongly`.
 
-    `earlier`: the statements that `next_needed` names. `counted`: of its account, before its round. `start`: the hash
-    of the base version less alpha times the payload that `start_of` names; None where it names none, or nobody could
-    compute it.
+    `unused`: the hash of the stage's optimiser state of zeros. `earlier`: the statements that `next_needed` names.
+    `counted`: of its account, before its round. `start`: the hash of the base version less alpha times the payload that
+    `start_of` names; None where it names none, or nobody could compute it.
     """
     previous = earlier[0] if earlier else None
     if wrong := _previous(statement, previous, counted):
@@ -113,16 +113,12 @@ def faults(
     if folds != due:
         found.append(Fault("wrong_folded", f"folds back {_names(folds)}, its seals left out {_names(due)}"))
     if previous is not None and not statement.flags & STATE_RESET:
-        ended, whence = (
-            Unused(previous.optimiser_after, previous.residual_after),
-            "its previous contribution ended with",
-        )
+        ended = previous.optimiser_after, previous.change, previous.payload
+        whence = "its previous contribution ended with"
     else:
-        ended, whence = unused, "a state that was never used is"
-    for what, begins, ends in (
-        ("optimiser state", statement.optimiser_before, ended.optimiser),
-        ("residual", statement.residual_before, ended.residual),
-    ):
+        ended, whence = (unused, NO_HASH, NO_HASH), "a state that was never used is"
+    begun = statement.optimiser_before, statement.change_before, statement.payload_before
+    for what, begins, ends in zip(("optimiser state", "change", "payload"), begun, ended, strict=True):
         if begins != ends:
             found.append(Fault("wrong_state", f"begins with the {what} {begins.hex()}, {whence} {ends.hex()}"))
     return found

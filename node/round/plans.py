@@ -16,7 +16,7 @@ from dlx.training.recipe.ladders import Ladders, ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Adaptive
 from dlx.training.recipe.recipe import Plan as ManifestPlan
-from dlx.training.slot.segments import segment_steps
+from dlx.training.slot.segments import SEGMENT_STEPS, segment_steps
 
 CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version, and folds back nothing older
 
@@ -33,7 +33,7 @@ class Terms:
     codec: str
     adaptive: Adaptive | None
     tokens_per_step: int
-    segment_steps: int = 20  # inner steps between two states that a contribution commits to
+    segment_steps: int = SEGMENT_STEPS["float32"]  # inner steps between two states that a contribution commits to
     private_data: bool = False  # whether contributions may come from it
     alpha: float = 0.0  # the part of the own payload that the start already has, where the delay is 1
 

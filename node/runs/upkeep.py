@@ -21,7 +21,7 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int  # of these at a time, of the most inner steps that a round may have
     drawn: int  # a drawn contribution, served for the manifest's window
     served: int  # of these at a time, as expected, all together
-    slot: int  # residual and optimiser state
+    slot: int  # change and optimiser state
     versions: int  # weights and outer momentum
     payloads: int
     replay_share: float  # of the seconds trained, that replays take of it, as expected
@@ -33,12 +33,12 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 
 def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
-    takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and 2 W more where n is above 1."""
+    takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and W more where n is above 1."""
     weights, optimiser, kept = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.retention
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
     received = min(steps, length) * cost.pipes  # as much as is sent
-    drawn = 2 * (weights + optimiser) + received + (2 * weights if segments > 1 else 0)
+    drawn = 2 * (weights + optimiser) + received + (weights if segments > 1 else 0)
     rounds = recipe.rounds if kept.payloads == "run" else min(recipe.rounds, kept.payloads + kept.every)
     version = weights * (2 if recipe.outer.momentum else 1)
     return Upkeep(
@@ -64,7 +64,7 @@ def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: boo
 
 def undecided(recipe: Recipe, cost: StageCost, inner_steps: int) -> int:
     """Bytes of a round of so many inner steps until its draw is known: the states at all segments' ends, what came
-    over the pipes, and the residual before."""
+    over the pipes, and the change before."""
     weights, segments = FLOAT * cost.parameters, segments_in(inner_steps, segment_steps(recipe))
     return segments * (weights + FLOAT * cost.optimiser) + inner_steps * cost.pipes + weights
 

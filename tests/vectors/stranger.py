@@ -30,7 +30,7 @@ DOMAIN = b"EIP712Domain(string name,string version,uint256 chainId,address verif
 WORDS = [  # of the statement, in its order
     "run", "round", "stage", "replica", "account", "base_weights", "payload", "payload_size", "payload_root", "plan",
     "inner_steps", "loss", "previous", "start_payload", "folded_payload", "folded_payload2", "weights_before",
-    "weights_after", "optimiser_before", "optimiser_after", "residual_before", "residual_after", "trace",
+    "optimiser_before", "optimiser_after", "change_before", "payload_before", "change", "trace",
     "segments", "compute_ms", "exchange_ms", "flags",
 ]  # fmt: skip
 

@@ -57,8 +57,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def take(self, values: np.ndarray, start: int) -> None:
-        """Encode some blocks from number `start` on, flat float32, and leave in `values` what decoding will not give
-        back. Raises CodecError."""
+        """Encode some blocks from number `start` on, flat float32. Raises CodecError."""
 
 
 class Codec(ABC):
@@ -105,7 +104,7 @@ class Codec(ABC):
         previous: tuple[np.ndarray, Plan] | None = None,
     ) -> Encoder:
         """To fill `out` as `encode_part` does. A codec that cannot take a tensor apart takes it as one block."""
-        return _Whole(self, name, shape, plan, out, previous)
+        return self._in_blocks(name, shape, plan, out) or _Whole(self, name, shape, plan, out, previous)
 
     def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
@@ -179,6 +178,10 @@ class Codec(ABC):
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         """The bytes of the tensor's part."""
 
+    def _in_blocks(self, name: str, shape: tuple[int, ...], plan: Plan, out: np.ndarray) -> Encoder | None:
+        """To fill `out` block by block; None where the tensor cannot be taken apart."""
+        return None
+
     @abstractmethod
     def _encode(
         self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
@@ -225,7 +228,6 @@ class _Whole(Encoder):
 
     def take(self, values: np.ndarray, start: int) -> None:
         self._codec.encode_part(self._name, values.reshape(self._shape), self._plan, self._out, self._previous)
-        combine(np.subtract, values, self._codec.decoder(self._name, self._out, self._shape, self._plan))
 
 
 def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: float = 1.0, start: int = 0) -> None:

@@ -32,14 +32,7 @@ class Int4(Codec):
     ) -> None:
         encode_part(name, tensor, plan.level, out)
 
-    def encoder(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        plan: Plan,
-        out: np.ndarray,
-        previous: tuple[np.ndarray, Plan] | None = None,
-    ) -> Encoder:
+    def _in_blocks(self, name: str, shape: tuple[int, ...], plan: Plan, out: np.ndarray) -> Encoder | None:
         return Packer(name, shape, plan.level, out)
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
@@ -55,9 +48,7 @@ def encode_part(name: str, tensor: np.ndarray, bits: int, out: np.ndarray) -> No
     """Fill a tensor's part (uint8) from contiguous float32. Raises CodecError."""
     packer, flat = Packer(name, tuple(tensor.shape), bits, out), tensor.reshape(-1)
     for start, length in spans(len(flat), packer.block):
-        values = scratch("block", length)
-        values[...] = flat[start : start + length]
-        packer.take(values, start)
+        packer.take(flat[start : start + length], start)
 
 
 class Packer(Encoder):
@@ -80,7 +71,6 @@ class Packer(Encoder):
             last = np.zeros((1, GROUP), np.float32)
             last[0, :rest] = values[whole * GROUP :]
             self._take(last, first + whole)
-            values[whole * GROUP :] = last[0, :rest]
 
     def _take(self, values: np.ndarray, first: int) -> None:
         """Groups [n, 128] from number `first` on."""
@@ -91,16 +81,14 @@ class Packer(Encoder):
         largest = codes.view(np.int32).max(axis=1).view(np.float32)
         scale = _scales(self._name, values, largest, bits)
         factors = scale.astype(np.float32)[:, None]
-        # A group too small for any scale becomes zero: the residual keeps it.
+        # A group too small for any scale becomes zero: error feedback keeps it.
         np.divide(values, np.where(factors == 0, np.float32(np.inf), factors), out=codes)
         np.rint(codes, out=codes)
         top = np.float32(2 ** (bits - 1) - 1)
-        np.clip(codes, -top, top, out=codes)
+        if (largest > factors[:, 0] * (top + np.float32(0.25))).any():  # not below: rounding makes no code of that
+            np.clip(codes, -top, top, out=codes)
         self._scales[here] = scale.astype("<f2").view(np.uint8).reshape(-1, 2)
         self._packed[here] = pack(codes.astype(np.int8), bits)
-        codes *= factors
-        codes += 0  # what is decoded has no -0.0
-        values -= codes
 
 
 class Groups(Decoder):

@@ -77,17 +77,8 @@ class LowRank(Codec):
         padded[: codes.size] = codes.reshape(-1)
         out[plan.rank :] = pack(padded, _BITS)
 
-    def encoder(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        plan: Plan,
-        out: np.ndarray,
-        previous: tuple[np.ndarray, Plan] | None = None,
-    ) -> Encoder:
-        if factored(name, shape, plan):
-            return super().encoder(name, shape, plan, out, previous)
-        return int4.Packer(name, shape, plan.level, out)
+    def _in_blocks(self, name: str, shape: tuple[int, ...], plan: Plan, out: np.ndarray) -> Encoder | None:
+        return None if factored(name, shape, plan) else int4.Packer(name, shape, plan.level, out)
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         if not factored(name, shape, plan):

@@ -29,32 +29,25 @@ def codec_on(name: str, device: str) -> Codec:
     return found
 
 
-class _Int4(int4.Int4):
+class _OnDevice(Codec):
     device: str
 
+    def _in_blocks(self, name: str, shape: tuple[int, ...], plan: Plan, out: np.ndarray) -> Encoder | None:
+        return None  # fewer transfers
+
+
+class _Int4(_OnDevice, int4.Int4):
     def _encode(
         self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
         _encode_int4(name, tensor, plan.level, out, self.device)
 
-    def encoder(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        plan: Plan,
-        out: np.ndarray,
-        previous: tuple[np.ndarray, Plan] | None = None,
-    ) -> Encoder:
-        return Codec.encoder(self, name, shape, plan, out, previous)  # in one block: fewer transfers
-
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return _Groups(name, data, shape, plan.level, self.device)
 
 
-class _LowRank(lowrank.LowRank):
+class _LowRank(_OnDevice, lowrank.LowRank):
     """What it sends as factors it encodes on the host: by a search, whose bits are nobody else's."""
-
-    device: str
 
     def _encode(
         self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
@@ -63,16 +56,6 @@ class _LowRank(lowrank.LowRank):
             super()._encode(name, tensor, plan, out, previous)
         else:
             _encode_int4(name, tensor, plan.level, out, self.device)
-
-    def encoder(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        plan: Plan,
-        out: np.ndarray,
-        previous: tuple[np.ndarray, Plan] | None = None,
-    ) -> Encoder:
-        return Codec.encoder(self, name, shape, plan, out, previous)  # in one block: fewer transfers
 
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         found = super().decoder(name, data, shape, plan)
@@ -83,8 +66,7 @@ class _LowRank(lowrank.LowRank):
         return _Groups(name, data, shape, plan.level, self.device)
 
 
-class _TopK(topk.TopK):
-    device: str
+class _TopK(_OnDevice, topk.TopK):
     at_once = _BLOCK // 4096
 
     def encode_chunks(self, name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,11 +1,9 @@
-"""Names and shapes of the inner optimiser's state, and the hashes of states that were never used.
+"""Names and shapes of the inner optimiser's state, and the hash of one that was never used.
 
 Without torch, because who audits has none.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
@@ -19,16 +17,9 @@ MUON_KINDS = ("muon.momentum",)
 STATE_KINDS = (*ADAMW_KINDS, *MUON_KINDS)  # of the optimiser state: a name is a kind, or "kind.parameter"
 
 
-class Unused(NamedTuple):
-    """sha256 of the files of a state of zeros: what a slot begins with."""
-
-    optimiser: bytes
-    residual: bytes
-
-
-def unused(recipe: Recipe, stage: int) -> Unused:
-    """Of a stage's slot."""
-    return Unused(_hash_of_zeros(optimiser_shapes(recipe, stage)), _hash_of_zeros(stage_shapes(recipe, stage)))
+def unused(recipe: Recipe, stage: int) -> bytes:
+    """sha256 of the file of a stage's state of zeros: what a slot begins with."""
+    return weights.weights_hash(weights.Zeros(optimiser_shapes(recipe, stage)))
 
 
 def optimiser_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
@@ -47,7 +38,3 @@ def divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
         return {}, shapes
     matrices = {name: shape for name, shape in shapes.items() if rule(name).optimiser == "muon"}
     return matrices, {name: shape for name, shape in shapes.items() if name not in matrices}
-
-
-def _hash_of_zeros(shapes: Shapes) -> bytes:
-    return weights.weights_hash(weights.Zeros(shapes))

@@ -24,28 +24,29 @@ class Source(Protocol):
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None: ...
 
 
-class Start:
-    """start[t]: the version less alpha times the slot's own payload, where one is not in the version yet."""
+class Difference:
+    """Tensors less `factor` times what a payload gives, where there is one. So is start[t], of the version and the
+    slot's own payload that is not in it yet; and a residual, of a change and the payload that encodes it."""
 
-    def __init__(self, version: Source, own: Payload | None, alpha: float) -> None:
-        self._version, self._own, self._alpha = version, own, alpha
+    def __init__(self, whole: Source, payload: Payload | None, factor: float = 1.0) -> None:
+        self._whole, self._payload, self._factor = whole, payload, factor
 
     def block(self, name: str) -> int:
         """Of so many values a multiple may be read alone."""
-        return 1 if self._own is None else self._own.decoder(name).block
+        return 1 if self._payload is None else self._payload.decoder(name).block
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
-        self._version.read_into(out, name, start)
-        if self._own is not None:
-            combine(np.subtract, out, self._own.decoder(name), self._alpha, start)
+        self._whole.read_into(out, name, start)
+        if self._payload is not None:
+            combine(np.subtract, out, self._payload.decoder(name), self._factor, start)
 
 
 class Change:
-    """What a round has changed, encoded tensor by tensor, in any order.
+    """What a round has changed, made and encoded tensor by tensor, in any order.
 
-    `residual` is what the round before has left, `folded` payloads come back into the change, and from `newest`, the
-    slot's last payload, the codec may start its search. Several `threads` share a tensor's blocks where the codec can
-    take it apart, and give the same bits; residual and version are sound by then (see `weights.Stored`).
+    `residual` is what the payload before has left of its change, `folded` payloads come back into this one, and from
+    `newest`, the slot's last payload, the codec may start its search. Several `threads` share a tensor's blocks where
+    the codec can take it apart, and give the same bits; what is read is sound by then (see `weights.Stored`).
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class Change:
         codec: Codec,
         shapes: Shapes,
         plan: Plan,
-        start: Start,
-        residual: Source,
+        start: Difference,
+        residual: Difference,
         folded: Sequence[Payload],
         newest: Payload | None,
         threads: int = 1,
@@ -63,18 +64,19 @@ class Change:
         self._start, self._residual, self._folded, self._newest = start, residual, folded, newest
         self._threads, self._pool = threads, ThreadPoolExecutor(threads, "change")
 
-    def encode(self, name: str, end: np.ndarray, part: np.ndarray, left: np.ndarray) -> None:
-        """Fill `part`, the tensor's of the payload (uint8), and `left`, flat float32, with what decoding it does not
-        give back: the next residual. Raises CodecError."""
+    def encode(self, name: str, end: np.ndarray, part: np.ndarray, change: np.ndarray) -> None:
+        """Fill `change`, flat float32, and `part`, the tensor's of the payload that encodes it (uint8). Raises
+        CodecError."""
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
         encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
-        blocks = [encoder.block, self._start.block(name), *(one.decoder(name).block for one in self._folded)]
-        end, decay, most = end.reshape(-1), self._codec.info.decay, min(AT_ONCE, -(-len(left) // self._threads))
-        shares = list(spans(len(left), math.lcm(*blocks), max(1, most)))
+        blocks = [encoder.block, *(one.block(name) for one in (self._start, self._residual))]
+        blocks += [one.decoder(name).block for one in self._folded]
+        end, decay, most = end.reshape(-1), self._codec.info.decay, min(AT_ONCE, -(-len(change) // self._threads))
+        shares = list(spans(len(change), math.lcm(*blocks), max(1, most)))
 
         def share(number: int) -> None:
             for low, size in shares[number :: self._threads]:
-                piece, ended = left[low : low + size], end[low : low + size]
+                piece, ended = change[low : low + size], end[low : low + size]
                 change_into(piece, name, low, self._start, ended, self._residual, decay, self._folded)
                 encoder.take(piece, low)
 
@@ -88,16 +90,16 @@ def change_into(
     out: np.ndarray,
     name: str,
     low: int,
-    start: Start,
+    start: Difference,
     end: np.ndarray,
-    residual: Source,
+    residual: Difference,
     decay: float,
     folded: Sequence[Payload],
 ) -> None:
     """u[t] = start - end + decay * residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
     start.read_into(out, name, low)
-    for at, size in spans(len(out), 1):
+    for at, size in spans(len(out), residual.block(name)):
         piece, kept = out[at : at + size], scratch("residual", size)
         piece -= end[at : at + size]
         residual.read_into(kept, name, low + at)
@@ -124,7 +126,7 @@ class Scratch:
         self._arrays.reverse()
         return self._arrays[0][: int(np.prod(self._shapes[name]))]
 
-    def filled(self, start: Start) -> Lazy[np.ndarray]:
+    def filled(self, start: Source) -> Lazy[np.ndarray]:
         """The start's tensors, each valid until the one after the next is asked for."""
 
         def make(name: str) -> np.ndarray:

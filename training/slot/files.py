@@ -1,12 +1,12 @@
-"""What a slot keeps in its directory: `slot.json`, beside it the optimiser state and the residual that the next round
-starts from (canonical files named by their sha256), and in `rounds/` what audits may ask for (see slot.undecided).
+"""What a slot keeps in its directory: `slot.json`, beside it the optimiser state that the next round starts from, and
+the last change with its payload, which give the residual (canonical files and a blob, named by their sha256), and in
+`rounds/` what audits may ask for (see slot.undecided).
 
 With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little), n segments a round and a segment's
 received tensors of B, a round takes n (W + O + B) + W there, and each is kept until its draw is known.
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +16,17 @@ import numpy as np
 from msgspec import Struct
 
 from dlx.ground import durable
-from dlx.ground.blobs import LOST, Damaged
+from dlx.ground.blobs import LOST, BlobError
+from dlx.training.codecs import Codec, CodecError
 from dlx.training.models import weights
+from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import Trained
 from dlx.training.slot.trace import Trace
 from dlx.training.slot.undecided import Undecided, most_undecided
 
-FORMAT = 3  # of slot.json; raised when an older dlx-node could not go on from what this one writes
+FORMAT = 4  # of slot.json; raised when an older dlx-node could not go on from what this one writes
 
 _STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
 
@@ -56,8 +58,9 @@ class State(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class SlotFiles:
     """The directory of a slot of `stage`; made when missing."""
 
-    def __init__(self, manifest: Manifest, stage: int, directory: Path) -> None:
+    def __init__(self, manifest: Manifest, stage: int, directory: Path, blobs: Path) -> None:
         self._manifest, self._stage, self._directory = manifest_hash(manifest), stage, directory
+        self._blobs = blobs
         self._most_undecided = most_undecided(manifest)
         self.undecided = Undecided(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,14 +98,18 @@ class SlotFiles:
     def commit(
         self, before: State | None, trained: Trained, trace: Trace, still_open: tuple[Own, ...], plan: Plan
     ) -> State:
-        """Make the round the slot's state, in one rename; all its files are in its folder of `undecided`."""
+        """Make the round the slot's state, in one rename; all its files are in its folder of `undecided`, its payload
+        is among the blobs."""
         folder = self.undecided.folder(trained.round)
         for source, target, digests in (
-            (self._directory, folder, (trained.optimiser_before, trained.residual_before)),
-            (folder, self._directory, (trained.optimiser_after, trained.residual_after)),
+            (self._directory, folder, (trained.optimiser_before, trained.change_before, trained.payload_before)),
+            (folder, self._directory, (trained.optimiser_after, trained.change)),
+            (self._blobs, self._directory, (trained.payload,)),
         ):
             for digest in digests:
-                _link(source / digest.hex(), target / digest.hex())
+                with contextlib.suppress(FileNotFoundError):  # a state of zeros has no file
+                    durable.share(source / digest.hex(), target / digest.hex())
+        for target in (folder, self._directory):
             durable.sync_directory(target)
         self.undecided.finish(trained, trace)
         own = (*still_open, Own(trained.round, trained.payload, plan))
@@ -112,12 +119,22 @@ class SlotFiles:
 
     def open(self, digest: bytes, shapes: weights.Shapes) -> weights.Stored:
         """Tensors that the state names, all of whose bytes are sound. Raises SlotError, also while it is read."""
-        return _Kept(self, self._directory / digest.hex(), shapes, digest)
+        return _Kept(self, self.path(digest), shapes, digest)
+
+    def open_payload(self, chosen: Codec, shapes: weights.Shapes, own: Own) -> Payload:
+        """The one that the newest round made. Raises SlotError."""
+        with _blaming(self):
+            return Payload(chosen, shapes, self.path(own.payload), own.plan)
+
+    def path(self, digest: bytes) -> Path:
+        """Of a file that the state names."""
+        return self._directory / digest.hex()
 
     def clean(self, state: State | None) -> None:
         """Remove what the state does not need, and rounds that wait for their draw beyond the newest few."""
         self.undecided.clean(state.last.round if state else None, self._most_undecided)
-        kept = {one.hex() for one in (state.last.optimiser_after, state.last.residual_after)} if state else set()
+        last = state.last if state else None
+        kept = {one.hex() for one in (last.optimiser_after, last.change, last.payload)} if last else set()
         for path in self._directory.iterdir():
             if _STATE_FILE.fullmatch(path.name) and path.name not in kept:
                 with contextlib.suppress(OSError):  # tried again after the next round
@@ -137,23 +154,18 @@ class _Kept(weights.Stored):
 
     def __init__(self, files: SlotFiles, path: Path, shapes: weights.Shapes, digest: bytes) -> None:
         self._files = files
-        with self._blaming():
+        with _blaming(files):
             super().__init__(path, shapes, sha256=digest, once=True)
             self.verify()
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
-        with self._blaming():
+        with _blaming(self._files):
             super().read_into(out, name, start)
 
-    @contextlib.contextmanager
-    def _blaming(self) -> Iterator[None]:
-        try:
-            yield
-        except (Damaged, weights.WeightsError) as error:
-            raise self._files.damaged(str(error)) from error
 
-
-def _link(source: Path, target: Path) -> None:
-    """A second name; a state of zeros has no file, and some states are equal."""
-    with contextlib.suppress(FileNotFoundError, FileExistsError):
-        os.link(source, target)
+@contextlib.contextmanager
+def _blaming(files: SlotFiles) -> Iterator[None]:
+    try:
+        yield
+    except (BlobError, CodecError, weights.WeightsError) as error:
+        raise files.damaged(str(error)) from error

@@ -25,7 +25,7 @@ from dlx.training.inner.ranks.share import Share
 from dlx.training.models.weights import Shapes, Stored, WeightsError, Zeros, array, layout
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Change, Scratch, Start
+from dlx.training.slot.change import Change, Difference, Scratch
 
 _PIECE = 1 << 26  # bytes written at a time
 
@@ -45,18 +45,18 @@ class Encoding(Struct, frozen=True):
     version: str
     own: Made | None  # in the start
     alpha: float
-    residual: str | None  # None: zeros
+    before: str | None  # the last change, which `newest` encodes; None: there is none
+    newest: Made | None  # the last payload
     folded: tuple[Made, ...]
-    newest: Made | None
     payload: str
-    left: str
+    change: str
 
 
 class Work(Struct, frozen=True):
-    """Write weights and optimiser state to these files, and with an encoding the change."""
+    """Write the optimiser state to this file, and the weights to another, or with an encoding the change."""
 
-    weights: str
     optimiser: str
+    weights: str | None = None
     encoding: Encoding | None = None
 
 
@@ -120,8 +120,9 @@ class _Owned:
         self._moments.put(name, values)
 
     def put_weight(self, name: str, values: np.ndarray) -> None:
-        self._weights.put(name, values)
-        if self._encoder is not None:
+        if self._encoder is None:
+            self._weights.put(name, values)
+        else:
             self._encoder.encode(name, values)
 
     @cached_property
@@ -130,6 +131,7 @@ class _Owned:
 
     @cached_property
     def _weights(self) -> "_File":
+        assert self._work.weights is not None
         return _File(Path(self._work.weights), layout(self._shapes).starts, self._stack)
 
     @cached_property
@@ -145,27 +147,32 @@ class _Encoder:
         def opened(made: Made) -> Payload:
             return Payload(chosen, shapes, Path(made.path), made.plan)
 
-        version, residual = Stored(Path(made_of.version), shapes), made_of.residual
+        newest = None if made_of.newest is None else opened(made_of.newest)
+        before = Zeros(shapes) if made_of.before is None else Stored(Path(made_of.before), shapes)
         self._change = Change(
             chosen,
             shapes,
             made_of.plan,
-            Start(version, None if made_of.own is None else opened(made_of.own), made_of.alpha),
-            Zeros(shapes) if residual is None else Stored(Path(residual), shapes),
+            Difference(
+                Stored(Path(made_of.version), shapes),
+                None if made_of.own is None else opened(made_of.own),
+                made_of.alpha,
+            ),
+            Difference(before, newest),
             [opened(one) for one in made_of.folded],
-            None if made_of.newest is None else opened(made_of.newest),
+            newest,
             torch.get_num_threads(),
         )
         parts = chosen.parts(shapes, made_of.plan)
         self._sizes = {name: where.stop - where.start for name, where in parts.items()}
         self._payload = _File(Path(made_of.payload), {name: where.start for name, where in parts.items()}, stack)
-        self._left, self._scratch = _File(Path(made_of.left), layout(shapes).starts, stack), Scratch(shapes)
+        self._file, self._scratch = _File(Path(made_of.change), layout(shapes).starts, stack), Scratch(shapes)
 
     def encode(self, name: str, end: np.ndarray) -> None:
-        part, left = np.empty(self._sizes[name], np.uint8), self._scratch.of(name)
-        self._change.encode(name, end, part, left)
+        part, change = np.empty(self._sizes[name], np.uint8), self._scratch.of(name)
+        self._change.encode(name, end, part, change)
         self._payload.put(name, part)
-        self._left.put(name, left)
+        self._file.put(name, change)
 
 
 class _File:

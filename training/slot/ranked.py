@@ -20,8 +20,8 @@ from dlx.ground import durable, known
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.inner.ranks.share import Share
-from dlx.training.models.weights import Shapes, Stored, layout
-from dlx.training.slot.change import Source, Start
+from dlx.training.models.weights import Shapes, layout
+from dlx.training.slot.change import Difference
 from dlx.training.slot.files import Own
 from dlx.training.slot.owned import Encoding, Made, Trouble, Work, fill
 from dlx.training.slot.records import RoundInputs
@@ -37,50 +37,50 @@ class RankedSlot(Slot):
     _loop: RankedLoop
 
     def _end(
-        self, inputs: RoundInputs, start: Start, residual: Source, folded: Sequence[Own], folder: Path
-    ) -> tuple[np.ndarray, SegmentState, bytes]:
-        shapes, own, newest = self._loop.shapes, self._own_in_start(inputs), self._newest_own()
+        self, inputs: RoundInputs, start: Difference, residual: Difference, folded: Sequence[Own], folder: Path
+    ) -> tuple[np.ndarray, SegmentState]:
+        shapes, own, last = self._loop.shapes, self._own_in_start(inputs), self._state
         with ExitStack() as stack:
             file, payload = stack.enter_context(durable.draft(folder))
             file.truncate(self._codec.size(shapes, inputs.plan))
-            files = [_Growing(one, folder, stack) for one in (shapes, self._loop.optimiser_shapes, shapes)]
+            optimiser, change = (_Growing(one, folder, stack) for one in (self._loop.optimiser_shapes, shapes))
             encoding = Encoding(
                 codec=self._manifest.codec.name,
                 plan=inputs.plan,
                 version=str(self._blobs / inputs.base_weights.hex()),
                 own=None if own is None else self._made(own),
                 alpha=self._manifest.outer.alpha,
-                residual=str(residual.path) if isinstance(residual, Stored) else None,
+                before=str(self._files.path(last.last.change)) if last else None,
+                newest=Made(str(self._files.path(last.own[-1].payload)), last.own[-1].plan) if last else None,
                 folded=tuple(map(self._made, folded)),
-                newest=None if newest is None else Made(str(newest.path), newest.plan),
                 payload=str(payload),
-                left=str(files[-1].path),
+                change=str(change.path),
             )
-            weights, optimiser, left = self._filled(files, encoding)
+            ended = self._filled(Work(str(optimiser.path), encoding=encoding), optimiser, change)
             with open(payload, "rb") as reader:
                 data = np.frombuffer(mmap.mmap(reader.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-            return data, SegmentState(weights, optimiser), left
+            return data, ended
 
     def _write_state(self, folder: Path) -> SegmentState:
+        shapes = self._loop.optimiser_shapes, self._loop.shapes
         with ExitStack() as stack:
-            files = [_Growing(one, folder, stack) for one in (self._loop.shapes, self._loop.optimiser_shapes)]
-            return SegmentState(*self._filled(files))
+            optimiser, weights = (_Growing(one, folder, stack) for one in shapes)
+            return self._filled(Work(str(optimiser.path), str(weights.path)), optimiser, weights)
 
-    def _filled(self, files: Sequence["_Growing"], encoding: Encoding | None = None) -> list[bytes]:
-        """The sha256 of each, once the ranks have written all and it is a blob of the folder. Weights come first, then
-        the optimiser's state."""
-        work = Work(str(files[0].path), str(files[1].path), encoding)
+    def _filled(self, work: Work, optimiser: "_Growing", weights: "_Growing") -> SegmentState:
+        """Once the ranks have written both files, and each is a blob of the folder."""
 
         def written(names: Sequence[str]) -> None:
-            for one in files:
-                one.grow(names)
+            optimiser.grow(names)
+            weights.grow(names)
 
         def mine(group: Group, share: Share) -> Trouble | None:
             return fill(group, share, work, self._codec.device, written)
 
         if trouble := self._loop.do(msgspec.msgpack.encode(work), mine):
             raise trouble.error
-        return [one.result() for one in [one.placed() for one in files]]
+        placed = weights.placed(), optimiser.placed()
+        return SegmentState(*(one.result() for one in placed))
 
     def _made(self, own: Own) -> Made:
         return Made(str(self._blobs / own.payload.hex()), own.plan)

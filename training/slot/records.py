@@ -31,11 +31,11 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     start_payload: bytes  # the own payload in the start; 32 zero bytes: none
     folded: tuple[bytes, ...]  # own payloads folded back, at most two
     weights_before: bytes  # start[t]
-    weights_after: bytes  # end[t]
     optimiser_before: bytes
     optimiser_after: bytes
-    residual_before: bytes
-    residual_after: bytes
+    change_before: bytes  # u of the round before, less its payload the residual; 32 zero bytes each: there is none
+    payload_before: bytes
+    change: bytes  # u[t], which the payload encodes
     trace: bytes  # a public blob, see training.slot.trace
     segments: int
     inner_steps: int

@@ -1,8 +1,8 @@
 """Level 3 of the audit: was a drawn contribution trained? One stage's work is checked alone, from files by hash.
 
-Its payload must be the encoding of its change, and its drawn segment, trained again from its own committed start and
-the tensors that it recorded, must end where it says and give the tensors that its neighbours recorded. So blame is
-exact: whoever was fed junk replays as honest.
+Its payload must be the encoding of the change that it committed to, and its drawn segment, trained again from its own
+committed start and the tensors that it recorded, must end where it says (the last one: give that change) and give the
+tensors that its neighbours recorded. So blame is exact: whoever was fed junk replays as honest.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from typing import BinaryIO
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from torch import Tensor
 
 from dlx.ground.blobs import BlobError, Damaged, file_hash
 from dlx.ground.constants import NO_HASH
 from dlx.training.codecs import CodecError, codec
-from dlx.training.codecs.base import combine
 from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
@@ -32,7 +32,7 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
-from dlx.training.slot.change import Scratch, Start, change_into
+from dlx.training.slot.change import Difference, Scratch, change_into
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
 from dlx.training.slot.recorded import Piece, Recorded
 from dlx.training.slot.segments import segment, segment_steps
@@ -90,7 +90,7 @@ def needed(drawn: Drawn) -> list[bytes]:
     """Names of the files without which `check_contribution` says Missing. Of a state of zeros there is none."""
     said = drawn.statement
     shared = (said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2, said.payload)
-    found = (*handed_over(drawn.trace, drawn.segment, said.residual_before).values(), *shared)
+    found = (*handed_over(drawn.trace, drawn.segment, said).values(), *shared)
     return [name for name in dict.fromkeys(found) if name != NO_HASH]
 
 
@@ -178,12 +178,31 @@ class _Files:
             raise NotCheckable(f"the plan of the slot's earlier payload {name.hex()[:12]} is not known")
         return self.payload(name, plan, "an earlier payload")
 
-    def round_start(self) -> Start:
+    def round_start(self) -> Difference:
         """start[t], as the version and the slot's own payload give it."""
         said = self._drawn.statement
         version = self.state(said.base_weights, self.shapes, "the version before")
         own = None if said.start_payload == NO_HASH else self.own_payload(said.start_payload)
-        return Start(version, own, self._manifest.outer.alpha)
+        return Difference(version, own, self._manifest.outer.alpha)
+
+    def residual(self) -> Difference:
+        """What the payload before has left of its change."""
+        said = self._drawn.statement
+        if said.change_before == NO_HASH or said.payload_before == NO_HASH:
+            if said.change_before != said.payload_before:
+                raise _Fault("of the change before and its payload it names only one")
+            return Difference(weights.Zeros(self.shapes), None)
+        before = self.state(said.change_before, self.shapes, "the change before")
+        return Difference(before, self.own_payload(said.payload_before))
+
+    def change(self) -> weights.Stored | weights.Zeros:
+        """What the payload has to encode."""
+        return self.state(self._drawn.statement.change, self.shapes, "the change")
+
+    def folded(self) -> list[Payload]:
+        """The slot's own payloads that come back into the change."""
+        said = self._drawn.statement
+        return [self.own_payload(one) for one in (said.folded_payload, said.folded_payload2) if one != NO_HASH]
 
     def recorded(self, name: bytes) -> Path | None:
         """A file of recorded tensors, its bytes hashed; None where no folder has it."""
@@ -204,28 +223,38 @@ def _blaming(what: str) -> Iterator[None]:
         raise _Fault(f"{what}: {error}") from error
 
 
-def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Start) -> list[str]:
-    """Whether the payload is the encoding of the round's change, and the residual what that leaves."""
-    said, chosen, shapes, scratch = drawn.statement, codec(manifest.codec.name), files.shapes, Scratch(files.shapes)
+def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Difference) -> list[str]:
+    """Whether the payload is the encoding of the change that was committed to."""
+    said, chosen, scratch = drawn.statement, codec(manifest.codec.name), Scratch(files.shapes)
     if weights.weights_hash(scratch.filled(start)) != said.weights_before:
         return ["the weights before are not what the version and its own payload give"]
     payload = files.payload(said.payload, drawn.plan, "the payload")
-    folded = [files.own_payload(one) for one in (said.folded_payload, said.folded_payload2) if one != NO_HASH]
-    end = files.state(said.weights_after, shapes, "the weights after")
-    residual = files.state(said.residual_before, shapes, "the residual before")
-    examiner = chosen.examiner(drawn.plan)
-    with weights.Writer(shapes) as left:
-        for name in sorted(shapes):
-            update = scratch.of(name)
-            change_into(update, name, 0, start, end[name].reshape(-1), residual, chosen.info.decay, folded)
-            examiner.see(name, tensor := update.reshape(shapes[name]), payload.part(name))
-            combine(np.subtract, update, payload.decoder(name))
-            left.add(name, tensor)
-        residual_after = left.finish().sha256
-    faults = [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
-    if residual_after != said.residual_after:
-        faults.append("the residual after is not what the payload leaves of the round's change")
-    return faults
+    change, examiner = files.change(), chosen.examiner(drawn.plan)
+    for name in sorted(files.shapes):
+        examiner.see(name, change[name], payload.part(name))
+    return [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
+
+
+class _Claimed:
+    """The weights at a round's end that its change claims, beside those of a replay."""
+
+    def __init__(self, manifest: Manifest, files: _Files, start: Difference) -> None:
+        self._decay, self._scratch = codec(manifest.codec.name).info.decay, Scratch(files.shapes)
+        self._start, self._residual, self._folded = start, files.residual(), files.folded()
+        self._change = files.change()
+
+    def beside(self, replayed: Mapping[str, Tensor]) -> Arrays:
+        """As far from the replayed ones as the change that those give is from the one claimed: so exactly they where
+        both changes are the same bits."""
+
+        def make(name: str) -> np.ndarray:
+            made, end = self._scratch.of(name), weights.array(replayed[name]).reshape(-1)
+            change_into(made, name, 0, self._start, end, self._residual, self._decay, self._folded)
+            made -= self._change[name].reshape(-1)
+            made += end
+            return made.reshape(replayed[name].shape)
+
+        return weights.Lazy(self._change.shapes, make)
 
 
 def _replay(
@@ -233,7 +262,7 @@ def _replay(
     drawn: Drawn,
     dataset: Dataset | None,
     files: _Files,
-    round_start: Start,
+    round_start: Difference,
     faults: Sequence[str],
     placement: Placement,
 ) -> Checked:
@@ -242,6 +271,7 @@ def _replay(
     first, steps = segment(index, 0, drawn.statement.inner_steps, segment_steps(manifest))
     said = trace.steps[first : first + steps]
     before, after, between = trace.states[index], trace.states[index + 1], trace.boundaries[index]
+    claimed = _Claimed(manifest, files, round_start) if index == len(trace.boundaries) - 1 else None
     start: Arrays = Scratch(files.shapes).filled(round_start)
     if index:
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
@@ -263,7 +293,11 @@ def _replay(
                 norms.append(loop.norms)
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))
-    end = files.state(after.weights, files.shapes, "the weights at the segment's end")
+    end: Arrays
+    if claimed is not None:
+        end = claimed.beside(loop.weights())
+    else:
+        end = files.state(after.weights, files.shapes, "the weights at the segment's end")
     apart, rate = distance(start, end, loop.weights())
     found = Checked(
         reasons=(),

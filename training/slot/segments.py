@@ -12,7 +12,8 @@ SEGMENT_STEPS: dict[Precision, int] = {"float32": 20, "bfloat16": 4}  # inner st
 
 
 class SegmentState(Struct, frozen=True, forbid_unknown_fields=True):
-    """Hashes (32 bytes) of a stage's weights and optimiser state: names of their canonical files."""
+    """Hashes (32 bytes) of a stage's weights (at a round's end: of its change) and optimiser state: names of their
+    canonical files."""
 
     weights: bytes
     optimiser: bytes

@@ -1,9 +1,9 @@
-"""One slot's training state: residual, optimiser moments, own payloads, and the rule that turns a round into a payload.
+"""One slot's training state: optimiser moments, last change, own payloads; the rule that turns a round into a payload.
 
 Beside the inner loop's weights, gradients and state nothing of the stage's size is in memory: the start is made of the
-base version's file whenever a tensor of it is needed, the residual stays on disk, and the gradients are gone before
-the round's end needs a few tensors' room. Its work is done by threads: states are hashed and written while the change
-is encoded.
+base version's file whenever a tensor of it is needed, the residual of the last change and its payload, and the
+gradients are gone before the round's end needs a few tensors' room. Its work is done by threads: change and optimiser
+state are hashed and written while the change is encoded.
 
 A trained round becomes the slot's state in one rename, of `slot.json`, after everything it names is on disk. Whatever
 happens before that (a broken pipe, a kill, a full disk) leaves the state of the round before, from which the next
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dlx.ground.blobs import BlobError, write_blob
+from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import tree_root
-from dlx.training.codecs import CodecError, codec
+from dlx.training.codecs import codec
 from dlx.training.data.dealing import positions
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
@@ -32,7 +32,7 @@ from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement, arithmetic_threads
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.change import Change, Scratch, Source, Start
+from dlx.training.slot.change import Change, Difference, Scratch
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -56,7 +56,7 @@ class Slot:
         """`arithmetic_device`: where the codec computes (`selftest.arithmetic_device`); None: in main memory, with so
         many `threads` beside those that hash and write."""
         self._manifest, self._stage, self._blobs = manifest, stage, blobs
-        self._files = SlotFiles(manifest, stage, directory)
+        self._files = SlotFiles(manifest, stage, directory, blobs)
         self._loop, self._codec = loop, codec(manifest.codec.name, arithmetic_device)
         self._threads = threads
         self._state: State | None = None
@@ -132,13 +132,14 @@ class Slot:
         private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
         own, folded = self._own_in_start(inputs), self._left_out(inputs)
         start, residual = self._start(inputs, own), self._residual()
-        moments_before, residual_before = self._state_before()
-        before = SegmentState(self._load(start, None if own else inputs.base_weights), moments_before)
+        last = self.last
+        moments = last.optimiser_after if last else unused(self._manifest, self._stage)
+        before = SegmentState(self._load(start, None if own else inputs.base_weights), moments)
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
         self._loop.free_gradients()
-        payload, last, residual_after = self._end(inputs, start, residual, folded, folder)
-        after.append(last)
+        payload, ended = self._end(inputs, start, residual, folded, folder)
+        after.append(ended)
         ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
         barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
         trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
@@ -154,11 +155,11 @@ class Slot:
             start_payload=own.payload if own else NO_HASH,
             folded=tuple(one.payload for one in folded),
             weights_before=before.weights,
-            weights_after=after[-1].weights,
             optimiser_before=before.optimiser,
-            optimiser_after=after[-1].optimiser,
-            residual_before=residual_before,
-            residual_after=residual_after,
+            optimiser_after=ended.optimiser,
+            change_before=last.change if last else NO_HASH,
+            payload_before=last.payload if last else NO_HASH,
+            change=ended.weights,
             trace=write_blob(self._blobs, [trace.encode()]),
             segments=len(after),
             inner_steps=inputs.plan.inner_steps,
@@ -199,7 +200,7 @@ class Slot:
                 on_step(done, loss)
         return states
 
-    def _load(self, start: Start, known: bytes | None) -> bytes:
+    def _load(self, start: Difference, known: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
         shapes = self._loop.shapes
         values = Scratch(shapes).filled(start)
@@ -223,29 +224,23 @@ class Slot:
         return positions(inputs.samples, step * size, size)
 
     def _end(
-        self, inputs: RoundInputs, start: Start, residual: Source, folded: Sequence[Own], folder: Path
-    ) -> tuple[np.ndarray, SegmentState, bytes]:
-        """The payload, the state after the last step and the residual, written: what decoding does not give back."""
+        self, inputs: RoundInputs, start: Difference, residual: Difference, folded: Sequence[Own], folder: Path
+    ) -> tuple[np.ndarray, SegmentState]:
+        """The payload, and change and state after the last step, written."""
         shapes, plan, ends = self._loop.shapes, inputs.plan, self._loop.weights()
         payloads, newest = [self._payload(own) for own in folded], self._newest_own()
         change = Change(self._codec, shapes, plan, start, residual, payloads, newest, self._threads)
         payload, scratch = np.empty(self._codec.size(shapes, plan), np.uint8), Scratch(shapes)
-        with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as left:
-            last = threads.submit(self._write_state, folder)
+        with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as file:
+            state = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
             for name, where in self._codec.parts(shapes, plan).items():
-                change.encode(name, weights.array(ends[name]), payload[where], kept := scratch.of(name))
-                left.add(name, kept.reshape(shapes[name]))
-            residual_after = left.finish().sha256
-            return payload, last.result(), residual_after
+                change.encode(name, weights.array(ends[name]), payload[where], made := scratch.of(name))
+                file.add(name, made.reshape(shapes[name]))
+            return payload, SegmentState(file.finish().sha256, state.result())
 
     def _newest_own(self) -> Payload | None:
-        """The slot's last payload, from which the codec may start: a lost one costs no round."""
-        if not self._state:
-            return None
-        try:
-            return self._payload(self._state.own[-1])
-        except (BlobError, CodecError):
-            return None
+        """The slot's last payload, from which the codec may start."""
+        return self._files.open_payload(self._codec, self._loop.shapes, self._state.own[-1]) if self._state else None
 
     def _is_same(self, inputs: RoundInputs) -> bool:
         """Whether the newest round began as this one."""
@@ -259,22 +254,17 @@ class Slot:
         if inputs.base_version != base:
             raise SlotError(f"round {inputs.round} starts from version {base}, not {inputs.base_version}")
 
-    def _start(self, inputs: RoundInputs, own: Own | None) -> Start:
+    def _start(self, inputs: RoundInputs, own: Own | None) -> Difference:
         path = self._blobs / inputs.base_weights.hex()
         version = weights.Stored(path, self._loop.shapes, sha256=inputs.base_weights, finite=True)
-        return Start(version, self._payload(own) if own else None, self._manifest.outer.alpha)
+        return Difference(version, self._payload(own) if own else None, self._manifest.outer.alpha)
 
-    def _state_before(self) -> tuple[bytes, bytes]:
-        """Hashes of the optimiser's state and of the residual."""
-        if self.last is None:
-            return unused(self._manifest, self._stage)
-        return self.last.optimiser_after, self.last.residual_after
-
-    def _residual(self) -> Source:
-        """What the round before has left; its bytes are sound."""
-        if self.last is None:
-            return weights.Zeros(self._loop.shapes)
-        return self._files.open(self.last.residual_after, self._loop.shapes)
+    def _residual(self) -> Difference:
+        """What the last payload has left of its change; their bytes are sound."""
+        if self._state is None:
+            return Difference(weights.Zeros(self._loop.shapes), None)
+        change = self._files.open(self._state.last.change, self._loop.shapes)
+        return Difference(change, self._newest_own())
 
     def _own_in_start(self, inputs: RoundInputs) -> Own | None:
         """The own payload that the base version cannot contain yet: with a delay of one round at most the last one."""

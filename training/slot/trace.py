@@ -3,7 +3,8 @@
 Its sha256 is the statement's field `trace`. With n segments and H inner steps it has exactly 64 (n + 1) + 128 n + 24 H
 bytes, little-endian where numeric:
 
-    n + 1 states       weights, optimiser (sha256 of the files): at the start, between the segments, at the end
+    n + 1 states       weights, optimiser (sha256 of the files): at the start, between the segments, at the end, where
+                       the change that the payload encodes stands for the weights, which follow from it
     n boundaries       activations in, gradients in, activations out, gradients out (sha256; zeros: no such neighbour)
     H steps            three float64: sum of squares received from the stage before, the replica's norm, loss (nats)
 
@@ -52,15 +53,15 @@ class Statement(Protocol):
     @property
     def weights_before(self) -> bytes: ...
     @property
-    def weights_after(self) -> bytes: ...
-    @property
     def optimiser_before(self) -> bytes: ...
     @property
     def optimiser_after(self) -> bytes: ...
     @property
-    def residual_before(self) -> bytes: ...
+    def change_before(self) -> bytes: ...
     @property
-    def residual_after(self) -> bytes: ...
+    def payload_before(self) -> bytes: ...
+    @property
+    def change(self) -> bytes: ...
     @property
     def trace(self) -> bytes: ...
     @property
@@ -130,7 +131,7 @@ def trace_faults(said: Statement, stage: int, stages: int, trace: Trace) -> list
     ends = (
         ("weights before", said.weights_before, trace.states[0].weights),
         ("optimiser state before", said.optimiser_before, trace.states[0].optimiser),
-        ("weights after", said.weights_after, trace.states[-1].weights),
+        ("change", said.change, trace.states[-1].weights),
         ("optimiser state after", said.optimiser_after, trace.states[-1].optimiser),
     )
     faults += [f"trace: the {what} are not those of the statement" for what, one, other in ends if one != other]
@@ -174,25 +175,38 @@ def neighbours_faults(traces: Sequence[Trace | None]) -> list[str]:
     return faults
 
 
-def handed_over(trace: Trace, segment: int, residual_before: bytes) -> dict[str, bytes]:
+class Before(Protocol):
+    """What a round has of the one before: the change and the payload that leave the residual."""
+
+    @property
+    def change_before(self) -> bytes: ...
+    @property
+    def payload_before(self) -> bytes: ...
+
+
+def handed_over(trace: Trace, segment: int, before: Before) -> dict[str, bytes]:
     """What is public of a contribution whose `segment` was drawn: role -> name of the file. Raises IndexError.
 
-    The weights at the round's start are not among it: anybody can compute them. Of a state of zeros there is no file.
+    The weights at the round's start are not among it, which anybody can compute, nor those at its end, which follow
+    from the change and from what the round before has left. Of a state of zeros there is no file.
     """
-    if not 0 <= segment < len(trace.boundaries):
-        raise IndexError(f"a round of {len(trace.boundaries)} segments has no segment {segment}")
+    last = len(trace.boundaries) - 1
+    if not 0 <= segment <= last:
+        raise IndexError(f"a round of {last + 1} segments has no segment {segment}")
     start, end, between = trace.states[segment], trace.states[segment + 1], trace.boundaries[segment]
     found = {
         "start optimiser": start.optimiser,
-        "end weights": end.weights,
         "end optimiser": end.optimiser,
         "activations in": between.activations_in,
         "gradients in": between.gradients_in,
-        "weights after": trace.states[-1].weights,
-        "residual before": residual_before,
+        "change": trace.states[-1].weights,
     }
-    if segment:
+    if segment > 0:
         found["start weights"] = start.weights
+    if segment < last:
+        found["end weights"] = end.weights
+    else:
+        found |= {"change before": before.change_before, "payload before": before.payload_before}
     return {role: name for role, name in found.items() if name != NO_HASH}
 
 

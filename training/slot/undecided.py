@@ -6,8 +6,6 @@ itself needs to go on lies beside the folder. So another process may decide, at 
 """
 
 import contextlib
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -67,7 +65,7 @@ class Undecided:
         found: dict[str, bytes] = {}
         finished = None if segment is None else self.find(round)
         if finished is not None and segment is not None:
-            wanted = handed_over(finished.trace, segment, finished.trained.residual_before)
+            wanted = handed_over(finished.trace, segment, finished.trained)
             found = {role: name for role, name in wanted.items() if self._hand_over(round, name.hex(), blobs)}
             durable.sync_directory(blobs)
         self._remove(round)
@@ -113,16 +111,9 @@ class Undecided:
         """Whether the file is in `blobs` now."""
         target = blobs / name
         try:
-            os.link(self.folder(round) / name, target)
+            durable.share(self.folder(round) / name, target)
         except FileNotFoundError:
             return target.exists()  # handed over before, or there never was one
-        except FileExistsError:
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):  # on another disk, or one without links
-                raise
-            with open(self.folder(round) / name, "rb") as file:
-                durable.write_chunks(target, iter(lambda: file.read(1 << 20), b""))
         return True
 
     def _remove(self, round: int) -> None:

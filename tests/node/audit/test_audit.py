@@ -503,8 +503,9 @@ JUNK = b"J" * 32
         ({"folded_payload": JUNK}, f"folds back {JUNK.hex()}"),
         ({"folded_payload2": JUNK}, f"folds back no payload and {JUNK.hex()}"),
         ({"optimiser_before": JUNK}, f"begins with the optimiser state {JUNK.hex()}"),
-        ({"residual_before": JUNK}, f"begins with the residual {JUNK.hex()}"),
-        ({"flags": STATE_RESET}, "begins with the residual"),
+        ({"change_before": JUNK}, f"begins with the change {JUNK.hex()}"),
+        ({"payload_before": JUNK}, f"begins with the payload {JUNK.hex()}"),
+        ({"flags": STATE_RESET}, "begins with the change"),
         ({"flags": 64}, "has the flags 64"),
     ],
 )
@@ -522,7 +523,7 @@ def test_a_statement_that_does_not_follow_from_the_one_before_fails(
     assert why in failure.detail
 
 
-@pytest.mark.parametrize("field", ["optimiser_before", "residual_before", "weights_before", "previous"])
+@pytest.mark.parametrize("field", ["optimiser_before", "change_before", "payload_before", "weights_before", "previous"])
 def test_a_first_statement_that_does_not_begin_with_nothing_fails(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], field: str
 ) -> None:
@@ -545,7 +546,7 @@ def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
             return one
         nothing = dict(
             flags=STATE_RESET, start_payload=bytes(32), weights_before=one.base_weights,
-            optimiser_before=zeros[one.stage].optimiser, residual_before=zeros[one.stage].residual,
+            optimiser_before=zeros[one.stage], change_before=bytes(32), payload_before=bytes(32),
         )  # fmt: skip
         return replace(one, **nothing, previous=one.previous if one.replica else bytes(32))
 

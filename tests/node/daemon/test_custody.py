@@ -23,6 +23,7 @@ from dlx.training.slot.undecided import Undecided
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
 ROUNDS, WINDOW, SEGMENTS = 8, 1, 2
+PARTS = 2 * (SEGMENTS + 1) + 2 * SEGMENTS + 2  # files of a round
 RULES = make_rules(rounds=ROUNDS)
 
 
@@ -47,6 +48,7 @@ class Holder:
         self.store = BlobStore(folder / "blobs")
         self.slot = Undecided(folder / "run" / "stage-1" / "slot")
         self.traces: dict[int, Trace] = {}
+        self.trained: dict[int, Trained] = {}
         self.again(folder)
 
     def again(self, folder: Path) -> None:
@@ -59,7 +61,7 @@ class Holder:
 
     def train(self, round: int) -> None:
         folder, names = self.slot.begin(round), []
-        for part in range(2 * (SEGMENTS + 1) + 2 * SEGMENTS + 2):
+        for part in range(PARTS):
             data = f"{round}/{part}".encode()
             names.append(hashlib.sha256(data).digest())
             (folder / names[-1].hex()).write_bytes(data)
@@ -70,11 +72,12 @@ class Holder:
         self.traces[round] = trace
         trained = Trained(
             round=round, payload=digest("payload"), payload_size=1, payload_root=NO_HASH, base_weights=NO_HASH,
-            start_payload=NO_HASH, folded=(), weights_before=states[0].weights, weights_after=states[-1].weights,
-            optimiser_before=states[0].optimiser, optimiser_after=states[-1].optimiser, residual_before=next(rest),
-            residual_after=next(rest), trace=digest("trace"), segments=SEGMENTS, inner_steps=1, tokens=1, loss=1,
-            training_ms=1, reset=False,
+            start_payload=NO_HASH, folded=(), weights_before=states[0].weights,
+            optimiser_before=states[0].optimiser, optimiser_after=states[-1].optimiser, change_before=next(rest),
+            payload_before=next(rest), change=states[-1].weights, trace=digest("trace"), segments=SEGMENTS,
+            inner_steps=1, tokens=1, loss=1, training_ms=1, reset=False,
         )  # fmt: skip
+        self.trained[round] = trained
         self.slot.finish(trained, trace)
 
     def know(self, *draws: tuple[int, float]) -> None:
@@ -84,9 +87,8 @@ class Holder:
     def served(self, round: int) -> bool:
         """All that the drawn segment takes is public; False: nothing of the round is."""
         (mine,) = [one for one in draw_of(self.view, round, 1.0).drawn if one.account == self.account]
-        residual = hashlib.sha256(f"{round}/{2 * (SEGMENTS + 1) + 2 * SEGMENTS}".encode()).digest()
-        wanted = set(handed_over(self.traces[round], mine.segment, residual).values())
-        here = {hashlib.sha256(f"{round}/{part}".encode()).digest() for part in range(20)} & self.store.hashes()
+        wanted = set(handed_over(self.traces[round], mine.segment, self.trained[round]).values())
+        here = {hashlib.sha256(f"{round}/{part}".encode()).digest() for part in range(PARTS)} & self.store.hashes()
         assert here in (wanted, set()), "exactly that, or nothing"
         return bool(here)
 

@@ -14,7 +14,6 @@ from dlx.node.daemon.past import Past
 from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
 from dlx.p2p.exchange import BlobNotFound
-from dlx.training.inner.states import Unused
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 RULES = make_rules(delay=1, alpha=0.5)
@@ -58,7 +57,7 @@ class World:
         versions: Any = SimpleNamespace(mend=self.mend, plan=lambda view, round: RULES.plan)
         trainer: Any = SimpleNamespace(start=self.start)
         past = Past(context, RULES, 0, trainer, versions)
-        past.__dict__["_unused"] = Unused(digest("no moments"), digest("no residual"))
+        past.__dict__["_unused"] = digest("no moments")
         view: Any = SimpleNamespace(
             next_round=lambda stage: self.sealed, weights=lambda stage, version: BASE, sealed=_Sealed()
         )
@@ -76,12 +75,11 @@ def _statements() -> tuple[Contribution, Contribution]:
     """Of rounds 1 and 2."""
     sim = Simulation(RULES, replicas=1, seed=1)
     member = sim.members[sim.view.holder(0, 0)]  # type: ignore[index]
-    first = replace(
-        sim.contribution(member, 0).contribution, round=1, optimiser_after=digest("o"), residual_after=digest("r")
-    )
+    first = replace(sim.contribution(member, 0).contribution, round=1, optimiser_after=digest("o"), change=digest("c"))
     second = replace(
         first, round=2, previous=first.hash(), payload=digest("payload"), base_weights=BASE, weights_before=START,
-        start_payload=first.payload, optimiser_before=first.optimiser_after, residual_before=first.residual_after,
+        start_payload=first.payload, optimiser_before=first.optimiser_after,
+        change_before=first.change, payload_before=first.payload,
     )  # fmt: skip
     return first, second
 
@@ -100,7 +98,8 @@ def test_a_statement_that_follows_is_taken_and_one_before_it_kept(tmp_path: Path
         ({"start_payload": bytes(32)}, "wrong_start"),
         ({"folded_payload": digest("junk")}, "wrong_folded"),
         ({"optimiser_before": digest("junk")}, "wrong_state"),
-        ({"residual_before": digest("junk")}, "wrong_state"),
+        ({"change_before": digest("junk")}, "wrong_state"),
+        ({"payload_before": digest("junk")}, "wrong_state"),
         ({"flags": 4}, "wrong_flags"),
         ({"account": "0x" + 40 * "1"}, "wrong_previous"),
     ],

@@ -86,10 +86,10 @@ def name_of(version: int) -> bytes:
 def trained(round: int, payload: bytes, reset: bool) -> Trained:
     return Trained(
         round=round, payload=payload, payload_size=len(f"payload {round}"), payload_root=NO_HASH,
-        base_weights=name_of(round), start_payload=NO_HASH, folded=(), weights_before=NO_HASH, weights_after=NO_HASH,
-        optimiser_before=NO_HASH, optimiser_after=NO_HASH, residual_before=NO_HASH, residual_after=NO_HASH,
-        trace=NO_HASH, segments=2,
-        inner_steps=5, tokens=320, loss=5_000_000 - round, training_ms=500, reset=reset,
+        base_weights=name_of(round), start_payload=NO_HASH, folded=(), weights_before=NO_HASH,
+        optimiser_before=NO_HASH, optimiser_after=NO_HASH, change_before=NO_HASH, payload_before=NO_HASH,
+        change=NO_HASH, trace=NO_HASH, segments=2, inner_steps=5, tokens=320, loss=5_000_000 - round,
+        training_ms=500, reset=reset,
     )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ def digest(number: int) -> bytes:
 def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> Trained:
     return Trained(
         round=round, payload=digest(100 + round), payload_size=1000, payload_root=digest(50), base_weights=digest(1),
-        start_payload=digest(2), folded=folded, weights_before=digest(3), weights_after=digest(4),
-        optimiser_before=digest(5), optimiser_after=digest(6), residual_before=digest(7),
-        residual_after=digest(8), trace=digest(9),
+        start_payload=digest(2), folded=folded, weights_before=digest(3),
+        optimiser_before=digest(5), optimiser_after=digest(6), change_before=digest(7), payload_before=digest(4),
+        change=digest(8), trace=digest(9),
         segments=1, inner_steps=10, tokens=640, loss=5_000_000, training_ms=2**40, reset=reset,
     )  # fmt: skip
 

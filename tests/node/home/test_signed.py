@@ -31,8 +31,8 @@ def contribution(round: int = 4, stage: int = 0, payload: int = 1, run: bytes = 
         run=run, round=round, stage=stage, replica=1, account=ACCOUNT, base_weights=digest(1), payload=digest(payload),
         payload_size=10, payload_root=digest(10), plan=digest(2), inner_steps=10, loss=1, previous=NO_HASH,
         start_payload=NO_HASH, folded_payload=NO_HASH, folded_payload2=NO_HASH, weights_before=digest(3),
-        weights_after=digest(4), optimiser_before=digest(5), optimiser_after=digest(6), residual_before=digest(7),
-        residual_after=digest(8), trace=digest(9),
+        optimiser_before=digest(5), optimiser_after=digest(6), change_before=digest(7), payload_before=digest(4),
+        change=digest(8), trace=digest(9),
         segments=1, compute_ms=1, exchange_ms=1, flags=0,
     )  # fmt: skip
 

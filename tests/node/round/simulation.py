@@ -402,8 +402,8 @@ class Simulation:
             payload_size=FACTS.size, payload_root=FACTS.root, plan=plan.hash(), inner_steps=steps,
             loss=5_000_000 - round, previous=bytes(32),
             start_payload=bytes(32), folded_payload=bytes(32), folded_payload2=bytes(32), weights_before=bytes(32),
-            weights_after=bytes(32), optimiser_before=bytes(32), optimiser_after=bytes(32), residual_before=bytes(32),
-            residual_after=bytes(32), trace=bytes(32), segments=segments_in(steps, 20),
+            optimiser_before=bytes(32), optimiser_after=bytes(32), change_before=bytes(32), payload_before=bytes(32),
+            change=bytes(32), trace=bytes(32), segments=segments_in(steps, 20),
             compute_ms=int(1000 * self.round_seconds(steps)), exchange_ms=int(1000 * (exchange or 0)), flags=0,
         )  # fmt: skip
         return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)  # type: ignore[arg-type]

@@ -13,10 +13,9 @@ from dlx.node.round.continuity import faults, last_counted, left_out_by, named_w
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.plans import seals_needed
 from dlx.node.round.rules import base_version, is_folded
-from dlx.training.inner.states import Unused
 from tests.node.round.simulation import Member, Simulation, digest, make_rules
 
-ZEROS = Unused(digest("optimiser of zeros"), digest("residual of zeros"))
+ZEROS = digest("optimiser of zeros")
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,11 @@ class Stating(Simulation):
             base_weights=base, previous=previous, start_payload=started[0] if started else NO_HASH,
             folded_payload=folds[0], folded_payload2=folds[1],
             weights_before=digest("start", base, started[0]) if started else base,
-            optimiser_before=kept.last.optimiser_after if kept.last else ZEROS.optimiser,
+            optimiser_before=kept.last.optimiser_after if kept.last else ZEROS,
             optimiser_after=digest("optimiser", member.account, round),
-            residual_before=kept.last.residual_after if kept.last else ZEROS.residual,
-            residual_after=digest("residual", member.account, round),
+            change_before=kept.last.change if kept.last else NO_HASH,
+            payload_before=kept.last.payload if kept.last else NO_HASH,
+            change=digest("change", member.account, round),
             flags=STATE_RESET if kept.last is None and contributed else 0,
         )  # fmt: skip
         signed = super().contribution(member, round, **fields, **changes)

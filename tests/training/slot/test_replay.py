@@ -332,17 +332,18 @@ def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., _Repli
 # ---- payloads that are not of the work
 
 
-def _update(run: _Replica, stage: int, round: int) -> dict[str, Tensor]:
-    """u, of a round that started from its version."""
-    folder, one = run.folder / str(stage) / "rounds" / str(round), run.trained[round][stage]
-    shapes = stage_shapes(run.manifest, stage)
-    start, end, residual = (
-        weights.read(run.blobs / one.weights_before.hex(), shapes),
-        weights.read(folder / one.weights_after.hex(), shapes),
-        weights.read(folder / one.residual_before.hex(), shapes),
-    )
-    decay = codec(run.manifest.codec.name).info.decay
-    return {name: start[name] - end[name] + residual[name] * decay for name in start}
+def _change(run: _Replica, stage: int, round: int) -> dict[str, Tensor]:
+    """u, as the slot has it."""
+    folder, name = run.folder / str(stage) / "rounds" / str(round), run.trained[round][stage].change
+    return weights.read(folder / name.hex(), stage_shapes(run.manifest, stage))
+
+
+def _with_change(run: _Replica, drawn: Drawn, change: dict[str, Tensor], public: Path, **said: Any) -> Drawn:
+    """Its maker commits to this change instead."""
+    name = weights.write_blob(change, public)
+    states = (*drawn.trace.states[:-1], replace(drawn.trace.states[-1], weights=name))
+    statement = SimpleNamespace(**(vars(drawn.statement) | {"change": name} | said))
+    return Drawn(**(vars(drawn) | {"trace": replace(drawn.trace, states=states), "statement": statement}))
 
 
 def _noise(tensor: Tensor) -> Tensor:
@@ -373,32 +374,86 @@ def two_rounds(request: pytest.FixtureRequest, replica: Callable[..., _Replica])
 
 
 @pytest.mark.parametrize("how", FALSE_PAYLOADS)
-def test_a_payload_that_is_not_of_the_work_is_false_although_the_residual_adds_up(
-    how: str, two_rounds: _Replica, tmp_path: Path
-) -> None:
+def test_a_payload_that_is_not_of_the_change_is_false(how: str, two_rounds: _Replica, tmp_path: Path) -> None:
     run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
-    update = _update(run, 1, 1)
-    payload = chosen.encode({name: FALSE_PAYLOADS[how](one) for name, one in update.items()}, plan)
-    decoded = chosen.decode(payload, stage_shapes(run.manifest, 1), plan)
-    residual = weights.weights_hash({name: one - decoded[name] for name, one in update.items()})
+    payload = chosen.encode({name: FALSE_PAYLOADS[how](one) for name, one in _change(run, 1, 1).items()}, plan)
     public = run.hand_over(1, 0, tmp_path / "public")
-    said = {"payload": write_blob(public, [payload]), "residual_after": residual}
-    checked = run.check(run.drawn(1, 1, 0, **said), public)
+    checked = run.check(run.drawn(1, 1, 0, payload=write_blob(public, [payload])), public)
     (reason,) = checked.reasons
     assert reason.startswith("the payload is not what the round's change gives: ")
     assert (checked.weights, checked.optimiser) == (0.0, 0.0), "the work itself was honest"
 
 
+@pytest.mark.parametrize("how", FALSE_PAYLOADS)
+def test_a_change_that_is_not_of_the_work_is_false_although_its_payload_is(
+    how: str, two_rounds: _Replica, tmp_path: Path
+) -> None:
+    """So what the next round takes for its residual adds up as well."""
+    run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
+    change = {name: FALSE_PAYLOADS[how](one) for name, one in _change(run, 1, 1).items()}
+    public = run.hand_over(1, 0, tmp_path / "public")
+    payload = write_blob(public, [chosen.encode(change, plan)])
+    checked = run.check(_with_change(run, run.drawn(1, 1, 0), change, public, payload=payload), public)
+    assert [reason for reason in checked.reasons if "payload" in reason] == []
+    assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
+    assert checked.optimiser == 0.0
+
+
+def test_a_residual_that_the_round_before_did_not_leave_is_seen_in_the_change(
+    two_rounds: _Replica, tmp_path: Path
+) -> None:
+    """It adds to the change what nobody trained: what it says that it began with does not have it."""
+    run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
+    public = run.hand_over(1, 0, tmp_path / "public")
+    honest, before = _change(run, 1, 1), _change(run, 1, 0)
+    extra = {name: 0.1 * before[name].std() * torch.ones_like(one) for name, one in honest.items()}
+    change = {name: one + extra[name] for name, one in honest.items()}
+    said = {"payload": write_blob(public, [chosen.encode(change, plan)])}
+    checked = run.check(_with_change(run, run.drawn(1, 1, 0), change, public, **said), public)
+    assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
+
+    other = {"change_before": weights.write_blob({name: before[name] + extra[name] for name in before}, public)}
+    checked = run.check(run.drawn(1, 1, 0, **other), public)
+    assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
+    other = {"payload_before": run.trained[1][1].payload}
+    checked = run.check(run.drawn(1, 1, 0, **other), public)
+    assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
+    for one in ("change_before", "payload_before"):
+        checked = run.check(run.drawn(1, 1, 0, **{one: NO_HASH}), public)
+        assert checked.reasons == ("of the change before and its payload it names only one",)
+    nothing = run.drawn(1, 1, 0, change_before=NO_HASH, payload_before=NO_HASH)
+    assert not run.check(nothing, public).honest
+
+
+def test_a_false_change_shows_in_the_last_segment_and_a_false_state_in_those_beside_it(
+    long_round: _Replica, tmp_path: Path
+) -> None:
+    """So nobody can shift what he invented from one to the other."""
+    run, plan = long_round, long_round.manifest.plan
+    public = [run.hand_over(1, segment, tmp_path / f"public-{segment}") for segment in range(2)]
+    change = {name: one * 1.1 for name, one in _change(run, 1, 1).items()}
+    found = []
+    for segment, folder in enumerate(public):
+        payload = write_blob(folder, [codec("int4").encode(change, plan)])
+        found.append(run.check(_with_change(run, run.drawn(1, 1, segment), change, folder, payload=payload), folder))
+    assert [one.honest for one in found] == [True, False]
+
+    drawn = [run.drawn(1, 1, segment) for segment in range(2)]
+    middle = weights.read(public[1] / drawn[1].trace.states[1].weights.hex(), stage_shapes(run.manifest, 1))
+    for one, folder in zip(drawn, public, strict=True):
+        name = weights.write_blob({key: tensor * 1.001 for key, tensor in middle.items()}, folder)
+        first, between, last = one.trace.states
+        states = (first, replace(between, weights=name), last)
+        lie = Drawn(**(vars(one) | {"trace": replace(one.trace, states=states)}))
+        checked = run.check(lie, folder)
+        assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
+
+
 def test_an_earlier_payload_sent_again_is_false(two_rounds: _Replica, tmp_path: Path) -> None:
     public = two_rounds.hand_over(1, 0, tmp_path / "public")
     stale = two_rounds.drawn(1, 1, 0, payload=two_rounds.trained[0][1].payload)
-    assert len(two_rounds.check(stale, public).reasons) == 2, "neither the payload nor the residual"
-
-
-def test_a_residual_that_the_payload_does_not_leave_is_false(two_rounds: _Replica, tmp_path: Path) -> None:
-    public = two_rounds.hand_over(1, 0, tmp_path / "public")
-    checked = two_rounds.check(two_rounds.drawn(0, 1, 0, residual_after=hashlib.sha256(b"any").digest()), public)
-    assert checked.reasons == ("the residual after is not what the payload leaves of the round's change",)
+    (reason,) = two_rounds.check(stale, public).reasons
+    assert reason.startswith("the payload is not what the round's change gives: ")
 
 
 def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp_path: Path) -> None:
@@ -429,8 +484,9 @@ def test_what_is_missing_is_named_and_tensors_that_neighbours_keep_back_are_not_
     public = long_round.hand_over(1, 1, tmp_path / "public")
     drawn = long_round.drawn(1, 1, 1)
     own = {name for name in needed(drawn) if (public / name.hex()).exists()}
-    assert len(own) == 8 - 1, "the end of the last segment is the weights after"
+    assert len(own) == 8, "two states of which one is the change, what came, and what was before"
     assert set(needed(drawn)) - own == {drawn.statement.base_weights, drawn.statement.payload}
+    own.discard(drawn.statement.payload_before)  # it is among the members' blobs as well
     for name in own:
         kept = (public / name.hex()).read_bytes()
         (public / name.hex()).unlink()
@@ -462,11 +518,12 @@ def test_a_state_that_is_none_of_the_stage_is_its_makers_fault(
     states = list(drawn.trace.states)
     states[index] = replace(states[index], weights=weights.write_blob(tensors, public))
     said = SimpleNamespace(**vars(drawn.statement))
-    said.weights_after = states[2].weights
+    said.change = states[2].weights
     trace = replace(drawn.trace, states=tuple(states))
     false = Drawn(**(vars(drawn) | {"trace": trace, "statement": said}))
     reasons = long_round.check(false, public).reasons
-    assert any("weights" in reason and ("finite" in reason or "expected" in reason) for reason in reasons), reasons
+    what = "weights" if role == "start" else "change"
+    assert any(what in reason and ("finite" in reason or "expected" in reason) for reason in reasons), reasons
 
 
 def test_recorded_tensors_of_another_size_are_its_makers_fault(long_round: _Replica, tmp_path: Path) -> None:
@@ -485,7 +542,7 @@ def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: _Repl
     for stage in (0, 2):
         with pytest.raises(NotCheckable, match="data of its own"):
             check_contribution(long_round.manifest, long_round.drawn(stage, 1, 0), None, folders)
-        forged = long_round.drawn(stage, 1, 0, residual_after=hashlib.sha256(b"any").digest())
+        forged = long_round.drawn(stage, 1, 0, payload=long_round.trained[0][stage].payload)
         assert not check_contribution(long_round.manifest, forged, None, folders).honest, "its payload hides nothing"
     unknown = Drawn(**(vars(long_round.drawn(1, 1, 0, start_payload=bytes([7]) * 32)) | {"own_plans": {}}))
     with pytest.raises(Missing):

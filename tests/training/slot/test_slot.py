@@ -126,7 +126,6 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         if delay and t:
             start = {name: start[name] - own[t - 1][name] * alpha for name in start}
         optimiser_before = weights.weights_hash(loop.optimiser_state())
-        residual_before = weights.weights_hash(residual)
         loop.load_weights(start)
         steps = []
         for index in range(4):
@@ -142,7 +141,8 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
 
         trained = run.round()
         optimiser_after = weights.weights_hash(loop.optimiser_state())
-        ends = (weights.weights_hash(start), optimiser_before), (weights.weights_hash(end), optimiser_after)
+        change = weights.weights_hash(update)
+        ends = (weights.weights_hash(start), optimiser_before), (change, optimiser_after)
         trace = Trace(tuple(SegmentState(*one) for one in ends), (ALONE,), tuple(steps)).encode()
         assert _bits([trained])[0] == Trained(
             round=t,
@@ -153,11 +153,11 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
             start_payload=run.trained[t - 1].payload if delay and t else NO_HASH,
             folded=tuple(run.trained[one].payload for one in fold_at.get(t, [])),
             weights_before=weights.weights_hash(start),
-            weights_after=weights.weights_hash(end),
             optimiser_before=optimiser_before,
             optimiser_after=optimiser_after,
-            residual_before=residual_before,
-            residual_after=weights.weights_hash(residual),
+            change_before=run.trained[t - 1].change if t else NO_HASH,
+            payload_before=run.trained[t - 1].payload if t else NO_HASH,
+            change=change,
             trace=hashlib.sha256(trace).digest(),
             segments=1,
             inner_steps=4,
@@ -201,9 +201,8 @@ def test_a_state_that_the_account_has_gone_on_from_elsewhere_is_not_gone_on_with
     first = run.round()
     assert first.reset and not run.slot.train(run.inputs(previous=first.payload), None, None).reset
     anew = run.slot.train(run.inputs(round=2, base_version=1, previous=b"P" * 32), None, None)
-    zeros = unused(run.manifest, 0)
     assert anew.reset and (anew.start_payload, anew.folded) == (NO_HASH, ())
-    assert (anew.optimiser_before, anew.residual_before) == zeros
+    assert _before(anew) == (unused(run.manifest, 0), NO_HASH, NO_HASH)
     assert run.slot.last == anew
 
 
@@ -220,11 +219,15 @@ def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
     steps = 2 * SEGMENT_STEPS + 1
     run = history(0, plan=Plan(inner_steps=steps))
     loop = InnerLoop(run.manifest, 0, dataset)
-    loop.load_weights(weights.read(run.blobs / run.versions[0].hex(), loop.shapes))
+    start = weights.read(run.blobs / run.versions[0].hex(), loop.shapes)
+    loop.load_weights(start)
     states, files = [], set()
     for index in range(steps + 1):
         if index % SEGMENT_STEPS == 0 or index == steps:
-            kept = [weights.serialise(loop.weights()), weights.serialise(loop.optimiser_state())]
+            now = loop.weights()
+            if index == steps:
+                now = {name: (start[name] - now[name]) + 0.0 for name in start}  # the change
+            kept = [weights.serialise(now), weights.serialise(loop.optimiser_state())]
             states.append(SegmentState(*(hashlib.sha256(one).digest() for one in kept)))
             files |= {hashlib.sha256(one).hexdigest() for one in kept if index}
         if index < steps:
@@ -233,8 +236,8 @@ def test_a_round_of_several_segments_keeps_the_states_that_it_commits_to(
     assert _trace(run, trained).states == tuple(states)
     assert trained.segments == 3
     # All but the first: its weights are the version that the round started from, its optimiser state is fresh.
-    assert files == _kept(run, 0) - {trained.residual_after.hex()}
-    assert _names(run) == {"slot.json", "rounds", trained.optimiser_after.hex(), trained.residual_after.hex()}
+    assert files == _kept(run, 0)
+    assert _names(run) == {"slot.json", "rounds", *_after(trained)}
 
 
 # ---- what is finished stays, what is not leaves nothing
@@ -267,7 +270,7 @@ def test_a_finished_round_whose_start_the_chain_took_back_is_trained_anew_from_z
     inputs = msgspec.structs.replace(inputs, **other)
     anew = run.slot.train(inputs, None, None)
     assert (anew.round, anew.base_weights, anew.inner_steps) == (1, inputs.base_weights, inputs.plan.inner_steps)
-    assert anew.reset and (anew.optimiser_before, anew.residual_before) == unused(run.manifest, 0)
+    assert anew.reset and _before(anew) == (unused(run.manifest, 0), NO_HASH, NO_HASH)
     assert run.slot.train(inputs, None, None) == anew == history(0).slot.last
 
 
@@ -326,9 +329,9 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_state_as_it_was(
     assert _names(run) == _names(undisturbed)
 
 
-# File and folder: weights and optimiser state, residual, payload, trace; two folders of links; the round's file, its
-# folder, that of all rounds; slot.json.
-_FSYNCS = 2 * 5 + 2 + 3 + 2
+# File and folder: change and optimiser state, payload, trace; two folders of links; the round's file, its folder, that
+# of all rounds; slot.json.
+_FSYNCS = 2 * 4 + 2 + 3 + 2
 
 
 def _disk_full(done: int, loss: float | None) -> None:
@@ -355,11 +358,20 @@ def test_rounds_are_kept_until_they_are_decided_and_never_more_than_a_few(
     litter.write_bytes(b"half")
     history(delay)
     last = run.trained[-1]
-    own = {last.optimiser_after.hex(), last.residual_after.hex()}
-    assert _names(run) == own | {"slot.json", "rounds", "contribution"}
+    assert _names(run) == _after(last) | {"slot.json", "rounds", "contribution"}
     for one in run.trained[2:]:
-        ends = (one.weights_after, one.optimiser_after, one.residual_after, one.optimiser_before, one.residual_before)
-        assert _kept(run, one.round) == {digest.hex() for digest in ends}
+        ends = {one.change.hex(), one.optimiser_after.hex()}
+        assert _kept(run, one.round) == ends | {digest.hex() for digest in _before(one)}
+
+
+def _before(one: Trained) -> tuple[bytes, bytes, bytes]:
+    """What the round went on from."""
+    return one.optimiser_before, one.change_before, one.payload_before
+
+
+def _after(one: Trained) -> set[str]:
+    """The files that the next round goes on from."""
+    return {one.optimiser_after.hex(), one.change.hex(), one.payload.hex()}
 
 
 def _kept(run: _History, round: int) -> set[str]:
@@ -412,7 +424,7 @@ def test_an_attempt_that_broke_off_leaves_its_files_until_the_next_one_only(hist
     assert not _kept(run, 1)
 
 
-def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_does_without_a_lost_one(
+def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_and_where_the_blob_is_gone(
     history: Callable[..., _History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[bytes, Plan] | None] = []
@@ -432,12 +444,12 @@ def test_the_codec_starts_from_the_slots_last_payload_also_after_a_restart_but_d
     content = lost.read_bytes()
     lost.unlink()
     run.round()
-    lost.write_bytes(content)
+    lost.write_bytes(content)  # the history of the test wants it
     run = history(0)
     run.round()
     part = codec("int4").parts(run.slot._loop.shapes, run.manifest.plan)["lm_head.weight"]
     parts = [(run.blobs / one.payload.hex()).read_bytes()[part] for one in run.trained]
-    assert given == [None, (parts[0], Plan(inner_steps=4)), None, (parts[2], Plan(inner_steps=4))]
+    assert given == [None, *((one, Plan(inner_steps=4)) for one in parts[:3])]
 
 
 def test_state_of_another_stage_or_run_is_refused(tiny_run: RunMaker, history: Callable[..., _History]) -> None:
@@ -449,7 +461,7 @@ def test_state_of_another_stage_or_run_is_refused(tiny_run: RunMaker, history: C
     assert moved.last == run.trained[0]  # another replica, same stage: goes on
 
 
-@pytest.mark.parametrize("damage", ["slot.json", "optimiser", "residual", "missing"])
+@pytest.mark.parametrize("damage", ["slot.json", "optimiser", "change", "payload", "missing"])
 def test_damaged_state_is_reported(damage: str, history: Callable[..., _History]) -> None:
     run = history(0)
     trained = run.round()
@@ -457,9 +469,10 @@ def test_damaged_state_is_reported(damage: str, history: Callable[..., _History]
     if damage == "slot.json":
         (folder / "slot.json").write_text("{")
     elif damage == "missing":
-        (folder / trained.residual_after.hex()).unlink()
+        (folder / trained.change.hex()).unlink()
     else:
-        path = folder / (trained.optimiser_after if damage == "optimiser" else trained.residual_after).hex()
+        named = {"optimiser": trained.optimiser_after, "change": trained.change, "payload": trained.payload}
+        path = folder / named[damage].hex()
         path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(SlotError, match=r"remove .*slot-0 to start it from zero"):
         history(0)
@@ -486,10 +499,10 @@ def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callabl
     folder = run.folder / "slot-0"
     state = folder / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    assert numbered["format"] == 3
-    state.write_bytes(msgspec.json.encode(numbered | {"format": 4, "something": "new"}))
+    assert numbered["format"] == 4
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 5, "something": "new"}))
     before = _files(folder)
-    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 4, this one knows 3\)"):
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 5, this one knows 4\)"):
         history(0)
     assert _files(folder) == before
 
@@ -501,7 +514,7 @@ def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callab
     numbered = msgspec.json.decode(state.read_bytes())
     del numbered["format"]  # as the first files had none
     state.write_bytes(old := msgspec.json.encode(numbered))
-    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 3\): remove .*slot-0"):
+    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 4\): remove .*slot-0"):
         history(0)
     assert state.read_bytes() == old
 
@@ -638,9 +651,9 @@ def processes() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-# The inner steps; fsync, rename and fsync of the folder for each of 5 files; two folders of links; 3 for the round's
+# The inner steps; fsync, rename and fsync of the folder for each of 4 files; two folders of links; 3 for the round's
 # file, the folder of the rounds; 3 for slot.json.
-_END = 4 + 5 * 3 + 2 + 3 + 1 + 3
+_END = 4 + 4 * 3 + 2 + 3 + 1 + 3
 KILL_POINTS = {0: [3, 9, _END - 3, _END - 2], 1: [2, *range(4, _END)]}
 
 

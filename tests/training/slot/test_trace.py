@@ -52,7 +52,7 @@ def _trace(stage: int, stages: int = 3, segments: int = 2, steps: int = 3) -> Tr
 def _said(trace: Trace, **changes: Any) -> Any:
     values = {
         "weights_before": trace.states[0].weights, "optimiser_before": trace.states[0].optimiser,
-        "weights_after": trace.states[-1].weights, "optimiser_after": trace.states[-1].optimiser,
+        "change": trace.states[-1].weights, "optimiser_after": trace.states[-1].optimiser,
         "loss": 4_000_000,
     }  # fmt: skip
     return SimpleNamespace(**(values | changes))
@@ -88,10 +88,10 @@ def test_an_honest_trace_has_no_fault(stage: int) -> None:
     assert trace_faults(_said(_trace(0, 1)), 0, 1, _trace(0, 1)) == []
 
 
-@pytest.mark.parametrize("field", ["weights_before", "weights_after", "optimiser_before", "optimiser_after"])
+@pytest.mark.parametrize("field", ["weights_before", "change", "optimiser_before", "optimiser_after"])
 def test_another_end_than_the_statements_is_a_fault(field: str) -> None:
     (fault,) = trace_faults(_said(_trace(1), **{field: _hash("other")}), 1, 3, _trace(1))
-    assert field.split("_")[1] in fault and "not those of the statement" in fault
+    assert field.split("_")[-1] in fault and "not those of the statement" in fault
 
 
 def test_another_loss_than_the_mean_of_the_steps_is_a_fault() -> None:
@@ -160,20 +160,24 @@ def test_the_stated_loss_is_rounded_once_and_never_too_large() -> None:
 
 
 def test_what_is_handed_over_is_the_drawn_segments_and_what_the_payload_follows_from() -> None:
-    trace, residual = _trace(1), _hash("residual")
-    first, second = (handed_over(trace, one, residual) for one in range(2))
+    trace, before = _trace(1), SimpleNamespace(change_before=_hash("change"), payload_before=_hash("payload"))
+    first, second = (handed_over(trace, one, before) for one in range(2))
     assert second == {
         "start weights": trace.states[1].weights, "start optimiser": trace.states[1].optimiser,
-        "end weights": trace.states[2].weights, "end optimiser": trace.states[2].optimiser,
+        "end optimiser": trace.states[2].optimiser, "change": trace.states[2].weights,
         "activations in": trace.boundaries[1].activations_in, "gradients in": trace.boundaries[1].gradients_in,
-        "weights after": trace.states[2].weights, "residual before": residual,
+        "change before": before.change_before, "payload before": before.payload_before,
     }  # fmt: skip
-    assert "start weights" not in first, "anybody can compute them"
-    assert first["weights after"] == trace.states[2].weights
-    assert "activations in" not in handed_over(_trace(0), 1, residual)
+    assert first == {
+        "start optimiser": trace.states[0].optimiser, "end optimiser": trace.states[1].optimiser,
+        "end weights": trace.states[1].weights, "change": trace.states[2].weights,
+        "activations in": trace.boundaries[0].activations_in, "gradients in": trace.boundaries[0].gradients_in,
+    }, "the weights at the start anybody can compute, and what was before is in the round's end alone"  # fmt: skip
+    assert "activations in" not in handed_over(_trace(0), 1, before)
+    assert "change before" not in handed_over(trace, 1, SimpleNamespace(change_before=NO_HASH, payload_before=NO_HASH))
     for segment in (-1, 2):
         with pytest.raises(IndexError, match="no segment"):
-            handed_over(trace, segment, residual)
+            handed_over(trace, segment, before)
 
 
 def test_what_neighbours_agree_on_changes_with_every_tensor_and_number() -> None:

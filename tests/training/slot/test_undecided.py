@@ -39,7 +39,13 @@ def _finish(slot: Path, round: int = 3) -> tuple[Undecided, Trace]:
     )
     trace = Trace(states, edges, (Step(0.0, 1.0, 2.0),))
     values: dict[str, Any] = {name: NO_HASH for name in Trained.__struct_fields__}
-    values |= {"folded": (), "round": round, "residual_before": write("residual"), "private_data": False}
+    values |= {
+        "folded": (),
+        "round": round,
+        "change_before": write("change"),
+        "payload_before": write("payload"),
+        "private_data": False,
+    }
     for name in ("payload_size", "segments", "inner_steps", "tokens", "loss", "training_ms"):
         values[name] = 1
     undecided.finish(Trained(**(values | {"reset": False})), trace)
@@ -52,10 +58,10 @@ def test_the_drawn_segments_files_go_to_the_blobs_and_the_rest_is_removed(tmp_pa
     assert undecided.rounds() == [3, 4] and undecided.size() > 0
     found = undecided.decide(3, 0, blobs)
     assert set(found) == {
-        "end weights", "end optimiser", "activations in", "gradients in", "weights after", "residual before"
+        "end weights", "end optimiser", "activations in", "gradients in", "change"
     }, "of a state of zeros there is no file, and anybody can compute the weights at the start"  # fmt: skip
     assert {path.name for path in blobs.iterdir()} == {name.hex() for name in found.values()}
-    assert found["weights after"] == trace.states[2].weights
+    assert found["change"] == trace.states[2].weights
     assert undecided.rounds() == [4]
     assert not undecided.folder(3).exists()
 
@@ -87,8 +93,8 @@ def test_a_process_that_is_killed_while_it_decides_can_do_it_again(
         with pytest.raises(KeyboardInterrupt):
             undecided.decide(3, 1, blobs)
     assert len([*blobs.iterdir()]) == 2 and undecided.rounds() == [3]
-    (undecided.folder(3) / whole["residual before"].hex()).unlink()  # as if killed while it removed the rest
-    write_blob(blobs, [b"residual of round 3"])
+    (undecided.folder(3) / whole["change before"].hex()).unlink()  # as if killed while it removed the rest
+    write_blob(blobs, [b"change of round 3"])
     assert undecided.decide(3, 1, blobs) == whole
 
 
@@ -100,7 +106,7 @@ def test_another_disk_gets_copies(tmp_path: Path, blobs: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "link", elsewhere)
     found = undecided.decide(3, 1, blobs)
-    assert (blobs / found["residual before"].hex()).read_bytes() == b"residual of round 3"
+    assert (blobs / found["change before"].hex()).read_bytes() == b"change of round 3"
     assert len(found) == 8 and undecided.rounds() == []
 
 
