@@ -33,7 +33,7 @@ from dlx.node.cli import (
     watch,
     web,
 )
-from dlx.node.home import extras
+from dlx.node.home import extras, lost
 
 INTERRUPTED = 130  # as a shell says it
 
@@ -67,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `dlx-node` command. Always raises SystemExit, unless something unexpected happens."""
     # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    lost.explained()
     try:
         with extras.explained():
             app(arguments)
