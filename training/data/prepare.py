@@ -23,7 +23,7 @@ from dlx.ground import durable
 from dlx.ground.blobs import write_blob
 from dlx.training.data import shards, unfinished
 from dlx.training.data.formats import Document, Source, find
-from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split
+from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split, TextError
 from dlx.training.data.tokenising import BATCH, Part, Tokens, raw_batches, text_batches, tokenised
 from dlx.training.data.unfinished import Making, Unfinished
 from dlx.training.data.vocabulary import Vocabulary
@@ -80,17 +80,23 @@ def prepare_folder(
     """The same data as a folder that can be carried around: the blobs, and the data manifest in `data.json`.
 
     `folder` is new, empty, or what an interrupted call for the same data left, which then goes on where it was; it is
-    in none of the sources. Raises DataError.
+    in none of the sources. Raises DataError for what the same call would find again, and leaves nothing of it there.
     """
     for source in preparation.sources:
         if source.is_dir() and source.resolve() in (folder.resolve(), *folder.resolve().parents):
             raise PreparationError(f"{folder}: lies in {source}, of which its shards would be documents next time")
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreparationError(f"{folder}: cannot be made a folder ({error.strerror})") from None
-    with _alone(folder):
-        return _prepare_here(preparation, folder, progress)
+    try:
+        with _alone(folder):
+            return _prepare_here(preparation, folder, progress)
+    except DataError:
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
 
 
 def adopt_folder(folder: Path, blobs: Path, progress: Progress = lambda done, total: None) -> BlobRef:
@@ -146,7 +152,12 @@ def _prepare_here(preparation: Preparation, folder: Path, progress: Progress) ->
     foreign = [name for name in names if unfinished.NAME not in names or not _OURS.fullmatch(name)]
     if foreign:
         raise PreparationError(f"{folder}: is not empty (it holds {foreign[0]}); name a new folder")
-    manifest = _write(preparation, folder, progress, resume=True)
+    try:
+        manifest = _write(preparation, folder, progress, resume=True)
+    except TextError:  # it will not go on: mended files are others
+        for path in folder.iterdir():
+            path.unlink()
+        raise
     kept = {unfinished.NAME, *(blob.sha256 for blob in manifest.blobs())}
     for path in folder.iterdir():
         if path.name not in kept:

@@ -51,6 +51,10 @@ class PreparationError(DataError):
     exit_code = 2
 
 
+class TextError(DataError):
+    """A document that has no tokens, however often it is tried."""
+
+
 class DataDamaged(DataError, Damaged):
     """A blob of the data is missing or damaged on this disk: another copy may be good."""
 

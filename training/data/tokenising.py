@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlx.training.data.shards import DataError, Split
+from dlx.training.data.shards import DataError, Split, TextError
 from dlx.training.data.vocabulary import Vocabulary
 
 PIECE = 256 * 1024  # bytes of a document that the tokenizer sees at once: a longer one is cut
@@ -146,7 +146,7 @@ def _decoded(content: bytearray, path: Path, at: int) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text at byte {at + error.start}") from None
+        raise TextError(f"{path}: not UTF-8 text at byte {at + error.start}") from None
 
 
 def _character(buffer: bytearray) -> int:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlx.training.data.shards import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, DataError, DataManifest
+from dlx.training.data.shards import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, DataError, DataManifest, TextError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,7 +45,7 @@ class Vocabulary:
         try:
             return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:
-            raise DataError(f"the tokenizer cannot encode the text ({_line(error)})") from None
+            raise TextError(f"the tokenizer cannot encode the text ({_line(error)})") from None
 
     def folder_files(self, max_length: int) -> dict[str, Any]:
         """tokenizer.json (its very bytes) and tokenizer_config.json (a dict): what `AutoTokenizer` loads."""

@@ -160,15 +160,22 @@ def test_a_tokenizer_that_draws_lots_is_refused_and_one_that_truncates_does_not(
     assert len(Vocabulary.read(path).encode([TEXTS[9]])[0]) > 4
 
 
-def test_text_that_is_not_utf8_is_named_by_its_byte(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_text_that_is_not_utf8_is_named_by_its_byte_and_what_cannot_go_on_leaves_nothing(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
 ) -> None:
     monkeypatch.setattr(tokenising, "PIECE", 64)
-    (tmp_path / "a.txt").write_bytes(b"fine words " * 50 + b"\xe9t\xe9")
+    source, out = tmp_path / "a.txt", tmp_path / "out"
+    source.write_bytes(b"fine words " * 50 + b"\xe9t\xe9")
     with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text at byte 550$"):
-        prepare_folder(Preparation([tmp_path / "a.txt"], 0.01, tokenizer), tmp_path / "out")
-    assert not (tmp_path / "out" / "data.json").exists()
-    assert prepare_folder(Preparation([tmp_path / "a.txt"]), tmp_path / "out").train, "bytes may be any"
+        prepare_folder(Preparation([source], 0.01, tokenizer), out)
+    assert not out.exists()
+    with pytest.raises(DataError, match="no such file"):
+        prepare_folder(Preparation([tmp_path / "b.txt"]), out)
+    assert not out.exists()
+    source.write_bytes(b"fine words " * 50)
+    assert prepare_folder(Preparation([source], 0.01, tokenizer), out).train, "the mended file is not another"
+    source.write_bytes(b"\xe9t\xe9" * 500)
+    assert prepare_folder(Preparation([source]), tmp_path / "bytes").train, "bytes may be any"
 
 
 @pytest.fixture
