@@ -153,6 +153,16 @@ def existing_folder(path: Path, option: str) -> Path:
     return path
 
 
+def check_placement(settings: Settings) -> None:
+    """Raises UsageFailure for what no machine could train with."""
+    from dlx.training.models.placement import PlacementError, check
+
+    try:
+        check(settings.placement)
+    except PlacementError as error:
+        raise UsageFailure(str(error)) from None
+
+
 def _check_place(folder: DataDir, named: bool) -> None:
     root = folder.root
     if not root.exists():

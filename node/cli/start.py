@@ -86,6 +86,7 @@ def command(
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
+    options.check_placement(settings)
     if all_stages:
         if not settings.site or wanted is not None:
             raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")

@@ -178,6 +178,8 @@ class Node:
         if stage is not None and stage >= stages:
             raise UsageFailure(f"--stage {stage}: the run has stages 0 to {stages - 1}")
         settings, account = self._startup.settings, self._startup.account.address
+        if account not in seen.nodes.nodes:
+            await self._seat.able.wait()  # who could never train has no business on the ledger
         await trio.to_thread.run_sync(ask_first_funds, settings, account, abandon_on_cancel=True)
         await self._membership.register()
 

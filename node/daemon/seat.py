@@ -42,6 +42,7 @@ class Seat:
         self._context: RunContext | None = None
         self._terms: Terms | None = None
         self._opened = trio.Event()
+        self.able = trio.Event()  # this machine has what the placement asks for
         self._trainer: Trainer | None = None
 
     def open(self, context: RunContext) -> None:
@@ -78,10 +79,11 @@ class Seat:
             async with trio.open_nursery() as nursery:
                 self._trainer = trainer = Trainer(self._placement)
                 await nursery.start(trainer.run)
+                await trainer.loaded.wait()  # a round that opens with us must not wait for our imports
+                self.able.set()
                 await self._opened.wait()
                 context = self._context
                 assert context is not None
-                await trainer.loaded.wait()  # a round that opens with us must not wait for our imports
                 await self._follower.first()
                 while (slot := self._membership.slot) is None and not self.finished:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))

@@ -83,15 +83,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check(placement: Placement) -> None:
+    """What fits no machine at all: asks no driver, and imports no torch. Raises PlacementError."""
+    ranks, named = max(placement.ranks, len(placement.devices)), placement.devices
+    if placement.machines > 1 and not placement.rendezvous:
+        raise PlacementError(
+            f"{placement.machines} machines: say where they meet, HOST:PORT of the node's (rendezvous)"
+        )
+    if placement.ranks > 1 and len(named) not in (0, placement.ranks):
+        raise PlacementError(f"{len(named)} devices for {placement.ranks} ranks: name one for each, or none")
+    if placement.machines == 1 and ranks % placement.tensor_parallel:
+        raise PlacementError(
+            f"tensor_parallel {placement.tensor_parallel}: it has to divide the number of ranks ({ranks})"
+        )
+
+
 def settle(placement: Placement) -> Placement:
     """With devices that are here, a number of threads for each rank, and compiled only where there is a compiler. Asks
     the drivers: not in a process that forks later. Raises PlacementError.
     """
-    if placement.machines == 1 and max(placement.ranks, len(placement.devices)) % placement.tensor_parallel:
-        ranks = max(placement.ranks, len(placement.devices))
-        raise PlacementError(
-            f"tensor_parallel {placement.tensor_parallel}: it has to divide the number of ranks ({ranks})"
-        )
+    check(placement)
     if not placement.is_shared:
         device = _device(*placement.devices or (placement.device,))
         settled = replace(placement, device=device, threads=placement.threads or cores(), devices=())
@@ -136,14 +147,6 @@ def hardware(device: str) -> str:
 
 def _devices(placement: Placement) -> tuple[str, ...]:
     """One for each of several ranks."""
-    if placement.machines > 1 and not placement.rendezvous:
-        raise PlacementError(
-            f"{placement.machines} machines: say where they meet, HOST:PORT of the node's (rendezvous)"
-        )
-    if placement.ranks > 1 and len(placement.devices) not in (0, placement.ranks):
-        raise PlacementError(
-            f"{len(placement.devices)} devices for {placement.ranks} ranks: name one for each, or none"
-        )
     named = placement.devices
     if not named:
         first = _device(placement.device)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
-from dlx.training.models.placement import Placement, PlacementError, cores, lacking, settle, wrong_device
+from dlx.training.models.placement import Placement, PlacementError, check, cores, lacking, settle, wrong_device
 from tests.training.devices import DEVICES
 
 
@@ -71,6 +71,12 @@ def test_ranks_that_cannot_be_are_refused_in_one_line(wanted: Placement, reason:
     with pytest.raises(PlacementError, match=re.escape(reason)) as caught:
         settle(wanted)
     assert "\n" not in str(caught.value)
+
+
+def test_what_fits_no_machine_is_known_without_asking_this_one() -> None:
+    with pytest.raises(PlacementError, match=r"has to divide the number of ranks \(2\)"):
+        check(Placement(device="cuda:999", ranks=2, tensor_parallel=3))
+    check(Placement(device="cuda:999", ranks=4, tensor_parallel=2))
 
 
 @pytest.mark.parametrize(
