@@ -17,16 +17,31 @@ _CHUNK = {"cuda": 1 << 27}  # logits; a GPU adds each chunk's gradient to the he
 _CPU_CHUNK = 1 << 24
 
 
+def summed(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropies of float32 logits [tokens, vocabulary], in nats."""
+    return functional.cross_entropy(logits, labels, reduction="sum")
+
+
 def cross_entropy(
-    head: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], vocabulary: int, hidden: Tensor, labels: Tensor
+    head: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    hidden: Tensor,
+    labels: Tensor,
+    summed: Callable[[Tensor, Tensor], Tensor] = summed,
 ) -> Tensor:
     """Mean cross-entropy in nats, a scalar, of `head(hidden)` (logits [tokens, vocabulary]) against labels int64
-    [tokens]. `parameters` are those that `head` uses; its gradients can be taken once."""
-    rows = max(1, _CHUNK.get(hidden.device.type, _CPU_CHUNK) // vocabulary)
+    [tokens]. `parameters` are those that `head` uses, first one with a row for each logit; its gradients can be taken
+    once. `summed`: where logits are apart."""
+    rows = max(1, _CHUNK.get(hidden.device.type, _CPU_CHUNK) // len(parameters[0]))
+
+    def part(piece: Tensor, wanted: Tensor) -> Tensor:
+        """The chunk's part of the mean."""
+        return summed(head(piece).float(), wanted) / len(labels)
+
     if torch.is_grad_enabled():
-        return _Chunked.apply(head, rows, hidden, labels, *parameters)
+        return _Chunked.apply(part, rows, hidden, labels, *parameters)
     pieces = zip(hidden.split(rows), labels.split(rows), strict=True)
-    return sum((_part(head, piece, wanted, len(labels)) for piece, wanted in pieces), hidden.new_zeros(()).float())
+    return sum((part(piece, wanted) for piece, wanted in pieces), hidden.new_zeros(()).float())
 
 
 class _Chunked(torch.autograd.Function):
@@ -34,14 +49,19 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, head: Callable[[Tensor], Tensor], rows: int, hidden: Tensor, labels: Tensor, *parameters: Tensor
+        ctx: Any,
+        part: Callable[[Tensor, Tensor], Tensor],
+        rows: int,
+        hidden: Tensor,
+        labels: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         total, gradient = hidden.new_zeros((), dtype=torch.float32), torch.empty_like(hidden)
         sums: list[Tensor] = []
         for piece, wanted, into in zip(hidden.split(rows), labels.split(rows), gradient.split(rows), strict=True):
             with torch.enable_grad():
                 source = piece.detach().requires_grad_()
-                loss = _part(head, source, wanted, len(labels))
+                loss = part(source, wanted)
                 first, *others = torch.autograd.grad(loss, (source, *parameters))
             into.copy_(first)
             total += loss.detach()
@@ -58,8 +78,3 @@ class _Chunked(torch.autograd.Function):
         (gradient, sums), ctx.gradients = ctx.gradients, None
         torch._foreach_mul_([gradient, *sums], scale)
         return None, None, gradient, None, *sums
-
-
-def _part(head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, tokens: int) -> Tensor:
-    """The chunk's part of the mean over so many tokens."""
-    return functional.cross_entropy(head(hidden).float(), labels, reduction="sum") / tokens

@@ -1,14 +1,19 @@
 """Where tensor parallelism cuts a model's parameters, and which numbers of ranks can share its matrix products."""
 
 from dlx.training.models.placement import PlacementError
-from dlx.training.models.shapes import model_shapes
+from dlx.training.models.shapes import Shape, model_shapes
 from dlx.training.recipe.family import Config, Layout
 from dlx.training.recipe.recipe import Recipe, parse_model
 
+_DIMENSIONS = {"colwise": 0, "rowwise": 1, "rows": 0}
 
-def dimension(layout: Layout, name: str) -> int | None:
-    """Along which tensor parallelism cuts a parameter."""
-    return {"colwise": 0, "rowwise": 1}.get(layout.sharding(name))
+
+def dimension(layout: Layout, name: str, shape: Shape, parallel: int) -> int | None:
+    """Along which so many ranks cut a parameter of this shape; None: each has all of it."""
+    how = layout.sharding(name)
+    if parallel == 1 or (how == "rows" and shape[0] % parallel):
+        return None
+    return _DIMENSIONS.get(how)
 
 
 def check_parallel(recipe: Recipe, parallel: int) -> None:
@@ -16,8 +21,8 @@ def check_parallel(recipe: Recipe, parallel: int) -> None:
     if parallel == 1:
         return
     config = parse_model(recipe.model)
-    cut = [(name, shape[where]) for name, shape in model_shapes(config)
-           if (where := dimension(config.layout, name)) is not None]  # fmt: skip
+    cut = [(name, shape[_DIMENSIONS[how]]) for name, shape in model_shapes(config)
+           if (how := config.layout.sharding(name)) in ("colwise", "rowwise")]  # fmt: skip
     if not cut:
         raise PlacementError(f"tensor_parallel {parallel}: there is no plan for {config.family}; use 1")
     for what, size in (*_heads(config), *cut):

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from dlx.training.models.loss import cross_entropy
+from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import ONE_THREAD, Checkpoint, Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.surroundings import Surroundings
@@ -61,7 +62,7 @@ class StageModel(nn.Module):
         self.activation_shape = (samples, data.sequence_length, config.width)
         self.packing = packing(recipe)
         self._bfloat16 = recipe.precision == "bfloat16"
-        self.layout, self._low = layout, low
+        self.layout, self._low, self.vocabulary = layout, low, config.vocab_size
         whole = _whole_on_meta(config)
         rotary = _part(whole, layout.rotary)
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
@@ -88,6 +89,22 @@ class StageModel(nn.Module):
     @property
     def is_first(self) -> bool:
         return self.stage == 0
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The last stage's own; None where an embedding is its head, and on other stages."""
+        return _part(self, self.layout.head)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Of the last stage: [vocabulary, width]."""
+        if self.tied_head is not None:
+            return self.tied_head
+        return self.embedding if self.head is None else self.head.weight  # type: ignore[return-value]
+
+    def rows_cut(self, parallel: int) -> int | None:
+        """Along which dimension so many ranks cut embedding and head, whose rows are tokens."""
+        return dimension(self.layout, f"{self.layout.tokens}.weight", (self.vocabulary,), parallel)
 
     @property
     def embedding(self) -> Tensor:
@@ -117,12 +134,7 @@ class StageModel(nn.Module):
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy in nats, a scalar, from what the head takes."""
-        if self.tied_head is not None:
-            parameters = (self.tied_head,)
-        else:
-            head = _part(self, self.layout.head) or _part(self, self.layout.tokens)
-            parameters = tuple(head.parameters())
-        return cross_entropy(self._head, parameters, len(parameters[0]), hidden.flatten(0, 1), labels.flatten())
+        return cross_entropy(self._head, (self.head_weight,), hidden.flatten(0, 1), labels.flatten())
 
     def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
         options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here
@@ -153,10 +165,7 @@ class StageModel(nn.Module):
         return hidden
 
     def _head(self, hidden: Tensor) -> Tensor:
-        if self.tied_head is not None:
-            return functional.linear(hidden, self.tied_head)
-        head = _part(self, self.layout.head)
-        return functional.linear(hidden, self.embedding) if head is None else head(hidden)
+        return functional.linear(hidden, self.head_weight)
 
 
 def _compiled() -> Callable[[nn.Module, Checkpoint, Tensor, dict[str, Any]], Tensor]:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from dlx.training.recipe.strict import ManifestError
 
-# How tensor parallelism cuts a matrix: its outputs apart, its inputs apart, or not at all. Each head has the same norm.
-Sharding = Literal["colwise", "rowwise", "replicated", "per head"]
+# How tensor parallelism cuts a matrix: its outputs apart, its inputs apart, tokens or experts apart where their number
+# allows it, or not at all. Each head has the same norm.
+Sharding = Literal["colwise", "rowwise", "rows", "replicated", "per head"]
 # Several matrices in one tensor: queries, keys and values as blocks of columns; the same as rows, head by head; gate
 # and up as blocks of rows. A tensor of three dimensions is a matrix (or such blocks) per expert besides.
 Fused = Literal["", "columns", "heads", "rows"]
@@ -42,6 +43,7 @@ _BIAS_SHARDING: dict[Sharding, Sharding] = {
     "rowwise": "replicated",
     "replicated": "replicated",
     "per head": "per head",
+    "rows": "replicated",
 }
 
 _EMBEDDING = Rule("adamw", decays=False, factored=False)  # a step moves few rows, each its own way
@@ -56,8 +58,9 @@ _INPUTS = replace(_MATRIX, sharding="rowwise")
 _RULES: dict[str, Rule] = {
     module: found
     for found, modules in (
-        (_EMBEDDING, "embed_tokens embed_positions embed_in wte wpe"),
-        (_HEAD, "lm_head"),
+        (replace(_EMBEDDING, sharding="rows"), "embed_tokens embed_in wte"),
+        (_EMBEDDING, "embed_positions wpe"),
+        (replace(_HEAD, sharding="rows"), "lm_head"),
         (_PROJECTION, "project_in project_out"),
         (_NORM, "norm input_layernorm post_attention_layernorm"),
         (_NORM, "pre_feedforward_layernorm post_feedforward_layernorm"),
@@ -66,10 +69,11 @@ _RULES: dict[str, Rule] = {
         (_ROUTER, "gate"),
         (_OUTPUTS, "q_proj k_proj v_proj gate_proj up_proj fc1 dense_h_to_4h"),
         (_INPUTS, "o_proj out_proj down_proj fc2 dense dense_4h_to_h"),
-        (_MATRIX, "c_proj c_fc experts.down_proj"),
+        (_MATRIX, "c_proj c_fc"),
+        (replace(_MATRIX, sharding="rows"), "experts.down_proj"),
         (replace(_MATRIX, fused="columns"), "c_attn"),
         (replace(_OUTPUTS, fused="heads"), "query_key_value"),
-        (replace(_MATRIX, fused="rows"), "experts.gate_up_proj"),
+        (replace(_MATRIX, fused="rows", sharding="rows"), "experts.gate_up_proj"),
     )
     for module in modules.split()
 }

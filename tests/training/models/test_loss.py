@@ -23,7 +23,7 @@ def test_in_chunks_it_is_the_loss_of_all_logits(
     leaves = (hidden, *head.parameters())
 
     def chunked() -> torch.Tensor:
-        return loss.cross_entropy(head, tuple(head.parameters()), 50, hidden, labels)
+        return loss.cross_entropy(head, tuple(head.parameters()), hidden, labels)
 
     with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         whole = functional.cross_entropy(head(hidden).float(), labels)
@@ -50,7 +50,7 @@ hidden = torch.randn(tokens, width, requires_grad=True)
 labels = torch.randint(vocabulary, (tokens,))
 before = peak()
 if sys.argv[1] == "chunked":
-    loss.cross_entropy(head, tuple(head.parameters()), vocabulary, hidden, labels).backward()
+    loss.cross_entropy(head, tuple(head.parameters()), hidden, labels).backward()
 else:
     torch.nn.functional.cross_entropy(head(hidden), labels).backward()
 print(peak() - before)

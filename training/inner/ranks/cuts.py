@@ -27,9 +27,13 @@ class Cut:
         """Whether no two ranks have the same values."""
         return self._parallel == 1 or self._dim is not None
 
+    def part(self, whole: Tensor, rank: int) -> Tensor:
+        """What tensor parallelism leaves of it to a rank, a view; which is then shared by rows."""
+        return whole if self._dim is None else whole.chunk(self._parallel, self._dim)[rank % self._parallel]
+
     def pieces(self, whole: Tensor) -> list[Tensor]:
         """One for each rank."""
-        parts = [whole] * self._parallel if self._dim is None else whole.chunk(self._parallel, self._dim)
+        parts = [self.part(whole, rank) for rank in range(self._parallel)]
         found = [padded(one, self._ranks // self._parallel * self.piece[0]).split(self.piece[0]) for one in parts]
         return [found[rank % self._parallel][rank // self._parallel] for rank in range(self._ranks)]
 

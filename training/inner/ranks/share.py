@@ -7,11 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from dlx.training.inner.loop import clipping
 from dlx.training.inner.optimisers import Optimisers
@@ -19,6 +17,7 @@ from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
 from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
+from dlx.training.inner.ranks.model import RankModel
 from dlx.training.inner.ranks.muon import RankedMuon, Whole
 from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import owners
@@ -28,8 +27,6 @@ from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
-from dlx.training.models.stages import StageModel
-from dlx.training.recipe.family import Layout
 from dlx.training.recipe.manifest import Manifest
 
 
@@ -60,7 +57,7 @@ class Share:
         self._counts = group.rank % parallel == 0  # whether no other rank has the same samples and goes before it
         self._rows = Rows(group, data.batch_size // data.micro_batches, parallel)
         self._mesh = group.mesh(parallel)
-        self._model = _RowsModel(self._rows, manifest, stage, replace(placement, device=str(group.device)), self._mesh)
+        self._model = RankModel(self._rows, manifest, stage, replace(placement, device=str(group.device)), self._mesh)
         self._micro_batch = self._model.activation_shape
         self._model.activation_shape = (self._rows.each, *self._micro_batch[1:])
         self._parameters = dict(self._model.named_parameters())
@@ -76,7 +73,7 @@ class Share:
         self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
         self._weights, self._state = weights, {**weights, **self._optimisers.state}
         mine = weights[self._embedding] if self._embedding else None
-        cut = Cut(tied, group.size, parallel) if tied else None
+        cut = Cut(tied, group.size, parallel, self._model.rows_cut(parallel)) if tied else None
         self._tie = Tie(group, cut, mine, self._model.tied_head, counts=self._counts) if cut else None
         self._by_head = [
             name for name in self._parameters if parallel > 1 and self._model.layout.sharding(name) == "per head"
@@ -162,7 +159,7 @@ class Share:
 
     def _cut(self, name: str, shape: tuple[int, ...]) -> Cut:
         parallel = self._rows.parallel
-        return Cut(shape, self._group.size, parallel, dimension(self._model.layout, name) if parallel > 1 else None)
+        return Cut(shape, self._group.size, parallel, dimension(self._model.layout, name, shape, parallel))
 
     def _link(self, is_there: bool, link: Link | None) -> RowsLink | None:
         packed = self._rows.samples, packed_bytes(self._micro_batch[1:], self._model.packing)
@@ -176,45 +173,6 @@ class Share:
         self.free_gradients()
         assert isinstance(self._model, FSDPModule)
         self._model.reset_iter_state()
-
-
-class _RowsModel(StageModel):
-    """A stage that has some of a micro-batch's samples; the sum of all ranks' losses is the micro-batch's."""
-
-    def __init__(self, rows: Rows, manifest: Manifest, stage: int, placement: Placement, mesh: DeviceMesh) -> None:
-        super().__init__(manifest, stage, placement, partial(_shard, mesh=mesh))
-        self._rows = rows
-
-    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        here = self._rows.here
-        if not here:
-            return self._head(hidden[:0]).sum()  # the head has a gradient on every rank
-        return super().loss(hidden[:here], labels[:here]) * (here / self._rows.samples)
-
-
-def _shard(model: StageModel, mesh: DeviceMesh) -> None:
-    """Each layer's parameters come together for its own work only, all others for the whole step's; and of what tensor
-    parallelism cuts, nothing but this rank's part."""
-    for layer in model.layers:
-        if mesh["parallel"].size() > 1:
-            parallelize_module(layer, mesh["parallel"], _plan(model.layout, layer))
-        fully_shard(layer, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # gradients are added: each rank's is a part of the mean already
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-
-
-def _plan(layout: Layout, layer: nn.Module) -> dict[str, ParallelStyle]:
-    """Module of the layer -> how it is cut."""
-    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-    found = {
-        name.removesuffix(".weight"): layout.sharding(f"{layout.layers}.0.{name}")
-        for name, _ in layer.named_parameters()
-        if name.endswith(".weight")
-    }
-    return {module: styles[how]() for module, how in found.items() if how in styles}
 
 
 def _mine(tensor: Tensor) -> Tensor:

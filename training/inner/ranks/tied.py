@@ -9,7 +9,8 @@ from dlx.training.inner.ranks.group import Group
 
 
 class Tie:
-    """`embedding` is this rank's piece on the first stage, `head` the last stage's own copy; else they are None.
+    """`embedding` is this rank's piece on the first stage, `head` on the last one its copy, of the rows that tensor
+    parallelism leaves to it; else they are None.
 
     `counts`: whether no other rank has the same samples and goes before it. Links are rank 0's. Both methods raise
     PipeBroken on all ranks.
@@ -29,13 +30,16 @@ class Tie:
             self._send(next, "embedding", step, came)
         else:
             self._head.grad = None
-            self._head.data.copy_(self._group.share(torch.empty(self._cut.shape) if came is None else came))
+            whole = self._group.share(torch.empty(self._cut.shape) if came is None else came)
+            self._head.data.copy_(self._cut.part(whole, self._group.rank))
 
     def hand_back(self, step: int, previous: Link | None, next: Link | None, gradient: Tensor | None) -> None:
         """After the step, its gradient, which is added to `gradient`, the first stage's own: this rank's rows."""
         if self._head is not None:
             assert self._head.grad is not None
-            mine = self._head.grad if self._counts else torch.zeros_like(self._head)
+            mine = self._head.new_zeros(self._cut.shape)
+            if self._counts or self._cut.is_shared_out:
+                self._cut.part(mine, self._group.rank).copy_(self._head.grad)
             self._send(previous, "tied gradient", step, self._group.add(mine))
             self._head.grad = None
             return
