@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
+from random import SystemRandom
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, Ledger
 from dlx.ledger.quantity import STORED, quantity
 
 _INTERNAL_ERROR = -32603  # of the chain node itself: another may have the answer
-_CHANCE = Random()
+_CHANCE = SystemRandom()  # others would have the same in all forks of one process
 _RETRY = Backoff(0.1, 3.0)  # once every chain node has failed
 _RATE_LIMITED = Backoff(1.0, 8.0)  # where the chain node names no time
 _REST = Backoff(2.0, 60.0)  # of one that failed, while others answer

@@ -125,6 +125,8 @@ def _last_line(log: Path) -> str:
 class Hosts(Devnet):
     """A devnet whose chain and nodes are on hosts of their own."""
 
+    forks_nodes = False
+
     network: Network = field(default_factory=lambda: Network([]))
 
     def address(self, name: str) -> str:

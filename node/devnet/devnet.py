@@ -6,7 +6,6 @@ run.toml (the draft of the manifest), text/ (the demo's documents), devnet.json 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -20,12 +19,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import IO, ClassVar, Self
 
 import msgspec
 
 from dlx.ground import durable
+from dlx.ground.forks import Forked
 from dlx.node.daemon.status import NodeStatus
+from dlx.node.devnet.server import NODES, PROGRAM, NodeServer, Wanted, end_with_parent
 from dlx.node.home import config, identity
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
@@ -37,7 +38,6 @@ STOP_SECONDS = 20.0
 _RECORD = "devnet.json"
 FORMAT = 1  # of it
 _OPEN = "--insecure-listen"  # of a chain that other machines reach
-PROGRAM = ("dlx.node.cli.app",)  # a Python module and its first arguments
 
 _DRAFT = """\
 # The run of `dlx-node demo`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
@@ -115,11 +115,14 @@ def draft(rounds: int, replicas: int, stages: int) -> str:
 class Devnet:
     """`create` or `open` it, `start`, and always `stop`."""
 
+    forks_nodes: ClassVar[bool] = True  # of a process that has everything imported; else `command` is executed
+
     root: Path
     record: DevnetRecord
     rpc_url: str = ""
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _forks: ForkServer | None = None
+    _processes: dict[str, subprocess.Popen[bytes] | Forked] = field(default_factory=dict)
+    _trainers: ForkServer | None = None
+    _nodes: NodeServer | None = None
 
     # ---- making and finding one ----
 
@@ -235,8 +238,12 @@ class Devnet:
         arguments += ["--listen", f"/ip4/{self.address(name)}/tcp/0"]  # many on one machine
         arguments += self.more_arguments(name)
         arguments += ["--threads", str(max(1, cores() // len(self.names)))]
-        shared = {SHARED: self._fork_server()} if program == PROGRAM else {}
-        self._spawn(name, [*program, *arguments], shared)
+        if program != PROGRAM:
+            self._spawn(name, [*program, *arguments])
+        elif self.forks_nodes:
+            self._fork(name, arguments)
+        else:
+            self._spawn(name, [*program, *arguments], {SHARED: self._trainer_server()})
 
     def start(self) -> None:
         """The chain if it does not run yet, then every node."""
@@ -258,9 +265,9 @@ class Devnet:
         """Nodes first, while the chain still answers; they keep their slots for the next start."""
         self.stop_nodes()
         self._stop(list(self._processes))
-        if self._forks is not None:
-            self._forks.stop()
-            self._forks = None
+        for server in filter(None, (self._trainers, self._nodes)):
+            server.stop()
+        self._trainers = self._nodes = None
 
     def check(self) -> None:
         """Raises Failure when a process ended by itself."""
@@ -304,31 +311,47 @@ class Devnet:
         except FileNotFoundError:
             return 0
 
-    def _fork_server(self) -> str:
+    def _trainer_server(self) -> str:
         """The socket of one server for all nodes, so that torch is imported once and shares its memory."""
         if SHARED in os.environ:
             return os.environ[SHARED]
-        if self._forks is None:
-            self._forks = ForkServer()
-        return str(self._forks.path)
+        self._trainers = self._trainers or ForkServer()
+        return str(self._trainers.path)
+
+    def _node_server(self) -> Path:
+        if NODES in os.environ:
+            return Path(os.environ[NODES])
+        self._nodes = self._nodes or NodeServer(self._environment())
+        return self._nodes.path
+
+    def _environment(self) -> dict[str, str]:
+        return {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
+
+    def _fork(self, name: str, arguments: list[str]) -> None:
+        environment = self._environment() | {SHARED: self._trainer_server()}
+        wanted = msgspec.json.encode(Wanted(f"dlx {name}", arguments, environment))
+        with self._open_log(name) as log:
+            self._processes[name] = Forked(self._node_server(), wanted, [log.fileno(), log.fileno()])
 
     def _spawn(
         self, name: str, arguments: list[str], more_environment: Mapping[str, str] = MappingProxyType({})
     ) -> subprocess.Popen[bytes]:
-        self.log(name).parent.mkdir(parents=True, exist_ok=True)
-        plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
-        with self.log(name).open("ab") as log:
+        with self._open_log(name) as log:
             process = subprocess.Popen(
                 self.command(name, arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**plain, **more_environment},
+                env={**self._environment(), **more_environment},
                 start_new_session=True,  # a terminal's Ctrl-C is ours to pass on, in the right order
                 preexec_fn=end_with_parent,
             )
         self._processes[name] = process
         return process
+
+    def _open_log(self, name: str) -> IO[bytes]:
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        return self.log(name).open("ab")
 
     def _stop(self, names: list[str]) -> None:
         processes = {name: self._processes.pop(name) for name in names if name in self._processes}
@@ -349,9 +372,3 @@ def _copy_documents(folder: Path) -> None:
     folder.mkdir()
     for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
         shutil.copyfile(path, folder / path.name)
-
-
-def end_with_parent() -> None:
-    """On Linux a child gets SIGTERM when its parent dies, however it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -19,7 +19,7 @@ from typing import IO, Any
 from msgspec.structs import asdict
 
 from dlx.ground import durable
-from dlx.node.devnet.devnet import PROGRAM, end_with_parent
+from dlx.node.devnet.server import PROGRAM, end_with_parent
 from dlx.node.home import identity
 from dlx.node.home import site as sites
 from dlx.node.home.config import Settings

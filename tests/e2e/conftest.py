@@ -1,5 +1,5 @@
-"""One fork server for all devnets of these tests: torch is imported once."""
+"""Fork servers for all devnets of these tests: what nodes and training processes import is imported once."""
 
-from tests.forks import fork_server
+from tests.forks import fork_server, node_server
 
-__all__ = ["fork_server"]
+__all__ = ["fork_server", "node_server"]
