@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import trio
@@ -11,7 +11,18 @@ from libp2p.abc import INetStream
 from dlx.p2p import wire
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.p2p.host import Host
-from dlx.p2p.streams import PIECE, StreamBroken, let_go, read_short, read_some, write_all, write_short
+from dlx.p2p.streams import (
+    PIECE,
+    Coming,
+    Data,
+    StreamBroken,
+    acquire,
+    let_go,
+    read_short,
+    read_some,
+    write_pieces,
+    write_short,
+)
 
 PIPE = "/dlx/pipe/2"
 HANDSHAKE_DEADLINE = 10.0
@@ -20,8 +31,8 @@ WAITING = 16  # accepted pipes that nobody has taken yet
 UNREAD = 4  # frames of the largest size that came and were not taken, or as many bytes in smaller ones
 FRAME_COST = 256  # bytes that every frame counts besides its own: an empty one takes memory too
 _READ = 256 * 1024
+_TOGETHER = 4  # pieces
 
-Data = bytes | bytearray | memoryview
 log = logging.getLogger(__name__)
 
 
@@ -46,6 +57,8 @@ class Pipe:
         self._queued = 0  # bytes
         self._arrived = trio.Event()
         self._sending = trio.Lock()
+        self._hear: Callable[[bytearray], None] | None = None  # takes frames, instead of the queue
+        self._refused: Exception | None = None  # what it raised
         self._closed: str | None = None
         self._over = trio.Event()
 
@@ -55,22 +68,24 @@ class Pipe:
         head, tail = memoryview(frame).cast("B"), memoryview(rest).cast("B")
         if (size := len(head) + len(tail)) > self._frame_limit:
             raise ValueError(f"frame of {size} bytes, at most {self._frame_limit}")
-        async with self._sending:
+        await acquire(self._sending)
+        try:
             self._check_open()
-            try:
-                for piece in _pieces(size, head, tail):
-                    await self._write(piece, deadline_s)
-            except StreamBroken as error:
-                self._close(str(error))
-                self._check_open()
-            except BaseException:  # cancelled: the other side has a part of a frame
-                self._close("a frame could not be sent in time")
-                raise
+            for pieces in _groups(size, head, tail):
+                await self._write(pieces, deadline_s)
+        except StreamBroken as error:
+            self._close(str(error))
+            self._check_open()
+        except BaseException:  # cancelled: the other side may have a part of a frame
+            self._close("a frame could not be sent in time")
+            raise
+        finally:
+            self._sending.release()
 
-    async def _write(self, piece: bytes | memoryview, deadline_s: float) -> None:
-        with trio.move_on_after(deadline_s):
-            return await write_all(self._stream, piece)
-        raise StreamBroken(f"{len(piece)} bytes could not be sent within {deadline_s:.0f} s")
+    async def _write(self, pieces: Sequence[Data], deadline_s: float) -> None:
+        with trio.move_on_after(deadline_s * len(pieces)):
+            return await write_pieces(self._stream, pieces)
+        raise StreamBroken(f"{sum(map(len, pieces))} bytes could not be sent within {deadline_s * len(pieces):.0f} s")
 
     async def receive(self, deadline_s: float | None = None) -> bytearray:
         """The next frame. Raises PipeClosed, also after `deadline_s` seconds without one."""
@@ -81,9 +96,22 @@ class Pipe:
         if not self._queue:
             self._close(f"no frame within {deadline_s or 0:.0f} s")
             self._check_open()
+        return self._next()
+
+    def _next(self) -> bytearray:
         frame = self._queue.popleft()
         self._queued -= len(frame) + FRAME_COST
         return frame
+
+    async def each(self, hear: Callable[[bytearray], None]) -> None:
+        """Hand over every frame as it comes. Raises PipeClosed, and whatever `hear` raises."""
+        while self._queue:
+            hear(self._next())
+        self._hear = hear
+        await self._over.wait()
+        if self._refused is not None:
+            raise self._refused
+        self._check_open()
 
     async def aclose(self) -> None:
         """Frames that were sent still arrive."""
@@ -116,64 +144,39 @@ class Pipe:
             await let_go(self._stream)
 
     async def _read(self) -> None:
-        coming = _Coming(self._frame_limit)
+        coming = Coming(self._frame_limit)
         try:
             while True:
                 data = await read_some(self._stream, _READ)
                 self.came += len(data)
                 for frame in coming.frames(data):
-                    self._queue.append(frame)
-                    self._queued += len(frame) + FRAME_COST
-                    self._arrived.set()
-                    if self._queued > UNREAD * (self._frame_limit + FRAME_COST):
-                        raise StreamBroken(f"{len(self._queue)} frames came that nobody read")
+                    self._take(frame)
         except StreamBroken as error:
             self._close(str(error))
+        except Exception as error:
+            self._refused = error
+            self._close(repr(error))
+
+    def _take(self, frame: bytearray) -> None:
+        if self._hear is not None:
+            return self._hear(frame)
+        self._queue.append(frame)
+        self._queued += len(frame) + FRAME_COST
+        self._arrived.set()
+        if self._queued > UNREAD * (self._frame_limit + FRAME_COST):
+            raise StreamBroken(f"{len(self._queue)} frames came that nobody read")
 
 
-def _pieces(size: int, head: memoryview, tail: memoryview) -> Iterator[bytes | memoryview]:
-    """Of a frame with its length before it, the last one shorter."""
-    first = size.to_bytes(4, "big") + head[: PIECE - 4]
-    head = head[PIECE - 4 :]
-    if not head:
-        room = PIECE - len(first)
-        first, tail = first + tail[:room], tail[room:]
-    yield first
-    for part in (head, tail):
-        for start in range(0, len(part), PIECE):
-            yield part[start : start + PIECE]
-
-
-class _Coming:
-    """Frames put together from what a stream brings: each byte is copied once, to its place."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._length = bytearray()  # 4 bytes, or fewer until they are there
-        self._frame = bytearray()
-        self._filled = 0
-
-    def frames(self, data: bytes) -> Iterator[bytearray]:
-        """Those that are whole with `data`. Raises StreamBroken."""
-        view = memoryview(data)
-        while True:
-            if (missing := 4 - len(self._length)) > 0:
-                self._length += view[:missing]
-                view = view[missing:]
-                if len(self._length) < 4:
-                    return
-                length = int.from_bytes(self._length, "big")
-                if length > self._limit:
-                    raise StreamBroken(f"frame of {length} bytes, at most {self._limit}")
-                self._frame, self._filled = bytearray(length), 0
-            part = view[: len(self._frame) - self._filled]
-            self._frame[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            if self._filled < len(self._frame):
-                return
-            view = view[len(part) :]
-            self._length.clear()
-            yield self._frame
+def _groups(size: int, head: memoryview, tail: memoryview) -> Iterator[list[Data]]:
+    """Pieces of a frame with its length before it, as many at a time as go together."""
+    first = b"".join((size.to_bytes(4, "big"), head[: PIECE - 4], tail[: max(0, PIECE - 4 - len(head))]))
+    rest = head[PIECE - 4 :], tail[max(0, PIECE - 4 - len(head)) :]
+    pieces: list[Data] = [
+        first,
+        *(part[start : start + PIECE] for part in rest for start in range(0, len(part), PIECE)),
+    ]
+    for start in range(0, len(pieces), _TOGETHER):
+        yield pieces[start : start + _TOGETHER]
 
 
 class PipeService:

@@ -19,8 +19,8 @@ from dlx.ground.blobs import CHUNK, BlobStore, Kind
 from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
 from dlx.p2p.buckets import Buckets
-from dlx.p2p.guard import address_of, in_bulk
 from dlx.p2p.host import Host
+from dlx.p2p.muxer import address_of, in_bulk
 from dlx.p2p.places import Leftover, owner
 from dlx.p2p.precedence import PIECE, Precedence
 from dlx.p2p.served import ServedStreams

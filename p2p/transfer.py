@@ -20,8 +20,8 @@ from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import CHUNK, Kind, Partial
 from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
 from dlx.p2p import wire
-from dlx.p2p.guard import lay_down, take_up
 from dlx.p2p.host import Host
+from dlx.p2p.muxer import lay_down, take_up
 from dlx.p2p.sharing import LONGEST_SILENCE, SILENCE, Asked, Sharing, Source, pieces_of
 from dlx.p2p.streams import StreamBroken, let_go, read_short, read_some, write_short
 

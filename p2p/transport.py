@@ -1,6 +1,8 @@
 """TCP for the swarm: counts bytes below Noise, buffers reads, never tears a frame in two."""
 
+import os
 import socket
+from collections.abc import Sequence
 from typing import cast
 
 import trio
@@ -16,10 +18,13 @@ from multiaddr import Multiaddr
 from dlx.ground.meter import Meter
 from dlx.p2p.backlog import LEAST_FRAME, Backlog, least_round_trip, unacknowledged
 from dlx.p2p.places import plain
+from dlx.p2p.streams import Data, drop
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
 UNSENT = 128 * 1024  # bytes that wait in the kernel, before which everything new on the connection has to wait
-_READ_SIZE = 256 * 1024
+_ROOM = 128 * 1024  # bytes that are read at once
+_LENGTH = 2  # bytes before a packet
+_MOST_PACKET = _LENGTH + (1 << 16) - 1
 
 
 class MeteredStream(TrioTCPStream):
@@ -34,33 +39,41 @@ class MeteredStream(TrioTCPStream):
         self.backlog = Backlog()
         self.address = plain((self.get_remote_address() or ("", 0))[0])  # the other side's IP
         self._total = total
-        self._buffer = b""
-        self._position = 0
-        self._unsent = b""
+        self._buffer = memoryview(bytearray(_ROOM))
+        self._start = self._end = 0  # of what came and nobody has taken
+        self._unsent: list[Data] = []
         self._tune()
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`; one caller at a time, as the muxer sees to. Raises ConnectionClosedError.
+        """`write_parts` of one."""
+        await self.write_parts([data])
 
-        A caller that is cancelled leaves the rest of its frame for the next one to send: half a frame would make
+    async def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Send all of them; one caller at a time, as the muxer sees to. Raises ConnectionClosedError.
+
+        A caller that is cancelled leaves the rest of its frames for the next one to send: half a frame would make
         every later one on the connection unreadable.
         """
-        self._unsent += data
-        if len(data) >= LEAST_FRAME:
+        self._unsent += parts
+        if sum(map(len, parts)) >= LEAST_FRAME:
             self._look()
         try:
-            with memoryview(self._unsent) as view:
-                sent = 0
-                try:
-                    while sent < len(view):
-                        sent += await self.stream.socket.send(view[sent:])
-                finally:
-                    self.sent += sent
-                    self._total.add(sent=sent)
+            while self._unsent:
+                self._send()
+                if self._unsent:
+                    await trio.lowlevel.wait_writable(self.stream.socket)
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
-        finally:
-            self._unsent = self._unsent[sent:]
+
+    def _send(self) -> None:
+        """What the kernel takes now."""
+        try:
+            sent = os.writev(self.stream.socket.fileno(), self._unsent)
+        except BlockingIOError:
+            return
+        self.sent += sent
+        self._total.add(sent=sent)
+        drop(self._unsent, sent)
 
     async def have_room(self) -> None:
         """Before a frame of bulk is written: until little is on its way. Raises ConnectionClosedError."""
@@ -69,21 +82,47 @@ class MeteredStream(TrioTCPStream):
 
     async def read(self, n: int | None = None) -> bytes:
         """At most n bytes, b"" at the end. Raises ConnectionClosedError."""
-        if self._position == len(self._buffer):
-            try:
-                self._buffer = bytes(await self.stream.receive_some(_READ_SIZE))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
-            self._position = 0
-            self.received += len(self._buffer)
-            self._total.add(received=len(self._buffer))
-            if self.received > self.allowance:
-                self.kill()
-                raise ConnectionClosedError("a stranger sent too much", transport="tcp")
-        end = len(self._buffer) if n is None else min(len(self._buffer), self._position + n)
-        data = self._buffer[self._position : end]
-        self._position = end
-        return data
+        if self._start == self._end and not await self._fill():
+            return b""
+        start, self._start = self._start, self._end if n is None else min(self._end, self._start + n)
+        return bytes(self._buffer[start : self._start])
+
+    async def packet(self) -> memoryview:
+        """The next bytes that came behind their length; they stand there until the next read. Raises
+        ConnectionClosedError, also at the end."""
+        while True:
+            body, came = self._start + _LENGTH, self._end - self._start
+            if came >= _LENGTH:
+                end = body + int.from_bytes(self._buffer[self._start : body], "big")
+                if self._end >= end:
+                    self._start = end
+                    return self._buffer[body:end]
+            if not await self._fill():
+                raise ConnectionClosedError("connection closed", transport="tcp")
+
+    async def _fill(self) -> int:
+        """Wait for more; the bytes of it, 0 at the end. Raises ConnectionClosedError."""
+        if self._start == self._end or self._start > _ROOM - _MOST_PACKET:
+            came = self._end - self._start
+            self._buffer[:came] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, came
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self.stream.socket)
+                try:
+                    came = os.readv(self.stream.socket.fileno(), [self._buffer[self._end :]])
+                    break
+                except BlockingIOError:
+                    continue
+        except (OSError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
+        self._end += came
+        self.received += came
+        self._total.add(received=came)
+        if self.received > self.allowance:
+            self.kill()
+            raise ConnectionClosedError("a stranger sent too much", transport="tcp")
+        return came
 
     def kill(self) -> None:
         """End the connection from below: blocked reads and writes fail at once, the library then cleans up."""

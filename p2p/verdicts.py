@@ -7,8 +7,8 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.p2p import wire
-from dlx.p2p.guard import address_of
 from dlx.p2p.host import VERDICTS, Host
+from dlx.p2p.muxer import address_of
 from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -142,8 +143,7 @@ class Pipes:
             nursery.start_soon(self._pulse, name, link)
             self._on_open(name)
             try:
-                while True:
-                    self._hear(name, link, decode_frame(await pipe.receive()))
+                await pipe.each(partial(self._hear, name, link))
             except PipeClosed as error:
                 log.debug("%s", error)
             except wire.WireError as error:
@@ -155,8 +155,8 @@ class Pipes:
             self._on_gone(name)
         await pipe.aclose()
 
-    def _hear(self, name: str, link: "_Link", frame: PipeFrame) -> None:
-        match frame:
+    def _hear(self, name: str, link: "_Link", data: bytearray) -> None:
+        match frame := decode_frame(data):
             case PipeWant():
                 try:
                     link.wants.send_nowait(frame)

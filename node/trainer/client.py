@@ -1,6 +1,7 @@
 """The network process's handle on its training process, which it starts again whenever it ends by itself."""
 
 import math
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -15,6 +16,7 @@ from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.spawn import Spawned, in_words, spawn
+from dlx.p2p.streams import Coming, Outgoing
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
@@ -28,6 +30,8 @@ SLOW_DISK = 8e6  # bytes of weights a second: opening and an outer step read and
 RESTART = Backoff(first=0.5, cap=60.0)
 SILENCES = 2  # questions in a row without even a late answer: it hangs
 STEADY_SECONDS = 120.0  # a process that lived for so long was not a failed attempt
+_MOST = (1 << 32) - 1  # bytes of a message: the process is our own
+_ROOM = 256 * 1024  # bytes that are read at once
 log = logs.get(__name__)
 
 T = TypeVar("T")
@@ -83,7 +87,7 @@ class Trainer:
         self._asked = trio.Event()  # for that
         self._first_opened: m.Opened | None = None
         self._was_opened, self._is_open = trio.Event(), trio.Event()  # ever; by the process that runs now
-        self._outgoing: trio.MemorySendChannel[m.ToTrainer] | None = None
+        self._outgoing: Outgoing | None = None
         self._requests = count(1)
         self._answers: dict[int, trio.MemorySendChannel[m.Answer]] = {}
         self._turn = trio.Lock()  # the process works on one request at a time, and no wait for others counts as silence
@@ -131,7 +135,7 @@ class Trainer:
         Never waits: what waits here are questions, a few, and what neighbours may send unasked (`node.daemon.flow`).
         """
         if self._outgoing is not None:
-            self._outgoing.send_nowait(message)
+            self._outgoing.put(m.pack_in_two(message))
             if payloads := m.payloads_of(message):
                 self._mapped[isinstance(message, m.Train)] = payloads
 
@@ -214,19 +218,21 @@ class Trainer:
     async def _talk(self, spawned: Spawned) -> m.Trouble | None:
         """Until the process hangs up, or says why it cannot go on."""
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(spawned.channel))
-        self._outgoing, to_send = trio.open_memory_channel[m.ToTrainer](math.inf)
+        self._outgoing = outgoing = Outgoing(stream.socket)
         self.post(m.Load(self._placement))
         if self._opening is not None:
             self.post(self._opening)
         async with stream, trio.open_nursery() as nursery:
             self._life = nursery.cancel_scope
-            nursery.start_soon(_write, stream, to_send)
+            nursery.start_soon(outgoing.run)
             nursery.start_soon(self._await_opening)
-            while (message := await _read(stream)) is not None:
-                if isinstance(message, m.Failed):
-                    nursery.cancel_scope.cancel()
-                    return message.trouble
-                self._dispatch(message)
+            coming = Coming(_MOST)
+            while data := await _read(stream):
+                for message in map(m.from_trainer.decode, coming.frames(data)):
+                    if isinstance(message, m.Failed):
+                        nursery.cancel_scope.cancel()
+                        return message.trouble
+                    self._dispatch(message)
             nursery.cancel_scope.cancel()
             return None
         return m.Trouble(m.Kind.LOCAL, self._given_up)
@@ -289,33 +295,10 @@ class Trainer:
         self._on_message(m.Gone(trouble.reason, trouble.blobs))
 
 
-async def _write(stream: trio.SocketStream, messages: trio.MemoryReceiveChannel[m.ToTrainer]) -> None:
-    async for message in messages:
-        try:
-            for part in m.pack_in_two(message):
-                await stream.send_all(part)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return
-
-
-async def _read(stream: trio.SocketStream) -> m.FromTrainer | None:
-    """The next message, None at the end of the stream."""
-    header = await _exactly(stream, m.LENGTH.size)
-    if header is None:
-        return None
-    body = await _exactly(stream, m.LENGTH.unpack(header)[0])
-    return None if body is None else m.from_trainer.decode(body)
-
-
-async def _exactly(stream: trio.SocketStream, size: int) -> bytearray | None:
-    found = bytearray(size)
-    left = memoryview(found)
-    while left:
-        try:
-            came = await stream.socket.recv_into(left)
-        except OSError:
-            return None
-        if not came:
-            return None
-        left = left[came:]
-    return found
+async def _read(stream: trio.SocketStream) -> bytes:
+    """What came, empty at the end of the stream."""
+    try:
+        await trio.lowlevel.wait_readable(stream.socket)
+        return os.read(stream.socket.fileno(), _ROOM)
+    except (OSError, trio.ClosedResourceError):
+        return b""

@@ -20,13 +20,14 @@ from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
 from dlx.node.trainer import messages as m
+from dlx.node.trainer.links import SocketLink
 from dlx.node.trainer.ranks import launch
-from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
+from dlx.p2p.streams import Data, drop
 from dlx.training import selftest
 from dlx.training.codecs import CodecError, codec, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.inner.loop import InnerLoop, TrainingError
-from dlx.training.inner.pipeline import Bytes, PipeBroken
+from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.models.placement import Placement, PlacementError, arithmetic_threads, lacking, settle, take
@@ -42,8 +43,6 @@ from dlx.training.slot.ranked import RankedSlot
 from dlx.training.slot.slot import Slot
 
 IDLE_SECONDS = 5.0  # then the ranks look whether all are still there
-RECV_SECONDS = 60.0  # a neighbour of which nothing at all was heard for that long within a round has left it; one that
-# only says that it is there, after a round timeout
 WORKING_SECONDS = 5.0  # between two words of what this process has used
 
 
@@ -132,8 +131,9 @@ class Server:
 
     def send(self, message: m.FromTrainer) -> None:
         with self._sending:
-            for part in m.pack_in_two(message):
-                self._channel.sendall(part)
+            left: list[Data] = [*m.pack_in_two(message)]
+            while left:  # in one piece, mostly: the other side wakes once
+                drop(left, self._channel.sendmsg(left))
 
     def _dispatch(self, message: m.ToTrainer) -> None:
         match message:
@@ -301,100 +301,6 @@ def trouble_of(error: Exception) -> m.Trouble:
             return m.Trouble(m.Kind.LOCAL, str(error))
         case _:  # a full disk, no memory, a bug
             return m.Trouble(m.Kind.LOCAL, f"{type(error).__name__}: {error}")
-
-
-class SocketLink:
-    """A `Link` over the socket: messages of the current round, in pieces, matched by kind, step and micro-batch.
-
-    The network process has looked at what comes (`node.daemon.flow`): pieces in order, and no more than is waited for.
-    """
-
-    def __init__(self, name: str, send: Callable[[m.Tensor], None]) -> None:
-        self._name = name
-        self._send = send
-        self._round = 0
-        self._pipe = 0  # of the current round
-        self._newest = 0  # pipe that something came by
-        self._seconds = RECV_SECONDS
-        self._heard = self._moved = 0.0  # when the neighbour last said or sent anything; sent something
-        self._doing = ""  # what it said
-        self._whole: dict[tuple[int, str, int, int], bytearray] = {}
-        self._coming = bytearray()  # the message of which pieces are still missing
-        self._changed = threading.Condition()
-        self._broken: str | None = None
-
-    def begin(self, round: int, pipe: int, round_timeout: float = 0.0) -> None:
-        """Messages of this round by this pipe are wanted now; others are dropped."""
-        with self._changed:
-            self._round, self._pipe, self._broken = round, pipe, None
-            self._seconds = max(RECV_SECONDS, round_timeout)
-            self._follow(pipe)
-            self._whole = {key: data for key, data in self._whole.items() if key[0] >= round}
-
-    def close(self, reason: str) -> None:
-        with self._changed:
-            self._broken = reason
-            self._whole.clear()
-            self._changed.notify_all()
-
-    def push(self, pipe: int, piece: PipeTensor) -> None:
-        with self._changed:
-            self._follow(pipe)
-            self._heard = self._moved = time.monotonic()
-            if piece.offset == 0 and piece.is_last:
-                self._coming = bytearray(piece.data)
-            else:
-                if piece.offset == 0:
-                    self._coming = bytearray(piece.total)
-                self._coming[piece.offset : piece.offset + len(piece.data)] = piece.data
-            if piece.is_last:
-                if piece.round >= self._round:
-                    self._whole[piece.round, piece.kind, piece.step, piece.micro] = self._coming
-                self._coming = bytearray()
-            self._changed.notify_all()
-
-    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
-        view = memoryview(data)
-        for offset in range(0, max(1, len(view)), TENSOR_PIECE):  # what is empty is sent too
-            self._check()
-            piece = PipeTensor(self._round, kind, step, micro, len(view), offset, view[offset : offset + TENSOR_PIECE])
-            self._send(m.Tensor(self._name, self._pipe, piece))
-
-    def recv(self, kind: str, step: int, micro: int) -> Bytes:
-        key = (self._round, kind, step, micro)
-        with self._changed:
-            self._heard = self._moved = time.monotonic()
-            self._doing = ""
-            while key not in self._whole and self._broken is None:
-                # as long as anything comes, however slowly
-                left = min(self._heard + RECV_SECONDS, self._moved + self._seconds) - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            if key in self._whole:
-                return self._whole.pop(key)
-            self._check()
-            silent, said = time.monotonic() - self._moved, f" (it said: {self._doing})" if self._doing else ""
-        raise PipeBroken(f"the {self._name} stage sent no {kind} of step {step} for {silent:.0f} s{said}")
-
-    def alive(self, pipe: int, moving: bool, doing: str) -> None:
-        """A sign of the neighbour; what it says is believed for a while, what it sends for as long as it comes."""
-        with self._changed:
-            if pipe == self._pipe:
-                self._heard, self._doing = time.monotonic(), doing
-                self._moved = self._heard if moving else self._moved
-                self._changed.notify_all()
-
-    def _follow(self, pipe: int) -> None:
-        """What came by an older pipe belongs to an attempt that is over."""
-        if pipe != self._newest:
-            self._newest = pipe
-            self._whole.clear()
-            self._coming = bytearray()
-
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise PipeBroken(self._broken)
 
 
 def _max_payload_sizes(manifest: Manifest) -> tuple[dict[int, int], ...]:

@@ -17,8 +17,8 @@ from multiaddr import Multiaddr
 
 from dlx import p2p
 from dlx.p2p.addresses import AddressError
-from dlx.p2p.guard import GuardError, check_layout
 from dlx.p2p.host import Host
+from dlx.p2p.layout import GuardError, check_layout
 from dlx.p2p.pipe import PipeClosed
 from dlx.p2p.streams import StreamBroken, read_exact, write_all
 from tests.p2p.network import HELLO, PIPE, Node, network, other_process, until
@@ -126,8 +126,8 @@ async def test_a_stranger_cannot_push_memory(tmp_path):
 
 
 async def test_a_peer_that_ignores_flow_control_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(p2p.guard, "BUFFER_LIMIT", 12 << 20)
-    monkeypatch.setattr(p2p.guard, "STRANGER_BUFFER", 4 << 20)
+    monkeypatch.setattr(p2p.muxer, "BUFFER_LIMIT", 12 << 20)
+    monkeypatch.setattr(p2p.muxer, "STRANGER_BUFFER", 4 << 20)
     async with network(tmp_path, 3) as (node, stranger, member):
         node.host.meet({member.id: []})
 
@@ -310,10 +310,10 @@ def test_an_unusable_bootstrap_address_is_named(text):
 def test_the_guards_know_the_library_they_cover(monkeypatch):
     check_layout()
     with monkeypatch.context() as patch:
-        patch.setattr(p2p.guard.Yamux, "_read_data_body", lambda self: None)
+        patch.setattr(p2p.layout.Yamux, "_read_data_body", lambda self: None)
         with pytest.raises(GuardError, match=r"Yamux\._read_data_body\(self, length\) has changed"):
             check_layout()
-    monkeypatch.setattr(p2p.guard.importlib.metadata, "version", lambda name: "0.9.0")
+    monkeypatch.setattr(p2p.layout.importlib.metadata, "version", lambda name: "0.9.0")
     with pytest.raises(GuardError, match=r"libp2p 0\.9\.0 is installed, this node needs exactly 0\.8\.1"):
         check_layout()
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -110,16 +111,16 @@ def test_a_bitmap_says_which_pieces_are_there():
 @pytest.fixture
 def limit(monkeypatch):
     """`limit(node, rate)`: so many bytes a second leave the node, on all its connections together."""
-    rates, turns, write = {}, defaultdict(trio.Lock), transport.MeteredStream.write
+    rates, turns, write = {}, defaultdict(trio.Lock), transport.MeteredStream.write_parts
 
-    async def slowly(stream: transport.MeteredStream, data: bytes) -> None:
+    async def slowly(stream: transport.MeteredStream, parts: Sequence[bytes]) -> None:
         rate = rates.get(id(stream._total))
         if rate is not None:
             async with turns[id(stream._total)]:
-                await trio.sleep(len(data) / rate)
-        await write(stream, data)
+                await trio.sleep(sum(map(len, parts)) / rate)
+        await write(stream, parts)
 
-    monkeypatch.setattr(transport.MeteredStream, "write", slowly)
+    monkeypatch.setattr(transport.MeteredStream, "write_parts", slowly)
     return lambda node, rate: rates.update({id(node.host._meter): rate})
 
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground.blobs import Damaged
+from dlx.node.trainer import links, process
 from dlx.node.trainer import messages as m
-from dlx.node.trainer import process
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, Wrong, error_of
 from dlx.p2p.frames import TENSOR_PIECE, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.wire import WireError
@@ -30,8 +30,8 @@ from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs
 
 
-def link() -> process.SocketLink:
-    made = process.SocketLink("next", lambda message: None)
+def link() -> links.SocketLink:
+    made = links.SocketLink("next", lambda message: None)
     made.begin(3, 1)
     return made
 
@@ -66,7 +66,7 @@ def test_a_closed_link_breaks_whoever_waits_and_forgets_what_it_held() -> None:
 
 
 def test_a_new_pipe_voids_the_frames_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "RECV_SECONDS", 0.05)
+    monkeypatch.setattr(links, "RECV_SECONDS", 0.05)
     one = link()
     one.push(1, whole(3, "release", 0, 0, b"of an aborted attempt"))
     one.push(2, whole(3, "norm", 0, 0, b"by the new pipe"))
@@ -79,7 +79,7 @@ def test_a_new_pipe_voids_the_frames_of_the_old_one(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [0, 1, TENSOR_PIECE, TENSOR_PIECE + 1, 3 * TENSOR_PIECE - 1])
 def test_a_message_of_any_size_goes_in_pieces(size: int) -> None:
     sent: list[m.Tensor] = []
-    here, there, data = process.SocketLink("next", sent.append), link(), random.Random(0).randbytes(size)
+    here, there, data = links.SocketLink("next", sent.append), link(), random.Random(0).randbytes(size)
     here.begin(3, 7)
     here.send("activation", 2, 1, data)
     assert [one.pipe for one in sent] == [7] * max(1, -(-size // TENSOR_PIECE))
@@ -91,7 +91,7 @@ def test_a_message_of_any_size_goes_in_pieces(size: int) -> None:
 def test_a_neighbour_whose_pieces_come_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow link one tensor may take longer than the patience with silence."""
     sent: list[m.Tensor] = []
-    here, there = process.SocketLink("next", sent.append), link()
+    here, there = links.SocketLink("next", sent.append), link()
     here.begin(3, 1)
     here.send("activation", 0, 0, data := bytes(4 * TENSOR_PIECE))
     waited: list[float | None] = []
@@ -99,19 +99,19 @@ def test_a_neighbour_whose_pieces_come_slowly_is_waited_for(monkeypatch: pytest.
 
     def wait(seconds: float | None) -> bool:
         waited.append(seconds)
-        now[0] += process.RECV_SECONDS - 1
+        now[0] += links.RECV_SECONDS - 1
         there.push(1, sent[len(waited) - 1].piece)
         return True
 
     monkeypatch.setattr(there._changed, "wait", wait)
     assert there.recv("activation", 0, 0) == data
-    assert waited == [process.RECV_SECONDS] * 4, "the whole patience anew after each piece"
+    assert waited == [links.RECV_SECONDS] * 4, "the whole patience anew after each piece"
 
 
 @pytest.mark.parametrize(
     ("sign", "seconds"),
     [
-        (None, process.RECV_SECONDS),  # silent
+        (None, links.RECV_SECONDS),  # silent
         (False, 300.0),  # it only says that it is there: it is believed for a round timeout
         (True, 5 * 300.0),  # it sends, slowly: for as long as it does
     ],
@@ -139,7 +139,7 @@ def test_slow_and_silent_neighbours_are_told_apart(
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that the training process goes by."""
     now = [0.0]
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -237,7 +237,9 @@ def test_only_content_that_is_what_its_name_says_is_ever_called_wrong(
 def test_requests_have_their_time_from_when_it_is_their_turn_and_more_of_it_for_many_payloads() -> None:
     trainer, done = Trainer(), list[str]()
     trainer._is_open.set()
-    trainer._outgoing, to_send = trio.open_memory_channel[m.ToTrainer](10)
+    sent, to_send = trio.open_memory_channel[m.ToTrainer](10)
+    outgoing: Any = SimpleNamespace(put=lambda parts: sent.send_nowait(m.to_trainer.decode(b"".join(parts)[4:])))
+    trainer._outgoing = outgoing
 
     async def ask(what: str) -> None:
         await (trainer.check(bytes(32), Plan()) if what == "check" else trainer.outer(bytes(32), bytes(32), three))

@@ -1,0 +1,80 @@
+"""Noise without a task switch for each frame: of one message nearly always, and done at once by what is above.
+
+The library takes a lock, and with it a round of the scheduler, in each of its layers for each frame. What it still sees
+are handshakes, and the frames that open, close or reset a stream.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.security.secure_session import SecureSession
+from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_DATA, YAMUX_HEADER_FORMAT
+
+from dlx.p2p.transport import MeteredStream
+
+Take = Callable[[memoryview], int]  # does what whole frames at the beginning say; the bytes of those
+_LENGTH = struct.Struct(">H")
+
+
+class LeanSession(SecureSession):
+    """The library's session under Yamux, from the end of the handshake on; `begin` comes first."""
+
+    def begin(self, tcp: MeteredStream, take: Take) -> None:
+        states: Any = self.conn.noise_state.noise_protocol  # type: ignore[attr-defined]
+        self._encrypt = states.cipher_state_encrypt.encrypt_with_ad
+        self._decrypt = states.cipher_state_decrypt.decrypt_with_ad
+        self._tcp, self._take = tcp, take
+        self._rest = memoryview(self._drain(None))  # decrypted, and not taken yet
+        self._body = 0  # bytes of it, or to come, that belong to a header which the library has read
+
+    async def read(self, n: int | None = None) -> bytes:
+        """The next header that `take` leaves, or what the last one announced. Raises ConnectionClosedError."""
+        assert n, "the muxer knows how much it wants"
+        if not self._body:
+            await self._next_header()
+        found = bytearray()
+        while True:
+            part = self._rest[: n - len(found)]
+            found += part
+            self._rest = self._rest[len(part) :]
+            if len(found) == n:
+                break
+            self._rest = await self._message()
+        if self._body:
+            self._body -= n
+        else:
+            _, kind, _, _, length = struct.unpack(YAMUX_HEADER_FORMAT, found)
+            self._body = length if kind == TYPE_DATA else 0
+        return bytes(found)
+
+    async def write(self, data: bytes) -> None:
+        """Raises ConnectionClosedError."""
+        step = MAX_PLAINTEXT_LENGTH
+        await self.write_frames([data[start : start + step] for start in range(0, len(data), step)])
+
+    async def write_frames(self, frames: Sequence[bytes]) -> None:
+        """Each as one message, together. Raises ConnectionClosedError."""
+        parts: list[bytes] = []
+        for frame in frames:
+            message = self._encrypt(None, frame)
+            parts += (_LENGTH.pack(len(message)), message)
+        await self._tcp.write_parts(parts)
+
+    async def _next_header(self) -> None:
+        """Until one is at hand that somebody else has to see."""
+        while True:
+            self._rest = self._rest[self._take(self._rest) :]
+            if len(self._rest) >= HEADER_SIZE:
+                return
+            more = await self._message()
+            self._rest = memoryview(bytes(self._rest) + more) if self._rest else more
+
+    async def _message(self) -> memoryview:
+        sealed = await self._tcp.packet()
+        try:
+            return memoryview(self._decrypt(None, sealed))
+        except Exception as error:  # of the library under Noise
+            raise ConnectionClosedError(f"not a message of the peer's: {error!r}") from error
