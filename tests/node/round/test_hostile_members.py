@@ -55,8 +55,9 @@ def test_a_member_that_leaves_at_the_moment_of_the_seal_spoils_nothing() -> None
     leaver, sent, transact = str(sim.view.holder(1, 0)), [], sim.transact
 
     def race(member: Member, action: Any) -> bool:
-        if getattr(action, "seal", None) is not None and sim.view.slot_of(leaver) is not None:
-            sent.append(action.seal)
+        seal = getattr(action, "seal", None)
+        if seal is not None and seal.round == 2 and sim.view.slot_of(leaver) is not None:
+            sent.append(seal)
             sim.leave(leaver)  # in the block before
         return transact(member, action)
 
