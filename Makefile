@@ -7,7 +7,7 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test clean
+.PHONY: demo test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -85,6 +85,10 @@ fuzz: $(VENV)/.dev
 # Build sdist and wheel, install them into a clean environment, and run a demo of one node there.
 wheel-test: $(VENV)/bin/python
 	$(BIN)/python -m tests.packaging.installed
+
+# The man pages, from the commands themselves.
+man: $(VENV)/.installed
+	$(BIN)/python -m dlx.node.cli.manual docs/man
 
 clean:
 	rm -rf $(VENV) $(SLITHER) contracts/node_modules contracts/out contracts/cache

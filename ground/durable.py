@@ -55,6 +55,13 @@ def place(file: Flushable, draft: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
+def point(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target`, in place of one that is there. Raises OSError."""
+    name = link.with_name(f".{os.getpid()}-{secrets.token_hex(8)}.tmp")
+    os.symlink(target, name)
+    os.replace(name, link)
+
+
 def create(path: Path, data: Chunk, mode: int = SECRET) -> None:
     """A new file that is whole or not there. Raises FileExistsError, and leaves the file as it is, if there is one."""
     with draft(path.parent, mode) as (file, name):

@@ -319,7 +319,7 @@ class LedgerClient:
 
     def seal(self, seal: Seal, signatures: bytes) -> Receipt:
         """Closes (round, stage); `signatures` as typed.entries makes them of those over `seal.digest(domain)`."""
-        gas = _GAS_SEAL + _GAS_PER_ENTRY * len(split_entries(signatures))
+        gas = most_gas("seal", len(split_entries(signatures)))
         return self._write("seal", seal_argument(seal, signatures), gas=gas)
 
     def convict(self, verdicts: Sequence[SignedVerdict]) -> Receipt:
@@ -423,6 +423,11 @@ class LedgerClient:
         if head < mined:
             raise LedgerUnavailable(f"the chain node at {self.rpc.name} is at block {head}, we have seen block {mined}")
         return "latest" if head >= mined + LAG else head
+
+
+def most_gas(function: str, entries: int = 0) -> int:
+    """What one of a node's calls may take at most; `entries`: of a seal."""
+    return _GAS_SEAL + _GAS_PER_ENTRY * entries if function == "seal" else _GAS[function]
 
 
 def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:

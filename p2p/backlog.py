@@ -5,6 +5,7 @@ how much is not acknowledged; elsewhere nothing is held back.
 """
 
 import fcntl
+import math
 import socket
 import struct
 import sys
@@ -19,11 +20,14 @@ _LEAST_ROUND_TRIP = struct.Struct("I"), 148  # us, in Linux's tcp_info
 
 
 class Backlog:
-    """Of one connection. `sent`: all bytes that were given to the kernel. Times are seconds of any one clock."""
+    """Of one connection. `sent`: all bytes that were given to the kernel. Times are seconds of any one clock.
 
-    def __init__(self) -> None:
-        self.rate = FIRST_RATE  # bytes/s
-        self.allowed = DELAY * FIRST_RATE  # bytes
+    `most`: bytes/s that the operator allows all connections together."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most = most
+        self.rate = min(FIRST_RATE, most)  # bytes/s
+        self.allowed = DELAY * self.rate  # bytes
         self._since: tuple[float, int] | None = None  # time and bytes acknowledged, since when there always was more
 
     @property
@@ -42,7 +46,7 @@ class Backlog:
             went >= min(self.frame, _WINDOW_BYTES) and went / lasted > self.rate,
         )
         if (is_busy and (lasted >= _WINDOW_SECONDS or went >= _WINDOW_BYTES)) or is_faster:
-            self.rate = max(1.0, min(went / lasted, GROWTH * self.rate))
+            self.rate = max(1.0, min(went / lasted, GROWTH * self.rate, self._most))
             self.allowed = max(LEAST, self.rate * (DELAY + round_trip))
             self._since = None
         if self._since is None or not is_busy:

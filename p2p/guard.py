@@ -37,6 +37,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
 from dlx.p2p.buckets import Buckets
+from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import GuardedYamux, address_of, count_on, guarded, tcp_of
 from dlx.p2p.places import Place, is_loopback, prefix, worst
 from dlx.p2p.served import ServedStreams
@@ -85,7 +86,15 @@ class GuardedSwarm(Swarm):
     handshake, then by its peer id.
     """
 
-    def __init__(self, keys: KeyPair, meter: Meter, registered: Callable[[str], bool], dropped: Reject) -> None:
+    def __init__(
+        self,
+        keys: KeyPair,
+        meter: Meter,
+        registered: Callable[[str], bool],
+        dropped: Reject,
+        up: Limit,
+        down: Limit,
+    ) -> None:
         self.registered = registered
         self._dropped = dropped
         self._handshakes: dict[MeteredStream, Place] = {}
@@ -102,7 +111,7 @@ class GuardedSwarm(Swarm):
                 secure_transports_by_protocol={NOISE_ID: noise},
                 muxer_transports_by_protocol={TProtocol(YAMUX_ID): Yamux},
             ),
-            transports=[MeteredTCP(meter)],
+            transports=[MeteredTCP(meter, up, down)],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
                 max_connections=_UNLIMITED,

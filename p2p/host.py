@@ -25,6 +25,7 @@ from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, pa
 from dlx.p2p.discovery import Dialer, Discovery
 from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject
 from dlx.p2p.layout import check_layout
+from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
 from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
@@ -77,6 +78,7 @@ class Host:
     `secret`: 32 bytes, secp256k1. `listen`, `announce`, `bootstrap`: multiaddrs; bootstrap ones end in /p2p/<peer id>.
     `peer_store`: file of the peers that agreed before; they are dialled as well.
     `on_reject(reason, peer id)` is told of everything refused; reasons are short metric labels.
+    `up_limit`, `down_limit`: bytes/s beyond this machine's own networks, 0 for any number.
     Raises AddressError for addresses that cannot be used.
     """
 
@@ -89,6 +91,8 @@ class Host:
         bootstrap: Sequence[str] = (),
         on_reject: Reject = lambda reason, peer: None,
         peer_store: Path | None = None,
+        up_limit: float = 0,
+        down_limit: float = 0,
     ) -> None:
         self._listen = [parse_address(text)[0] for text in listen]
         self._announce = [parse_address(text)[0] for text in announce]
@@ -97,7 +101,14 @@ class Host:
         self._meter = Meter()
         self._meters = {kind: Meter() for kind in ("payload", "pipe", "blobs")}
         self._member_hosts: frozenset[str] = frozenset()  # IP addresses that the ledger has of them
-        self._network = GuardedSwarm(create_new_key_pair(secret), self._meter, self.is_registered, self._dropped)
+        self._network = GuardedSwarm(
+            create_new_key_pair(secret),
+            self._meter,
+            self.is_registered,
+            self._dropped,
+            Limit(up_limit),
+            Limit(down_limit),
+        )
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
         self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
         self.peer_id = str(self.libp2p.get_id())

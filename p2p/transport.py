@@ -1,5 +1,6 @@
 """TCP for the swarm: counts bytes below Noise, buffers reads, never tears a frame in two."""
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
 from dlx.p2p.backlog import LEAST_FRAME, Backlog, least_round_trip, unacknowledged
+from dlx.p2p.limit import Limit, is_limited, is_near
 from dlx.p2p.places import plain
 from dlx.p2p.streams import Data, drop
 
@@ -25,19 +27,22 @@ UNSENT = 128 * 1024  # bytes that wait in the kernel, before which everything ne
 _ROOM = 128 * 1024  # bytes that are read at once
 _LENGTH = 2  # bytes before a packet
 _MOST_PACKET = _LENGTH + (1 << 16) - 1
+NO_LIMIT = Limit()
 
 
 class MeteredStream(TrioTCPStream):
-    """One TCP connection."""
+    """One TCP connection. `up` and `down` are shared by all that leave this machine's own networks."""
 
-    def __init__(self, stream: trio.SocketStream, total: Meter) -> None:
+    def __init__(self, stream: trio.SocketStream, total: Meter, up: Limit = NO_LIMIT, down: Limit = NO_LIMIT) -> None:
         super().__init__(stream)
         self.sent = 0
         self.received = 0
         self.allowance: float = STRANGER_LIMIT
         self.killed = False
-        self.backlog = Backlog()
         self.address = plain((self.get_remote_address() or ("", 0))[0])  # the other side's IP
+        self._limited = is_limited(up, down) and not is_near(self.address)
+        self._up, self._down = up, down
+        self.backlog = Backlog(up.rate if self._limited else math.inf)
         self._total = total
         self._buffer = memoryview(bytearray(_ROOM))
         self._start = self._end = 0  # of what came and nobody has taken
@@ -59,25 +64,28 @@ class MeteredStream(TrioTCPStream):
             self._look()
         try:
             while self._unsent:
-                self._send()
+                sent = self._send()
+                if self._limited:
+                    await self._up.take(sent)
                 if self._unsent:
                     await trio.lowlevel.wait_writable(self.stream.socket)
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
 
-    def _send(self) -> None:
-        """What the kernel takes now."""
+    def _send(self) -> int:
+        """What the kernel takes now; how many bytes."""
         try:
             sent = os.writev(self.stream.socket.fileno(), self._unsent)
         except BlockingIOError:
-            return
+            return 0
         self.sent += sent
         self._total.add(sent=sent)
         drop(self._unsent, sent)
+        return sent
 
     async def have_room(self) -> None:
         """Before a frame of bulk is written: until little is on its way. Raises ConnectionClosedError."""
-        while pause := self._look():
+        while pause := max(self._look(), self._up.pause() if self._limited else 0.0):
             await trio.sleep(pause)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -119,6 +127,8 @@ class MeteredStream(TrioTCPStream):
         self._end += came
         self.received += came
         self._total.add(received=came)
+        if self._limited:
+            await self._down.take(came)  # what is not read fills the window, and the sender waits
         if self.received > self.allowance:
             self.kill()
             raise ConnectionClosedError("a stranger sent too much", transport="tcp")
@@ -163,17 +173,17 @@ class MeteredStream(TrioTCPStream):
 class MeteredTCP(TCP):
     """The swarm's only transport."""
 
-    def __init__(self, total: Meter) -> None:
+    def __init__(self, total: Meter, up: Limit = NO_LIMIT, down: Limit = NO_LIMIT) -> None:
         super().__init__()
-        self._total = total
+        self._shared = total, up, down
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = cast(RawConnection, await super().dial(maddr))
-        raw.stream = MeteredStream(cast(TrioTCPStream, raw.stream).stream, self._total)
+        raw.stream = MeteredStream(cast(TrioTCPStream, raw.stream).stream, *self._shared)
         return raw
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
         async def metered(stream: ReadWriteCloser) -> None:
-            await handler_function(MeteredStream(cast(TrioTCPStream, stream).stream, self._total))
+            await handler_function(MeteredStream(cast(TrioTCPStream, stream).stream, *self._shared))
 
         return super().create_listener(metered)

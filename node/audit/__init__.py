@@ -14,9 +14,11 @@ from dlx.node.audit.report import Check, Conclusion, Report, Training
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
+    from dlx.ledger.view import RunView
     from dlx.node.archive.sources import Places
     from dlx.node.audit.inner import Choice
     from dlx.node.round.verdicts import ReportedVerdict
+    from dlx.training.recipe.manifest import Lineage
 
 __all__ = ["Check", "Conclusion", "Folder", "Report", "Source", "Training", "audit", "audit_run"]
 
@@ -74,7 +76,7 @@ def audit(
         found = audit_chain(report, client, head, progress, stack)
         if found is not None:
             view, history = found
-            audit_outer(report, view, sources, work, progress)
+            audit_outer(report, view, sources, work, progress, partial(_parent, client))
             if choice is not None:
                 from dlx.node.audit.inner import audit_inner
 
@@ -91,3 +93,14 @@ def audit(
     report.cannot_establish("that the data is clean: its bytes are the manifest's, what they say was not read")
     report.cannot_establish("that two accounts are two people")
     return report
+
+
+def _parent(client: LedgerClient, lineage: Lineage) -> RunView | None:
+    """The run that another one starts from, by this ledger's events; None where it is on another."""
+    from dlx.node.audit.lineage import is_here
+    from dlx.node.runs.find import view_of
+
+    if not is_here(lineage, client.domain):
+        return None
+    with client.events() as index:
+        return view_of(index, bytes.fromhex(lineage.run[2:]))

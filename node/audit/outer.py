@@ -15,6 +15,7 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
+from dlx.node.audit.lineage import audit_lineage
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.round.pace import fewest_steps
 from dlx.node.round.plans import finished, has_round, plan_fault
@@ -25,7 +26,7 @@ from dlx.training.codecs import CodecError
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.policy import disagreement
 from dlx.training.outer.step import OuterError
-from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.manifest import MAX_BYTES, Lineage, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
 LEVEL = 2
@@ -39,8 +40,16 @@ _FAULTS = {
 Progress = Callable[[str], None]
 
 
-def audit_outer(report: Report, view: RunView, sources: Sequence[Source], work: Path, progress: Progress) -> None:
-    """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder."""
+def audit_outer(
+    report: Report,
+    view: RunView,
+    sources: Sequence[Source],
+    work: Path,
+    progress: Progress,
+    parent_of: Callable[[Lineage], RunView | None],
+) -> None:
+    """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder; `parent_of`
+    gives the run that this one says it starts from, None where it is on another ledger."""
 
     def wrong_copy(digest: bytes, wrong: Wrong, own: bool) -> None:
         if own:
@@ -57,6 +66,9 @@ def audit_outer(report: Report, view: RunView, sources: Sequence[Source], work: 
     blobs = Blobs(sources, work, wrong_copy)
     manifest = _manifest(report, view, blobs)
     if manifest is not None:
+        if manifest.lineage is not None:
+            parent = parent_of(manifest.lineage)
+            audit_lineage(report, manifest, parent, None if parent is None else _other(parent, blobs))
         audit_data(report, manifest, blobs, progress)
         _Audit(report, Replay(manifest, view, blobs), progress).run()
 
@@ -81,6 +93,18 @@ def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
     report.add(LEVEL, "manifest", "PASS", manifest.name, hash=digest)
     report.facts["confirmations"] = manifest.confirmations
     return manifest
+
+
+def _other(parent: RunView, blobs: Blobs) -> Manifest | None:
+    """Another run's manifest, if it can be had."""
+    if not parent.created:
+        return None
+    try:
+        return parse(blobs.get(parent.config.manifest, MAX_BYTES).read_bytes())
+    except (BlobMissing, ManifestError):
+        return None
+    finally:
+        blobs.drop(parent.config.manifest)
 
 
 class _Audit:

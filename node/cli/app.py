@@ -16,20 +16,25 @@ from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import (
     audit,
     chain,
+    config,
     data,
     demo,
     deploy,
+    doctor,
     evaluate,
     history,
     init,
     keys,
+    logs,
     options,
+    pause,
     peers,
     pull,
     rank,
     run,
     start,
     status,
+    verify,
     watch,
     web,
 )
@@ -40,7 +45,7 @@ INTERRUPTED = 130  # as a shell says it
 app = options.Verbs(
     name="dlx-node",
     help="A node of a decentralised training run whose every step is on a ledger.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -52,14 +57,20 @@ app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.command("start")(start.command)
+app.command("doctor")(doctor.command)
 app.command("rank")(rank.command)
+app.command("pause")(pause.command)
+app.command("resume")(pause.resume)
+app.add_typer(config.app, name="config")
 app.command("status")(status.command)
 app.command("peers")(peers.command)
+app.command("logs")(logs.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
 app.command("watch")(watch.command)
 app.command("web")(web.command)
 app.command("pull")(pull.command)
+app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)
 
 

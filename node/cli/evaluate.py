@@ -75,7 +75,9 @@ def command(
     places, where = Places(kept, tuple(folder.blob_folders), settings.bootstrap), settle(settings.placement).device
     with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
         view = find.view_of(index, find.resolve(index, run))
-        found = evaluate_run(client, view, round, places, chosen, samples, where, progress.show, progress.say)
+        found = evaluate_run(
+            client, view, options.cited_version(round), places, chosen, samples, where, progress.show, progress.say
+        )
         if "heldout" in found and folder.is_a_nodes:
             measured = Evaluation(found["version"], found["heldout"]["loss"])
             with suppress(OSError):  # the folder may be one that is only read

@@ -1,4 +1,8 @@
-"""`dlx-node keys`: what an account has signed moves with it, so that it never signs two things about one round."""
+"""`dlx-node keys`: which keys a folder has; an account, and what it has signed, from and to other places.
+
+What an account has signed moves with it, so that it never signs two things about one round. No secret is ever an
+argument of a command, which other users of the machine see: secrets come from 0600 files or stdin.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,98 @@ import typer
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure
 
-app = options.Verbs(help="Make a site's key; move what an account has signed to another machine.")
+_KEY_BYTES = 65_536
+
+app = options.Verbs(help="List, export and import keys; make a site's; move what an account has signed.")
+
+
+@app.command("list")
+def list_(
+    datadir: options.DataDirOption = None, network: options.NetworkOption = None, json: options.JsonOption = False
+) -> None:
+    """List the folder's keys: what each is, its public name and its file. Needs no password."""
+    from dlx.node.home import identity, site
+
+    folder, _ = options.folder(datadir, network)
+    rows = [["node key", identity.node_peer_id(folder), folder.node_key]] if folder.node_key.exists() else []
+    if identity.keystores(folder):
+        locked = "account (INSECURE: everybody knows its password)" if identity.is_insecure(folder) else "account"
+        rows.append([locked, identity.account_address(folder), identity.keystores(folder)[0]])
+    for path in sorted(folder.sites.glob("*.key")):
+        rows.append([f"site {path.stem}", site.load(folder, path.stem).address, path])
+    if json:
+        options.print_json({"keys": [{"kind": kind, "name": name, "file": path} for kind, name, path in rows]})
+    else:
+        options.print_table(["KEY", "NAME", "FILE"], rows)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The file to write, for you only (0600); it must not exist.")],
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Write the secret itself, in hex, instead of a keystore.")
+    ] = False,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    password_file: options.PasswordFileOption = None,
+) -> None:
+    """Write the account to a file that wallets import: a V3 keystore, locked by the folder's password.
+
+    To move a node whose run goes on, move what it has signed as well (`export-signed`), and stop it for good.
+    """
+    from dlx.ground import durable
+    from dlx.node.home import identity
+
+    if out.exists() or not out.parent.is_dir():
+        raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
+    folder, settings = options.folder(datadir, network, password_file=password_file)
+    durable.create(out, identity.exported(folder, settings, plain))
+    if plain:
+        options.note(f"whoever reads {out} is {identity.account_address(folder)}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A V3 keystore, or 64 hex digits in a 0600 file; - reads stdin.")],
+    unlock: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the keystore's own password.", show_default="the password file's"),
+    ] = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    password_file: options.PasswordFileOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Make an account from elsewhere the folder's, locked by the folder's password. Where it has one, nothing changes.
+
+    `dlx-node init` then makes the rest. If the account has signed anything in a run that goes on, `import-signed` it.
+    """
+    import sys
+
+    from dlx.node.home import identity
+    from dlx.node.home.datadir import check_private
+    from dlx.node.home.errors import UsageFailure
+
+    folder, settings = options.folder(datadir, network, may_be_new=True, password_file=password_file)
+    if not settings.password_file:
+        raise UsageFailure("the account needs a password here: put one into a file and give --password-file FILE")
+    password = identity.password_in(Path(settings.password_file))
+    if str(file) == "-":
+        text = sys.stdin.read(_KEY_BYTES)
+    elif not file.is_file() or file.stat().st_size > _KEY_BYTES:
+        raise Failure(f"{file} is no file with a key")
+    else:
+        text = file.read_text(errors="replace")
+        if not text.lstrip().startswith("{"):  # a keystore is encrypted
+            check_private(file)
+    secret = identity.read_account(
+        None if str(file) == "-" else file, text, lambda: password if unlock is None else identity.password_in(unlock)
+    )
+    folder.create()
+    with folder.lock():
+        address = identity.adopt(folder, secret, password)
+    made = {"account": address, "folder": folder.root}
+    options.print_json(made) if json else options.print_fields(list(made.items()))
 
 
 @app.command("make-site")

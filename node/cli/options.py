@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_current_context
 
-from dlx.node.home import config
+from dlx.node.home import citation, config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.finding import Finding
 
 _DEFAULTS = Settings()
 
@@ -51,7 +53,7 @@ class Verbs(typer.Typer):
         return super().command(name, cls=_Command, **given)
 
 
-_METAVARS = {"rpc_url": "URL", "devices": "DEVICES", "rendezvous": "HOST:PORT"}
+_METAVARS = {"schedule": "HOURS", "rpc_url": "URL", "devices": "DEVICES", "rendezvous": "HOST:PORT"}
 
 
 def setting(key: str) -> Any:
@@ -100,19 +102,30 @@ DiskFloorOption = Annotated[str | None, setting("disk_floor")]
 DataCacheOption = Annotated[str | None, setting("data_cache")]
 MirrorDataOption = Annotated[bool | None, setting("mirror_data")]
 AuditShareOption = Annotated[float | None, setting("audit_share")]
+UpLimitOption = Annotated[str | None, setting("up_limit")]
+DownLimitOption = Annotated[str | None, setting("down_limit")]
+ScheduleOption = Annotated[list[str] | None, setting("schedule")]
+WhenIdleOption = Annotated[bool | None, setting("when_idle")]
+RestingOption = Annotated[str | None, setting("resting")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def _run_id(given: str | None) -> str | None:
-    if given is not None:
-        from dlx.node.runs.find import id_digits
+def _run_id(context: typer.Context, given: str | None) -> str | None:
+    """A citation also says on which chain and ledger the run is: see `folder` and `cited_version`."""
+    if given is None:
+        return None
+    if given.startswith(citation.SCHEME):
+        cited = context.meta[_CITED] = citation.parse(given)
+        return cited.run
+    from dlx.node.runs.find import id_digits
 
-        id_digits(given)
+    id_digits(given)
     return given
 
 
+_CITED = "dlx.cited"
 _RUN: dict[str, Any] = {
-    "help": "Run id in hex, or a prefix of 6 digits or more.",
+    "help": "Run id in hex, a prefix of 6 digits or more, or dlx:CHAIN/LEDGER/RUN@VERSION.",
     "show_default": "the ledger's only run",
     "callback": _run_id,
 }
@@ -134,7 +147,27 @@ def folder(
     else:
         _check_place(found, named=bool(datadir or os.environ.get("DLX_HOME")))
     given = {key: value for key, value in flags.items() if value != []}  # typer's word for a list not given
+    if (cited := _cited()) is not None:
+        for key, value in (("chain_id", cited.chain_id), ("ledger", cited.ledger)):
+            if str(given.get(key) or value).lower() != str(value).lower():
+                raise UsageFailure(f"{cited} is of {key} {value}, --{key.replace('_', '-')} says {given[key]}")
+            given[key] = value
     return found, config.load(found, {"network": network, **given}, os.environ)
+
+
+def cited_version(round: int | None) -> int | None:
+    """The version that --round, or else a citation, names. Raises UsageFailure where they differ."""
+    cited = _cited()
+    if cited is None or cited.version is None or round == cited.version:
+        return round
+    if round is not None:
+        raise UsageFailure(f"{cited} is version {cited.version}, --round says {round}")
+    return cited.version
+
+
+def _cited() -> citation.Citation | None:
+    context = get_current_context(silent=True)
+    return None if context is None else context.meta.get(_CITED)
 
 
 def check_new_place(root: Path) -> None:
@@ -196,6 +229,15 @@ def print_fields(fields: list[tuple[str, Any]]) -> None:
     for name, value in fields:
         shown = value if isinstance(value, Text) else Text(str(value))
         console().print(Text(f"{name:<{width}}  ") + shown, soft_wrap=True)
+
+
+def print_finding(finding: Finding) -> None:
+    """One line, and one more with what mends it."""
+    colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[finding.verdict]
+    line = Text(f"{finding.verdict}  ", style=colour) + Text(f"{finding.check:<14}{finding.said}")
+    console().print(line, soft_wrap=True)
+    if finding.mend:
+        console().print(Text(f"{'':<20}mend: {finding.mend}"), soft_wrap=True)
 
 
 def amber(text: str) -> Text:

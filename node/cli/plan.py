@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlx.training.recipe.draft import Draft
 
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
+_LINK = 1e9  # bits per second, where nothing says otherwise
 DraftOption = Annotated[Path, typer.Option("--manifest", metavar="FILE", help="TOML file that describes the run.")]
 
 
@@ -53,7 +54,13 @@ def command(
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="Replicas at work.", show_default="max_replicas")
     ] = None,
-    link: Annotated[str, typer.Option(help="Speed of the link between replicas, each way.")] = "1Gbit/s",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Speed of the link between replicas, each way.",
+            show_default="the folder's up_limit or down_limit, else 1Gbit/s",
+        ),
+    ] = None,
     lan: Annotated[
         str | None,
         typer.Option(help="Speed between a replica's stages where it is one site with one link.", show_default="link"),
@@ -66,6 +73,7 @@ def command(
             show_default="1, of the embedded chain",
         ),
     ] = None,
+    datadir: options.DataDirOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Show what a run would cost: operations, memory, bytes and seconds of each stage; and suggest better stages.
@@ -88,7 +96,8 @@ def command(
     kind = device_of(device)
     if kind is None:
         raise UsageFailure(f"--device {shown.text(device, 40)}: expected {DEVICE_KINDS}")
-    link_speed, lan_speed = _bits("--link", link), None if lan is None else _bits("--lan", lan)
+    link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
+    lan_speed = None if lan is None else _bits("--lan", lan)
     with reading(manifest):
         draft = draft_from_toml(manifest)
     if replicas is not None and replicas > draft.max_replicas:
@@ -140,6 +149,12 @@ def _bits(option: str, given: str) -> float:
     if not 0 < value <= 1e15:
         raise UsageFailure(f"{option} {shown.text(given, 40)}: expected a speed such as 100Mbit/s, 1Gbit/s or 50MB/s")
     return value
+
+
+def _own_limit(datadir: Path | None) -> float:
+    """Bits per second that the folder's settings allow, each way."""
+    _, settings = options.folder(datadir, None)
+    return min((8.0 * limit for limit in (settings.up_limit, settings.down_limit) if limit), default=_LINK)
 
 
 def _as_data(plan: Plan) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.audit import BlobsOption, Progress
 from dlx.node.home import shown
+from dlx.node.home.errors import UsageFailure
 
 
 def command(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model, or with --watch for versions.")],
     run: options.RunOption = None,
     round: Annotated[
         int | None,
@@ -25,6 +26,11 @@ def command(
             show_default="the newest sealed",
         ),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow the run: each new version into DIR/version-N, DIR/latest the newest."),
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="With --watch: only each N-th version.")] = 1,
     blobs: BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
@@ -36,24 +42,48 @@ def command(
 ) -> None:
     """Fetch each stage's weights by the hash on the ledger and merge them for `AutoModelForCausalLM.from_pretrained`.
 
-    Weights that nobody keeps any more are recomputed from the payloads. provenance.json says where all comes from,
-    SHA256SUMS what the files are; who says that the version is to be had elsewhere is compared with that.
+    Weights that nobody keeps any more are recomputed from the payloads. README.md and provenance.json say where all
+    comes from, SHA256SUMS what the files are; who says that the version is to be had elsewhere is compared with that.
+    With --watch it ends with the run, or at Ctrl-C.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
+    from dlx.ground import durable
     from dlx.node.archive.sources import Places
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.pull import pull_run
+    from dlx.node.runs.pull import follow, pull_run
 
+    version = options.cited_version(round)
+    if watch and version is not None:
+        raise UsageFailure("--watch and --round (or a citation's version) exclude each other")
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
-        view = find.view_of(index, find.resolve(index, run))
-        found = pull_run(client, view, round, out.absolute(), places, progress.show, progress.say)
+        chosen = find.resolve(index, run)
+        if not watch:
+            view = find.view_of(index, chosen)
+            found = pull_run(client, view, version, out.absolute(), places, progress.show, progress.say)
+            _tell(found, out, json)
+            return
+    with open_ledger(settings, folder) as client:
+        for view, newest in follow(find.RunReader(client, chosen), folder.blob_folders, every):
+            into = out.absolute() / f"version-{newest}"
+            if not into.exists():
+                into.parent.mkdir(parents=True, exist_ok=True)
+                with Progress() as progress:
+                    found = pull_run(client, view, newest, into, places, progress.show, progress.say)
+                _tell(found, into, json)
+            durable.point(out.absolute() / "latest", into.name)
+
+
+def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
+    from dlx.node.runs.card import citation
+
     if json:
         options.print_json(found | {"folder": str(out.absolute())})
+        sys.stdout.flush()
         return
     rounds = f"after {found['version']} of {found['rounds']} rounds"
     loss = "no loss yet" if found["loss"] is None else f"loss {found['loss']:.4f} nats per token"
@@ -67,6 +97,8 @@ def command(
         )
     else:
         sys.stdout.write(f"  checkpoint {found['checkpoint']}, the sha256 of SHA256SUMS\n")
+    sys.stdout.write(f"  cite as {citation(found)}\n")
+    sys.stdout.flush()
     for one in found["published"]:
         verdict = f"{'not compared' if one['same'] is None else 'DIFFERS'}: {one['checkpoint']}"
         said = "the same" if one["same"] else options.amber(verdict)

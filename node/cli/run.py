@@ -208,5 +208,5 @@ def publish(
         def pull(version: int, out: Path) -> dict[str, Any]:
             return pull_run(client, view, version, out, places, progress.show, progress.say)
 
-        made = publish(client, view, round, uri, checkpoint, pull)
+        made = publish(client, view, options.cited_version(round), uri, checkpoint, pull)
     options.print_json(made) if json else options.print_fields(list(made.items()))

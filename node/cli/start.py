@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
+
+if TYPE_CHECKING:
+    from dlx.node.home.config import Settings
+    from dlx.node.home.datadir import DataDir
 
 
 def command(
@@ -52,6 +56,11 @@ def command(
     data_cache: options.DataCacheOption = None,
     mirror_data: options.MirrorDataOption = None,
     audit_share: options.AuditShareOption = None,
+    up_limit: options.UpLimitOption = None,
+    down_limit: options.DownLimitOption = None,
+    schedule: options.ScheduleOption = None,
+    when_idle: options.WhenIdleOption = None,
+    resting: options.RestingOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
@@ -63,16 +72,6 @@ def command(
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
     extras.require("train")  # torch is for a process that this one starts
-    gc.disable()  # nothing that is imported is garbage: to look for it now and while the node starts takes 0.3 s
-    from dlx.ground import durable
-    from dlx.node.daemon.node import Startup, run_node
-    from dlx.node.home import identity, logs
-    from dlx.node.home import site as sites
-    from dlx.node.home.ledgers import ledger_client, reachable_chain
-    from dlx.node.runs import find
-
-    gc.freeze()
-    gc.enable()
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
         daily_budget=daily_budget, listen=listen, announce=announce,
@@ -83,13 +82,25 @@ def command(
         compile=compile,
         checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
         data_cache=data_cache, mirror_data=mirror_data, audit_share=audit_share,
+        up_limit=up_limit, down_limit=down_limit, schedule=schedule, when_idle=when_idle, resting=resting,
     )  # fmt: skip
     if settings.private_data:
         options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
+    if all_stages and (not settings.site or wanted is not None):
+        raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")
     options.check_placement(settings)
+    _greet(folder, settings)
+    gc.disable()  # nothing that is imported is garbage: to look for it now and while the node starts takes 0.3 s
+    from dlx.ground import durable
+    from dlx.node.daemon.node import Startup, run_node
+    from dlx.node.home import identity, logs
+    from dlx.node.home import site as sites
+    from dlx.node.home.ledgers import ledger_client, reachable_chain
+    from dlx.node.runs import find
+
+    gc.freeze()
+    gc.enable()
     if all_stages:
-        if not settings.site or wanted is not None:
-            raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")
         from dlx.node.devnet import stages
 
         raise typer.Exit(stages.run(folder, settings, run, options.note))
@@ -106,3 +117,14 @@ def command(
             chosen = find.resolve_offline(folder.last_run, run) or find.resolve_patiently(client, run, options.note)
             durable.write_bytes(folder.last_run, chosen.hex().encode())
             run_node(Startup(chosen, wanted, reached, folder, node_key, account, of_site), client)
+
+
+def _greet(folder: DataDir, settings: Settings) -> None:
+    """The first lines, before what takes seconds to import: where the node starts, and what looks wrong there."""
+    from dlx.node import version
+    from dlx.node.runs import health
+
+    options.note(f"dlx-node {version()} starts in {folder.root}")
+    for finding in health.quick(folder, settings):
+        if finding.verdict != health.PASS:
+            options.note(f"{finding.verdict} {finding.check}: {finding.said}; mend: {finding.mend}")

@@ -39,6 +39,7 @@ def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
         *([] if status.trained_on is None else [("trains on", status.trained_on)]),
         *([] if status.vote is None else [("vote", status.vote)]),
         *(("notice", options.amber(notice)) for notice in status.notices),
+        *([] if status.resting is None else [("rests", options.amber(status.resting))]),
         ("now", _now(status)),
         ("waiting for", status.waiting_for or "nothing"),
     ]

@@ -47,3 +47,4 @@ class RunContext:
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
     traffic: Callable[[], Traffic]  # since the start
     now: Callable[[], float]  # the chain's time, in Unix seconds
+    rests: Callable[[], bool] = lambda: False  # whether the operator wants the machine: do the least that counts

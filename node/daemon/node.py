@@ -30,6 +30,7 @@ from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
+from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.standing import notices
 from dlx.node.daemon.supervisor import Supervisor, Well
@@ -46,6 +47,7 @@ from dlx.node.round.deals import Deals
 from dlx.node.round.draw import MOST_WINDOW
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, seals_needed
 from dlx.p2p import wire
+from dlx.p2p.dialback import DialBack
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
@@ -93,6 +95,7 @@ class Node:
         self._host = self._make_host()
         self._metrics.count_bytes(self._traffic, self._host.protocols)
         self._exchange = BlobExchange(self._host, self._store)
+        DialBack(self._host)
         run = startup.run
         self._gossip = Gossip(
             self._host,
@@ -103,7 +106,10 @@ class Node:
         self._membership = Membership(
             client, self._follower, self._host, startup.run, account, startup.node_key.secret, startup.site
         )
-        self._seat = Seat(self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement)
+        self._rest = Rest(datadir.paused, settings.schedule, settings.when_idle, settings.resting)
+        self._seat = Seat(
+            self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement, self._rest
+        )
         self._judge: Judge | None = None
         self._door = Door(self._host, self._gossip, lambda: self._seat.session, lambda: self._judge)
         directory = datadir.state / startup.run.hex()[:16]
@@ -114,7 +120,7 @@ class Node:
         self._overview = Overview(
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
             membership=self._membership, seat=self._seat, tally=self._tally, supervisor=self._supervisor,
-            clock=self._clock, metrics=self._metrics, traffic=self._traffic,
+            clock=self._clock, metrics=self._metrics, traffic=self._traffic, rest=self._rest,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -137,6 +143,7 @@ class Node:
             nursery.start_soon(keep, "meeting members", self._meet_members)
             nursery.start_soon(keep, "measuring", self._measure)
             nursery.start_soon(keep, "minding the seat", self._mind)
+            nursery.start_soon(keep, "minding the hours", self._rest.run)
             nursery.start_soon(keep, "training", self._seat.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
@@ -212,7 +219,7 @@ class Node:
             private_data=private, data_cache=startup.settings.data_cache,
             placement=startup.settings.placement, records=self._door.records,
             peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
-            traffic=self._traffic, now=self._clock.now,
+            traffic=self._traffic, now=self._clock.now, rests=lambda: self._rest.state.value is not None,
         )  # fmt: skip
         self._seat.open(context)
         self._context = context
@@ -248,6 +255,7 @@ class Node:
         return Host(
             self._startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap, self._reject,
             self._startup.datadir.state / self._startup.run.hex()[:16] / "peers.json",
+            settings.up_limit, settings.down_limit,
         )  # fmt: skip
 
     async def _meet_members(self, well: Well) -> None:

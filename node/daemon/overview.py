@@ -15,6 +15,7 @@ from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.metrics import Traffic as Counted
+from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
@@ -41,6 +42,7 @@ class Overview:
     clock: ChainClock
     metrics: Metrics
     traffic: Callable[[], Counted]
+    rest: Rest
     custody: Custody | None = None
     judge: Judge | None = None
     stopping: bool = False
@@ -62,6 +64,7 @@ class Overview:
             step=progress.step if progress else 0,
             steps=progress.steps if progress else 0,
             phase=self._phase(),
+            resting=str(resting) if (resting := self.rest.state.value) else None,
             waiting_for=self._waiting_for(),
             failing=(*self._failing_parts(), *self._failing_actions()),
             trained_on=str(session.placement) if session and session.placement else None,
@@ -110,7 +113,7 @@ class Overview:
             return "finished"
         machine = self._machine
         if machine is None:
-            return "starting"
+            return "resting" if self.rest.leaves else "starting"
         if machine.diverged:
             return "diverged"
         return "training" if machine.training is not None else "waiting"
@@ -127,6 +130,8 @@ class Overview:
             return "nothing: the run is finished"
         if failing := self._failing_parts():
             return failing[0]
+        if self.rest.leaves:
+            return f"the end of its rest: {self.rest.state.value}"
         if self.membership.waiting_for is not None:
             return self.membership.waiting_for
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"

@@ -9,6 +9,7 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.kept import kept_stage
 from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
@@ -19,6 +20,7 @@ from dlx.node.trainer.client import Trainer
 from dlx.training.models.parallel import check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
 
+FINISH_SECONDS = 4.0  # for the step under way, when the seat is given back
 log = logs.get(__name__)
 
 
@@ -35,10 +37,11 @@ class Seat:
         supervisor: Supervisor,
         stage: int | None,
         placement: Placement = ONE_THREAD,
+        rest: Rest | None = None,
     ) -> None:
         self.session: Session | None = None
         self._follower, self._membership, self._supervisor, self._stage = follower, membership, supervisor, stage
-        self._placement = placement
+        self._placement, self._rest = placement, rest
         self._context: RunContext | None = None
         self._terms: Terms | None = None
         self._opened = trio.Event()
@@ -76,6 +79,7 @@ class Seat:
     async def run(self, well: Well) -> None:
         """Train until the run is over, then return. Raises what a session raises."""
         while True:
+            await self._rest_away()
             async with trio.open_nursery() as nursery:
                 self._trainer = trainer = Trainer(self._placement)
                 await nursery.start(trainer.run)
@@ -85,7 +89,7 @@ class Seat:
                 context = self._context
                 assert context is not None
                 await self._follower.first()
-                while (slot := self._membership.slot) is None and not self.finished:
+                while (slot := self._membership.slot) is None and not self.finished and not self._leaves:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))
                 if slot is not None:
                     await self._hold(context, trainer, slot, well)
@@ -93,6 +97,20 @@ class Seat:
             if self.finished:
                 log.info("the run is finished: serving its blobs until stopped")
                 return
+
+    @property
+    def _leaves(self) -> bool:
+        return self._rest is not None and self._rest.leaves
+
+    async def _rest_away(self) -> None:
+        """While the node rests without a seat there is no training process, and a seat that it had is given back."""
+        if not self._leaves or self._rest is None:
+            return
+        await self._follower.first()
+        if not self.finished:
+            await self._membership.leave()
+        log.info("no seat is held until the node works again")
+        await self._rest.until(leaves=False)
 
     async def finish_step(self, deadline: float) -> None:
         """Give up the round under way at its next step, within `deadline` seconds."""
@@ -114,6 +132,7 @@ class Seat:
         session = Session(context, trainer, slot, seen.view, seen.head.block)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell, session, well)
+            nursery.start_soon(self._leave_to_rest, session)
             self.session = session
             try:
                 await session.run()
@@ -125,6 +144,13 @@ class Seat:
             log.warning("moved or dealt to another replica", replica=now[0], before=slot[0], stage=slot[1])
         else:
             log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
+
+    async def _leave_to_rest(self, session: Session) -> None:
+        """The session ends when the ledger says that the seat is free."""
+        if self._rest is not None:
+            await self._rest.until(leaves=True)
+            await session.finish_step(FINISH_SECONDS)
+            await self._membership.leave()
 
     async def _tell(self, session: Session, well: Well) -> None:
         worked = session.last_trained

@@ -173,6 +173,7 @@ class Session:
         if now < self._now:
             raise ClockCorrected(f"the chain's time went back by {self._now - now:.0f} s")
         self._now = now
+        self.machine.rests = self.context.rests()
         actions = self.machine.handle(event, now)
         for action in actions:
             if isinstance(action, a.Prompt):

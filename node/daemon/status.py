@@ -92,6 +92,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     not_ready: tuple[str, ...]  # empty when ready
     rejected: dict[str, int]  # reason -> messages refused
     started_at: float  # Unix time
+    resting: str | None = None  # why the node does the least that keeps its seat, or has none; None: it works
 
 
 class PeerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dlx.ground import durable
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.hours import wrong_hours
 from dlx.training.models.placement import MOST_RANKS, MOST_THREADS, Checkpoint, Placement, wrong_address, wrong_device
 
 
@@ -51,6 +53,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_cache: int = 64 * 10**9
     mirror_data: bool = False
     audit_share: float = 0.05
+    up_limit: int = 0
+    down_limit: int = 0
+    schedule: tuple[str, ...] = ()
+    when_idle: bool = False
+    resting: Literal["keep", "leave"] = "keep"
 
     @property
     def placement(self) -> Placement:
@@ -85,6 +92,11 @@ HELP: dict[str, str] = {
     "data_cache": "Bytes (or 20GB, 1.5TiB) of training data that stay here after their round; older shards give way.",
     "mirror_data": "Fetch all of the run's training data and first weights, and keep them for others.",
     "audit_share": "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
+    "up_limit": "Bytes a second (or 2MB, 500kB) to send to peers beyond this machine's own networks; 0: any number.",
+    "down_limit": "Bytes a second (or 2MB, 500kB) to receive from them; 0: any number.",
+    "schedule": "Hours in which to work, local time, such as 22:00-06:00; outside of them the node rests.",
+    "when_idle": "Rest while other programs take more than a quarter of this machine's cores.",
+    "resting": "What a resting node does: keep (the seat, by the fewest inner steps that count) or leave (it).",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
     "ranks": "Processes that share the stage, each with its part of every parameter: on the CPU, or cuda:0, cuda:1 ...",
@@ -103,7 +115,12 @@ def load(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str])
 
     Raises UsageFailure naming the source and the key of a value that cannot be.
     """
-    return _settings(
+    return Settings(**{key: value for key, (value, _) in sourced(datadir, flags, environ).items()})
+
+
+def sourced(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Of every setting that is not its default: its value, and the source that it comes from. Raises as `load`."""
+    return _merged(
         (str(datadir.contracts), _embedded_chain(datadir.contracts)),
         (str(datadir.config), _config_file(datadir.config)),
         ("environment", _environment(environ)),
@@ -113,7 +130,7 @@ def load(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str])
 
 def of_flags(flags: Mapping[str, Any]) -> Settings:
     """Settings of a command that has no data folder. Raises UsageFailure."""
-    return _settings(("command line", flags))
+    return Settings(**{key: value for key, (value, _) in _merged(("command line", flags)).items()})
 
 
 def write(path: Path, given: Mapping[str, Any]) -> bool:
@@ -135,14 +152,41 @@ def write(path: Path, given: Mapping[str, Any]) -> bool:
     return True
 
 
-def _settings(*sources: tuple[str, Mapping[str, Any]]) -> Settings:
+def change(path: Path, key: str, text: str | None) -> None:
+    """Set a key of config.toml to what `text` means in an environment variable; None: to its default. Comments and
+    other keys stay. Raises UsageFailure for a key or value that cannot be, or a file that is laid out otherwise."""
+    if key not in Settings.__struct_fields__:
+        raise UsageFailure(f"{key}: unknown key; the keys are {', '.join(Settings.__struct_fields__)}")
+    before, default = _config_file(path), getattr(Settings(), key)
+    if text is None:
+        line, meant = f"# {key} = {_toml(default)}", {name: value for name, value in before.items() if name != key}
+    else:
+        value = _checked("config set", key, _split(text) if isinstance(default, tuple) else text, is_text=True)
+        line = f"{key} = {_toml(value)}"
+        meant = before | tomllib.loads(line)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    places = [at for at, one in enumerate(lines) if re.match(rf"(# *)?{key} *=", one)]
+    # Where it is set, else where its default is commented out.
+    at = next((at for at in places if not lines[at].startswith("#")), places[0] if places else None)
+    changed = [*lines, "", f"# {HELP[key]}", line] if at is None else [*lines[:at], line, *lines[at + 1 :]]
+    content = "\n".join(changed) + "\n"
+    try:
+        found: dict[str, Any] | None = tomllib.loads(content)
+    except tomllib.TOMLDecodeError:
+        found = None
+    if found != meant:
+        raise UsageFailure(f"{path} sets {key} over several lines: edit it by hand")
+    durable.write_bytes(path, content.encode(), path.stat().st_mode & 0o777 if path.exists() else durable.SECRET)
+
+
+def _merged(*sources: tuple[str, Mapping[str, Any]]) -> dict[str, tuple[Any, str]]:
     """What each source says, the later ones before the earlier."""
-    values: dict[str, Any] = {}
+    values: dict[str, tuple[Any, str]] = {}
     for source, given in sources:
         for key, value in given.items():
             if value is not None:
-                values[key] = _checked(source, key, value)
-    return Settings(**values)
+                values[key] = _checked(source, key, value, is_text=source == "environment"), source
+    return values
 
 
 def is_loopback(host: str) -> bool:
@@ -194,13 +238,13 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _checked(source: str, key: str, value: Any) -> Any:
+def _checked(source: str, key: str, value: Any, is_text: bool = False) -> Any:
     """The value in its field's type, or one line that names where it came from."""
     name = f"DLX_{key.upper()}" if source == "environment" else key
     try:
         meant = _meant(key, value)
         # The environment knows only text, so there "8545" is a number; in the file it is a mistake.
-        result = msgspec.convert(meant, _TYPES[key], strict=source != "environment")
+        result = msgspec.convert(meant, _TYPES[key], strict=not is_text)
     except msgspec.ValidationError as error:
         choices = get_args(_TYPES[key]) if get_origin(_TYPES[key]) is Literal else ()
         why = f"expected {' or '.join(choices)}" if choices else str(error)
@@ -213,13 +257,13 @@ def _checked(source: str, key: str, value: Any) -> Any:
 
 def _meant(key: str, value: Any) -> Any:
     """What text stands for where another kind is wanted."""
-    if key in ("disk_quota", "disk_floor", "data_cache") and isinstance(value, str):
+    if key in _SIZES and isinstance(value, str):
         return _bytes(value)
     if key == "threads" and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII):
         return int(value)
     if key == "checkpoint_activations" and isinstance(value, bool | str):  # it was a switch once
         return {"true": "layers", "false": "none"}.get(str(value).lower(), value)
-    if key in ("rpc_url", "devices") and isinstance(value, str | list):
+    if key in ("rpc_url", "devices", "schedule") and isinstance(value, str | list):
         return [one for part in ([value] if isinstance(value, str) else value) for one in _split(part)]
     return value
 
@@ -287,6 +331,7 @@ def _wrong_multiaddrs(addresses: tuple[str, ...]) -> str | None:
 
 
 _TYPES = get_type_hints(Settings)
+_SIZES = ("disk_quota", "disk_floor", "data_cache", "up_limit", "down_limit")
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "network": _wrong_network,
     "rpc_url": _wrong_urls,
@@ -306,9 +351,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "tensor_parallel": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",
     "devices": lambda devices: next(filter(None, map(wrong_device, devices)), None),
     "threads": _wrong_threads,
-    "disk_quota": _wrong_size,
-    "disk_floor": _wrong_size,
-    "data_cache": _wrong_size,
+    **dict.fromkeys(_SIZES, _wrong_size),
+    "schedule": wrong_hours,
     "audit_share": lambda share: None if 0 <= share <= 1 else "expected a number from 0 to 1",
     "http_port": lambda port: None if 0 <= port < 65536 else "expected a port from 0 to 65535",
 }

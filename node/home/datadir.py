@@ -67,6 +67,11 @@ class DataDir:
         return self.state / "run"
 
     @property
+    def paused(self) -> Path:
+        """There as long as `dlx-node pause` holds."""
+        return self.state / "paused.json"
+
+    @property
     def outbox(self) -> Path:
         """Transactions on their way; whatever sends with the folder's account goes through it."""
         return self.state / "outbox"

@@ -6,6 +6,7 @@ Both lie encrypted under one password in 0600 files, and are never shown.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,20 +65,52 @@ def create(datadir: DataDir, password: Callable[[], str], *, insecure_devnet: bo
     `password` is asked only where a key is made: the account's, which locks the node key too. With `insecure_devnet` a
     new account's is the one that everybody knows, and cheap.
     """
-    made_node_key, made_account = not datadir.node_key.exists(), not _keystores(datadir)
+    made_node_key, made_account = not datadir.node_key.exists(), not keystores(datadir)
     if not made_node_key and not made_account:
         return Created(False, False)
     if made_account and insecure_devnet:
         _mark_insecure(datadir)
     secret = INSECURE_PASSWORD if is_insecure(datadir) else password()
     if made_account:
-        _write_keystore(datadir, secret, _LIGHT_SCRYPT_N if is_insecure(datadir) else _SCRYPT_N)
+        cost = _LIGHT_SCRYPT_N if is_insecure(datadir) else _SCRYPT_N
+        _write_keystore(datadir, PrivateKey().secret, secret, cost)
     if made_node_key:
         if not made_account:
             _open_keystore(_keystore(datadir), secret)  # or the two keys would have two passwords
         key = NodeKey(PrivateKey().secret)
         durable.create(datadir.node_key, _sealed(datadir, key, secret))
     return Created(made_node_key, made_account)
+
+
+def read_account(file: Path | None, given: str, password: Callable[[], str]) -> bytes:
+    """The secret of an account from elsewhere: 64 hex digits, or a V3 keystore that the password opens. `given`: the
+    text; `file`: where it lay, None for stdin. Raises Failure."""
+    text = given.strip()
+    if re.fullmatch(r"(0x)?[0-9a-fA-F]{64}", text):
+        secret = bytes.fromhex(text.removeprefix("0x"))
+        try:
+            PrivateKey(secret)
+        except ValueError:
+            raise Failure("what was given is no secret of an account") from None
+        return secret
+    if not text.startswith("{"):
+        raise Failure("what was given is neither a V3 keystore nor 64 hex digits")
+    return _open_text(text, file or Path("stdin"), password())
+
+
+def adopt(datadir: DataDir, secret: bytes, password: str) -> str:
+    """Make an account from elsewhere the folder's, locked by this password: its address. Raises Failure where there is
+    one."""
+    if found := keystores(datadir):
+        raise Failure(f"{found[0]} is there already: a folder has one account, so name another --datadir")
+    _write_keystore(datadir, secret, password, _SCRYPT_N)
+    return account_of(secret)
+
+
+def exported(datadir: DataDir, settings: Settings, plain: bool) -> bytes:
+    """The account for another program: its V3 keystore, or where `plain` its secret in hex. Raises Failure."""
+    secret = load_account(datadir, settings).secret
+    return b"0x" + secret.hex().encode() + b"\n" if plain else _keystore(datadir).read_bytes()
 
 
 def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
@@ -158,6 +191,15 @@ def password_in(path: Path) -> str:
     return password
 
 
+def keystores(datadir: DataDir) -> list[Path]:
+    """The files of the folder's accounts: one, or none yet."""
+    if not datadir.keystore.is_dir():
+        return []
+    return sorted(
+        path for path in datadir.keystore.iterdir() if path.name != _INSECURE_MARK and not path.name.startswith(".")
+    )
+
+
 def is_insecure(datadir: DataDir) -> bool:
     """Whether the account was made with --insecure-devnet, so that anybody who gets the keystore owns it."""
     return (datadir.keystore / _INSECURE_MARK).exists()
@@ -177,10 +219,9 @@ def _mark_insecure(datadir: DataDir) -> None:
         durable.create(datadir.keystore / _INSECURE_MARK, text.encode())
 
 
-def _write_keystore(datadir: DataDir, password: str, scrypt_n: int) -> None:
+def _write_keystore(datadir: DataDir, secret: bytes, password: str, scrypt_n: int) -> None:
     from eth_account import Account as EthAccount
 
-    secret = PrivateKey().secret
     keystore = EthAccount.encrypt(secret, password, kdf="scrypt", iterations=scrypt_n)
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     name = f"UTC--{stamp}--{account_of(secret)[2:].lower()}"  # the name that geth gives
@@ -188,10 +229,14 @@ def _write_keystore(datadir: DataDir, password: str, scrypt_n: int) -> None:
 
 
 def _open_keystore(path: Path, password: str) -> bytes:
+    return _open_text(path.read_text(), path, password)
+
+
+def _open_text(text: str, path: Path, password: str) -> bytes:
     from eth_account import Account as EthAccount  # over a second, so only where a key is opened
 
     try:
-        return bytes(EthAccount.decrypt(path.read_text(), password))
+        return bytes(EthAccount.decrypt(text, password))
     except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
         if "MAC mismatch" in str(error):
             raise Failure(f"the password does not open {path}: check --password-file") from None
@@ -220,16 +265,8 @@ def _sealed(datadir: DataDir, key: NodeKey, password: str) -> bytes:
     return sealed.seal(key.secret, password, _LABEL + key.peer_id, seal_cost(datadir))
 
 
-def _keystores(datadir: DataDir) -> list[Path]:
-    if not datadir.keystore.is_dir():
-        return []
-    return sorted(
-        path for path in datadir.keystore.iterdir() if path.name != _INSECURE_MARK and not path.name.startswith(".")
-    )
-
-
 def _keystore(datadir: DataDir) -> Path:
-    found = _keystores(datadir)
+    found = keystores(datadir)
     if not found:
         raise NotReady(f"{datadir.keystore} holds no account: run `dlx-node init --datadir {datadir.root}`")
     if len(found) > 1:

@@ -43,6 +43,7 @@ class RoundMachine:
     own: dict[int, SignedContribution] = field(default_factory=dict)
     takes_samples: bool = False  # of the run's data
     diverged: str | None = None  # why this node has stopped contributing
+    rests: bool = False  # its operator wants the machine: rounds get the fewest inner steps that count
     block: int = 0
 
     def __post_init__(self) -> None:
@@ -413,7 +414,8 @@ class RoundMachine:
         assert self.slot is not None
         if self._time_for is None or self._time_for[0] != round:
             replicas = self.view.complete_replicas()
-            self._time_for = round, self._pace.steps(round, plan.inner_steps, replicas, self.slot[0], now)
+            steps = self._pace.steps(round, plan.inner_steps, replicas, self.slot[0], now)
+            self._time_for = round, 0 if self.rests else steps
         return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
 
     def _agreed(self, round: int, steps: int | None, links: Collection[str]) -> int | None:

@@ -22,6 +22,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
+MANIFEST = "manifest.json"  # the run's, whose sha256 is on the ledger
 MAX_URI = 2048  # bytes
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")  # a scheme, and what it is of
 
@@ -34,16 +35,23 @@ def write_sums(folder: Path) -> bytes:
 
 def read_sums(folder: Path, view: RunView, version: int) -> bytes:
     """The sha256 of a pulled folder's list. Raises Failure unless the folder is that version, with the files listed."""
+    stated = read_provenance(folder)
+    if (stated.get("run"), stated.get("version")) != ("0x" + view.run.hex(), version):
+        raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
+    return file_hash(folder / SUMS)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What a pulled folder says of itself. Raises Failure unless its files are those that it lists."""
     try:
         listed, stated = (folder / SUMS).read_bytes(), json.loads((folder / PROVENANCE).read_bytes())
         if listed != _sums(folder):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: pull the version again")
     except (OSError, ValueError) as error:
         raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
-    found = (stated.get("run"), stated.get("version")) if isinstance(stated, dict) else None
-    if found != ("0x" + view.run.hex(), version):
-        raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
-    return file_hash(folder / SUMS)
+    if not isinstance(stated, dict):
+        raise Failure(f"{folder}: its {PROVENANCE} is none")
+    return stated
 
 
 def published(view: RunView, version: int) -> list[dict[str, str]]:

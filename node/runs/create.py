@@ -15,10 +15,11 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
+from dlx.node.runs.checkpoint import PROVENANCE, read_provenance
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
-from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
+from dlx.training.recipe.manifest import Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.recipe.strict import ManifestError
 
@@ -88,7 +89,8 @@ def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Call
         manifest = parse(kept.read_bytes())
         if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
             return manifest
-    manifest = complete(draft, genesis or _genesis(draft, datadir.blobs, progress), data_manifest)
+    genesis = genesis or _genesis(draft, datadir.blobs, progress)
+    manifest = complete(draft, genesis, data_manifest, lineage=_lineage(draft, progress))
     folder.mkdir(mode=0o700, exist_ok=True)
     durable.write_bytes(kept, canonical_bytes(manifest))
     return manifest
@@ -122,6 +124,22 @@ def _check_vocabulary(draft: Draft, needed: int) -> None:
     given = int(draft.model.config["vocab_size"])
     if given < needed:
         raise ManifestError(f"model.config.vocab_size: expected at least the data's {needed} tokens, got {given}")
+
+
+def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
+    """Of a model that another run made: what the folder that `dlx-node pull` wrote says of itself."""
+    folder = Path(draft.model.source)
+    if not draft.model.source or not (folder / PROVENANCE).exists():
+        return None
+    try:
+        stated = read_provenance(folder)
+        found = {key: stated[key] for key in Lineage.__struct_fields__}
+        lineage = msgspec.convert(found, Lineage)
+    except (Failure, KeyError, msgspec.ValidationError) as error:
+        progress(f"warning: {error}; the run will not say which version it starts from")
+        return None
+    progress(f"starting from version {lineage.version} of run {lineage.run[:18]}")
+    return lineage
 
 
 def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.runs.checkpoint import PROVENANCE, published, write_sums
+from dlx.node.runs.card import CARD, card
+from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, published, write_sums
+from dlx.node.runs.find import RunReader, summary
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export
-from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, parse
 from dlx.training.recipe.strict import ManifestError
+
+_LOOK_SECONDS = 2.0  # between two looks at a run that is followed
 
 
 def pull_run(
@@ -42,6 +47,25 @@ def pull_run(
 
     with open_sources(client, view.run, places, say) as sources:
         return pull(client.domain, view, version, out, sources, wrong, show)
+
+
+def follow(
+    reader: RunReader, folders: Sequence[Path], every: int, pause: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[RunView, int]]:
+    """The newest version that every stage has sealed, each `every`-th, as soon as it is there; to the run's end."""
+    last = -1
+    while True:
+        view = reader.view()
+        over = summary(view, folders).state == "finished"
+        newest = min(view.next_round(stage) for stage in range(view.config.stages))
+        version = newest if over else newest - newest % every
+        if version > last:
+            yield view, version
+            last = version
+        elif over:
+            return
+        else:
+            pause(_LOOK_SECONDS)
 
 
 def pull(
@@ -86,10 +110,12 @@ def pull(
         for stage in range(view.config.stages):
             progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
             files.append(replay.rebuild(stage, chosen, progress).weights)
-        vocabulary, whole = _vocabulary(replay.manifest, blobs, progress)
+        vocabulary, whole = read_vocabulary(replay.manifest, blobs, progress)
         model = export(replay.manifest, files, work / "model", vocabulary)
         found = provenance(domain, view, chosen) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
+        durable.write_bytes(work / "model" / MANIFEST, canonical_bytes(replay.manifest))
+        durable.write_bytes(work / "model" / CARD, card(replay.manifest, found).encode())
         sums = write_sums(work / "model").hex() if whole else None
         durable.move(work / "model", out)
     except (ReplayError, ExportError) as error:
@@ -127,7 +153,9 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
     }
 
 
-def _vocabulary(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> tuple[Vocabulary | None, bool]:
+def read_vocabulary(
+    manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]
+) -> tuple[Vocabulary | None, bool]:
     """Of the run's data, None where its tokens are bytes; and whether that is it: where nobody has it, the weights are
     of use without."""
     named = manifest.data.manifest

@@ -150,6 +150,13 @@ class Run:
             for row in history(self._reader.index, view).rounds
         ]
 
+    def cite(self, round: int) -> str:
+        """How a version (numbered as for `pull`) is cited: dlx:CHAIN/LEDGER/RUN@VERSION, which commands take as
+        --run."""
+        from dlx.node.home.citation import Citation
+
+        return str(Citation(self._client.chain_id, self._client.ledger, self.id, round))
+
     def checkpoints(self, round: int) -> list[dict[str, str]]:
         """Who says where a version (numbered as for `pull`) can be had, oldest first: `account`, `uri`, `checkpoint`
         (the sha256 of the SHA256SUMS there, 64 hex digits). Anybody's word: what `pull` returns says which are true.

@@ -38,6 +38,7 @@ class Node:
         bootstrap: Sequence[str] = (),
         frame_limit: int = 1 << 20,
         known: Path | None = None,
+        limits: dict[str, float] | None = None,
         **hello,
     ) -> None:
         self.rejected: Counter[str] = Counter()
@@ -50,6 +51,7 @@ class Node:
             bootstrap,
             on_reject=self._rejects,
             peer_store=known,
+            **(limits or {}),
         )
         self.id = self.host.peer_id
         self.gossip = Gossip(self.host, (TOPIC,), CHOICE)

@@ -3,7 +3,8 @@
 import json
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,7 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabular
     try:
         temporary.mkdir(parents=True)
         digest = weights.write(merged, temporary / "model.safetensors")
-        for name, content in _describe(manifest, vocabulary).items():
-            if not isinstance(content, bytes):
-                content = (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        for name, content in described(manifest, vocabulary).items():
             durable.write_bytes(temporary / name, content)
         durable.move(temporary, out)
     except OSError as error:
@@ -56,6 +55,35 @@ def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabular
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return digest
+
+
+def stage_hashes(manifest: Manifest, model: Path) -> list[bytes]:
+    """The sha256 of each stage's canonical weights, as an exported model.safetensors has them. Raises ExportError where
+    that is none, or of another model."""
+    stages = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
+    parts = {one.name: one.shape for shapes in stages for name, shape in shapes.items() for one in pieces(name, shape)}
+    try:
+        arrays = weights.Stored(model, parts)
+        return [weights.weights_hash(weights.Lazy(shapes, partial(_assembled, arrays, shapes))) for shapes in stages]
+    except (OSError, weights.WeightsError) as error:
+        raise ExportError(f"{model}: {error}") from None
+
+
+def _assembled(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], name: str) -> np.ndarray:
+    whole = np.empty(shapes[name], np.float32)
+    for one in pieces(name, shapes[name]):
+        whole[one.place] = arrays[one.name]
+    return whole
+
+
+def described(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, bytes]:
+    """The folder's files beside the weights: config and tokenizer, the same whoever writes them."""
+    return {
+        name: content
+        if isinstance(content, bytes)
+        else (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        for name, content in _describe(manifest, vocabulary).items()
+    }
 
 
 def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, Any]:

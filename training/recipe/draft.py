@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from dlx.training.recipe.huggingface import read_config
-from dlx.training.recipe.manifest import MAX_BYTES, Data, Manifest, canonical_bytes, parse
+from dlx.training.recipe.manifest import MAX_BYTES, Data, Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.presets import PRESETS, expand
 from dlx.training.recipe.recipe import BlobRef, Model, Recipe, Samples, parse_model
 from dlx.training.recipe.soundness import check
@@ -76,13 +76,20 @@ def draft_from_toml(path: Path) -> Draft:
     return draft
 
 
-def complete(draft: Draft, genesis: list[BlobRef], data_manifest: BlobRef, salt: bytes | None = None) -> Manifest:
+def complete(
+    draft: Draft,
+    genesis: list[BlobRef],
+    data_manifest: BlobRef,
+    salt: bytes | None = None,
+    lineage: Lineage | None = None,
+) -> Manifest:
     """The manifest of a new run; `salt` (32 bytes) is random unless given. Raises ManifestError."""
     shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field not in ("data", "model")}
     data = {field: getattr(draft.data, field) for field in Data.__struct_fields__ if field != "manifest"}
     salt_hex = (secrets.token_bytes(32) if salt is None else salt).hex()
     shared["model"] = Model(draft.model.config)
-    manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=Data(manifest=data_manifest, **data))
+    data_ = Data(manifest=data_manifest, **data)
+    manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=data_, lineage=lineage)
     return parse(canonical_bytes(manifest))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import rfc8785
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from dlx.training.recipe.recipe import BlobRef, Recipe, Samples, Sha256, Tokens, parse_model
 from dlx.training.recipe.soundness import check
@@ -20,7 +20,17 @@ class Data(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
     manifest: BlobRef
 
 
+class Lineage(Struct, frozen=True, forbid_unknown_fields=True):
+    """The version of another run that this one starts from."""
+
+    chain_id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    ledger: Annotated[str, Meta(pattern=r"^0x[0-9a-fA-F]{40}\Z")]
+    run: Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}\Z")]
+    version: Annotated[int, Meta(ge=0, le=10_000_000)]
+
+
 class Manifest(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    lineage: Lineage | None = None  # a manifest states it all the same
     salt: Sha256
     genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
     data: Data

@@ -52,6 +52,7 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     micro_batches: Count = 1
     seed: Seed = 0  # of the sample order and of the genesis
     private: bool = False  # whether a replica may train on a folder of its own, which never leaves it
+    licence: Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*\Z")] = ""  # of the data, as the creator states it
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,9 +1,13 @@
 """The chain's time between its blocks."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.node.daemon.clock import ChainClock
+from dlx.node.round import actions as a
+from tests.node.round.simulation import Simulation, make_rules
 
 
 class Times:
@@ -88,3 +92,32 @@ def test_it_never_goes_back_for_blocks_that_come_late_or_are_a_little_off(steps:
         clock.see(int(times.real) + error)
         assert clock.now() >= latest
         latest = clock.now()
+
+
+class Ahead(Simulation):
+    """One member's wall clock is five minutes ahead of everybody's; it knows the chain's time by `ChainClock`."""
+
+    def __init__(self) -> None:
+        super().__init__(make_rules(rounds=11), replicas=2, seed=4)
+        self.clock = ChainClock(lambda: self.now - 1e9, lambda: self.now + 300)
+        self.wrong, self.seen = next(iter(self.members.values())), -1
+        self.accused: list[Any] = []
+
+    def step(self) -> None:
+        if self.block != self.seen:
+            self.seen = self.block
+            self.clock.see(int(self.now))
+        self.wrong.behind = self.now - self.clock.now()
+        super().step()
+
+    def transact(self, member: Any, action: Any) -> None:
+        if isinstance(action, a.SendAccuse):
+            self.accused.append(action)
+        super().transact(member, action)
+
+
+def test_a_machine_five_minutes_ahead_accuses_nobody_in_ten_rounds() -> None:
+    sim = Ahead()
+    assert sim.run(lambda: sim.view.open_round == 10, 200)
+    assert round(sim.clock.skew) == 300 and not sim.accused
+    assert all(sealed.count == 2 for sealed in sim.view.sealed.values())

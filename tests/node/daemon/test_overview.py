@@ -1,5 +1,6 @@
 """When a node calls itself ready, and what it says that it waits for."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
+from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.daemon.tally import Tally
@@ -60,6 +62,7 @@ def overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
         membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
         traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
+        rest=Rest(Path("/nonexistent")),
     )  # fmt: skip
 
 

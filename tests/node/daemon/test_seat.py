@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from dlx.node.daemon import seat as module
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import Follower
+from dlx.node.daemon.rest import Rest, pause, resume
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
@@ -25,7 +26,7 @@ class Membership:
 
     def __init__(self, *slots: tuple[int, int]) -> None:
         self.slot: tuple[int, int] | None = None
-        self.slots, self.asked = list(slots), list[tuple[int, ...]]()
+        self.slots, self.asked, self.left = list(slots), list[tuple[int, ...]](), 0
 
     async def join(self, stages: tuple[int, ...]) -> None:
         self.asked.append(stages)
@@ -33,16 +34,26 @@ class Membership:
             await trio.sleep_forever()
         self.slot = self.slots.pop(0)
 
+    async def leave(self) -> None:
+        self.left += 1
+        self.slot = None
+        if Session.open:
+            Session.open[-1].over.set()
+
 
 class Session:
     """Ends when the test cancels it, or fails where the test wants that."""
 
     log: list[tuple[int, int]]
     fail: int  # so many of the first sessions
+    open: list["Session"]
 
     def __init__(self, context: Any, trainer: Any, slot: tuple[int, int], view: Any, block: int) -> None:
         self.slot, self.over, self.told, self.last_trained = slot, trio.Event(), 0, 0
         Session.log.append(slot)
+        Session.open.append(self)
+
+    async def finish_step(self, deadline: float) -> None: ...
 
     async def run(self) -> None:
         if len(Session.log) <= Session.fail:
@@ -71,8 +82,13 @@ class Trainer:
 
 @pytest.fixture
 def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    def run(membership: Membership, program: Callable[[Seat], Awaitable[None]], stage: int | None = None) -> None:
-        Session.log, Session.fail, Trainer.alive = [], Session.fail, 0
+    def run(
+        membership: Membership,
+        program: Callable[[Seat], Awaitable[None]],
+        stage: int | None = None,
+        rest: Rest | None = None,
+    ) -> None:
+        Session.log, Session.fail, Session.open, Trainer.alive = [], Session.fail, [], 0
         monkeypatch.setattr(module, "Session", Session)
         monkeypatch.setattr(module, "Trainer", Trainer)
         monkeypatch.setattr(module, "Terms", SimpleNamespace(of=lambda manifest: None))
@@ -84,7 +100,7 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
             seen: Any = SimpleNamespace(view=view, head=SimpleNamespace(block=1))
             follower.seen.set(seen)
             place: Any = membership
-            seat = Seat(follower, place, supervisor, stage)
+            seat = Seat(follower, place, supervisor, stage, rest=rest)
             context: Any = SimpleNamespace(manifest=None, directory=tmp_path)
             monkeypatch.setattr(Seat, "finished", False)
             async with trio.open_nursery() as nursery:
@@ -162,3 +178,43 @@ def test_it_asks_for_the_stage_that_it_has_the_state_of(act: Callable[..., None]
     assert membership.asked[0][0] == 3 and len(membership.asked[0]) == 2
     act(chosen, program, stage=1)
     assert chosen.asked == [(1,)], "what the user asked for, and nothing else"
+
+
+def test_a_rest_without_a_seat_gives_it_back_and_ends_the_training_process_until_it_is_over(
+    act: Callable[..., None], tmp_path: Path
+) -> None:
+    membership, file = Membership((0, 1), (0, 1)), tmp_path / "paused.json"
+    rest = Rest(file)
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(1)
+        assert seat.session is not None
+        pause(file, "leave")
+        rest.look()
+        await trio.sleep(60)
+        assert seat.session is None and membership.slot is None and Trainer.alive == 0
+        assert membership.left and membership.asked == [(65535,)], "nothing is asked for meanwhile"
+        resume(file)
+        rest.look()
+        await trio.sleep(1)
+        assert seat.session is not None and Trainer.alive == 1
+        pause(file, "keep")
+        rest.look()
+        await trio.sleep(60)
+        assert seat.session is not None, "a rest that keeps the seat goes on in it"
+
+    act(membership, program, rest=rest)
+    assert Session.log == [(0, 1), (0, 1)]
+
+
+def test_a_node_that_starts_while_it_rests_gives_back_what_it_held(act: Callable[..., None], tmp_path: Path) -> None:
+    file = tmp_path / "paused.json"
+    pause(file, "leave")
+    membership = Membership()
+    membership.slot = (0, 1)
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(10)
+        assert membership.left == 1 and not Session.log and Trainer.alive == 0
+
+    act(membership, program, rest=Rest(file))

@@ -1,0 +1,119 @@
+"""`dlx-node doctor`: is this machine fit to run a node, and what to do where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlx.node.cli import options
+
+if TYPE_CHECKING:
+    from dlx.node.home.config import Settings
+    from dlx.node.home.datadir import DataDir
+    from dlx.node.home.finding import Finding
+
+
+def command(
+    run: options.RunOption = None,
+    stage: Annotated[
+        int | None,
+        typer.Option(min=0, max=63, help="The stage to plan for.", show_default="the node's own, else the largest"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that the account's funds should last for.")] = 1000,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    max_fee: options.MaxFeeOption = None,
+    max_tip: options.MaxTipOption = None,
+    listen: options.ListenOption = None,
+    announce: options.AnnounceOption = None,
+    bootstrap: options.BootstrapOption = None,
+    password_file: options.PasswordFileOption = None,
+    device: options.DeviceOption = None,
+    threads: options.ThreadsOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Check keys, chain, contracts, funds, clock, ports, disk, memory and arithmetic, as `start` would need them.
+
+    Each check is PASS, WARN or FAIL, with what mends it. Changes nothing, and may run beside the node. Exit code 1
+    where something is FAIL.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
+        listen=listen, announce=announce, bootstrap=bootstrap, password_file=password_file, device=device,
+        threads=threads,
+    )  # fmt: skip
+    found: list[Finding] = []
+    for finding in _findings(folder, settings, run, stage, rounds):
+        found.append(finding)
+        if not json:
+            options.print_finding(finding)
+    if json:
+        options.print_json({"findings": found})
+    raise typer.Exit(1 if any(finding.verdict == "FAIL" for finding in found) else 0)
+
+
+def _findings(
+    folder: DataDir, settings: Settings, run: str | None, stage: int | None, rounds: int
+) -> Iterator[Finding]:
+    from dlx.node.home.finding import Finding
+    from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
+    from dlx.node.runs import find, health
+
+    yield from health.quick(folder, settings)
+    opened, account = health.keys(folder, settings)
+    yield opened
+    yield health.arithmetic()
+    if not settings.ledger:
+        yield Finding("ledger", "FAIL", "no ledger is set", "dlx-node config set ledger 0x...")
+        return
+    with reachable_chain(settings, folder) as reached:
+        client = ledger_client(reached, folder)
+        told = list(health.endpoints(client, reached))
+        yield from told
+        if not any(finding.check == "chain" and finding.verdict == "PASS" for finding in told):
+            return
+        there = health.contracts(client)
+        yield there
+        if there.verdict == "FAIL":
+            return
+        with open_index(client) as index:
+            chosen = find.resolve_offline(folder.last_run, run) or (find.resolve(index, run) if index.runs() else None)
+            view = None if chosen is None else find.view_of(index, chosen)
+        if account is not None:
+            replicas = 1 if view is None else max(1, len(view.complete_replicas()))
+            yield health.funds(client, reached, account.address, replicas, rounds)
+        if view is None or not view.created:
+            yield Finding("run", "WARN", "the ledger has no run yet", "dlx-node run create --manifest run.toml")
+            return
+        own = None if account is None else view.slot_of(account.address)
+        manifest = find.read_manifest(view, folder.blob_folders)
+        if manifest is None:
+            said = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
+            yield Finding("plan", "WARN", said, f"dlx-node start --run 0x{view.run.hex()[:12]}")
+        else:
+            yield from health.machine(folder, settings, manifest, view, own[1] if stage is None and own else stage)
+        yield _ports(folder, reached, client.domain, view.run, client.nodes().nodes)
+
+
+def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Finding:  # type: ignore[no-untyped-def]
+    """Beside a node that runs here its ports are asked about; else we listen on them meanwhile."""
+    from dlx.node.cli.endpoint import read
+    from dlx.node.daemon.status import NodeStatus
+    from dlx.node.home import identity
+    from dlx.node.home.errors import Failure
+    from dlx.node.runs.reach import reachable
+
+    try:
+        own_peer = identity.node_peer_id(folder)
+    except Failure:
+        own_peer = ""
+    try:
+        addresses, listen = read(folder, "/v1/status", NodeStatus).addresses, ()
+    except Failure:
+        addresses, listen = settings.announce or settings.listen, settings.listen  # type: ignore[assignment]
+    return reachable(domain, run, own_peer, nodes, addresses, listen, settings.bootstrap)

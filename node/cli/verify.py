@@ -1,0 +1,71 @@
+"""`dlx-node verify`: compare a pulled folder with the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption
+from dlx.node.home.errors import UsageFailure
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
+    blobs: BlobsOption = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no peer for the run's tokenizer, only folders.")
+    ] = False,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Check that a folder is the version of a run that it says it is: weights, manifest, config and tokenizer.
+
+    The ledger is --ledger or the settings' one, never what the folder names; the chain node is believed. Fetches no
+    weights. Exit code 1 where something is FAIL.
+    """
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
+    )
+    options.existing_folder(model, "FOLDER")
+    import tempfile
+
+    from dlx.node.archive.blobs import Blobs, Folder
+    from dlx.node.archive.sources import Places, open_sources
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find
+    from dlx.node.runs.card import citation
+    from dlx.node.runs.checkpoint import read_provenance
+    from dlx.node.runs.verify import verify
+
+    try:
+        stated = read_provenance(model)
+        named = str(stated["run"])
+    except KeyError:
+        raise UsageFailure(f"{model} names no run") from None
+    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    with (
+        open_ledger(settings, folder) as client,
+        open_index(client) as index,
+        open_sources(client, find.resolve(index, named), places, options.note) as sources,
+        tempfile.TemporaryDirectory(prefix="dlx-verify-") as work,
+    ):
+        view = find.view_of(index, find.resolve(index, named))
+        from_ = [one for one in sources if not offline or isinstance(one, Folder)]
+        found = []
+        for finding in verify(model, client.domain, view, Blobs(from_, Path(work), lambda *wrong: None)):
+            found.append(finding)
+            if not json:
+                options.print_finding(finding)
+    failed = any(finding.verdict == "FAIL" for finding in found)
+    if json:
+        options.print_json({"cite": None if failed else str(citation(stated)), "failed": failed, "findings": found})
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,78 @@
+"""The model card of a pulled version: what it is, where it comes from, and the command that verifies it.
+
+Whoever pulls the version writes the same bytes: all of it follows from the manifest and the ledger's record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx.node.home.citation import Citation
+from dlx.training.recipe.manifest import Manifest
+
+CARD = "README.md"
+
+
+def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
+    """As a Hugging Face README.md. `provenance`: what provenance.json says."""
+    version, rounds = provenance["version"], provenance["rounds"]
+    cited = citation(provenance)
+    loss = "none yet" if provenance["loss"] is None else f"{provenance['loss']:.4f} nats per token"
+    licence = manifest.data.licence.replace("`", "'")
+    licence = f"`{licence}`, as its creator states" if licence else "not stated"
+    rows = [
+        ("model", f"{manifest.model.config['model_type']}, float32"),
+        ("version", f"{version}: the weights after {version} of {rounds} rounds"),
+        ("training loss", loss),
+        ("run", f"`{provenance['run']}`"),
+        ("ledger", f"`{provenance['ledger']}` on chain {provenance['chain_id']}"),
+        ("manifest", f"`{provenance['manifest']}` (manifest.json)"),
+        ("data", f"`{manifest.data.manifest.sha256}`, licence {licence}"),
+        ("cite as", f"`{cited}`"),
+    ]
+    if (parent := manifest.lineage) is not None:
+        started = Citation(parent.chain_id, parent.ledger, parent.run, parent.version)
+        rows.insert(3, ("started from", f"`{started}`"))
+    stages = [
+        f"| {one['stage']} | `{one['weights']}` | `{one['transaction'] or 'genesis'}` |" for one in provenance["stages"]
+    ]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "tags: [dlx, decentralised-training]",
+            "---",
+            "",
+            f"# {manifest.name}, version {version}",
+            "",
+            "Trained by a decentralised run whose every step is on a ledger. The weights below are those that its",
+            "members sealed; how they came about is what `dlx-node audit` checks.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows),
+            "",
+            "| stage | weights (sha256) | sealed in |",
+            "|---|---|---|",
+            *stages,
+            "",
+            "Verify this folder against the ledger, by a chain node that you trust:",
+            "",
+            "    pip install dlx-node",
+            f"    dlx-node verify . --rpc-url URL --chain-id {provenance['chain_id']} --ledger {provenance['ledger']}",
+            "",
+            "Load it (no code comes with it, and no pickle):",
+            "",
+            "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            '    model = AutoModelForCausalLM.from_pretrained(".")',
+            '    tokenizer = AutoTokenizer.from_pretrained(".")',
+            "",
+        ]
+    )
+
+
+def citation(provenance: dict[str, Any]) -> Citation:
+    """Of a pulled version."""
+    return Citation(provenance["chain_id"], provenance["ledger"], provenance["run"], provenance["version"])

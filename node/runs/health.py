@@ -1,0 +1,233 @@
+"""Is this machine fit to run a node? What `dlx-node doctor` finds, check by check, each with the command that mends it.
+
+`quick` asks neither network nor keys and imports nothing heavy: `start` runs it before anything else.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from dlx.node import version
+from dlx.node.home import extras
+from dlx.node.home.config import Settings, shown_urls
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure
+from dlx.node.home.finding import FAIL, PASS, WARN, Finding
+from dlx.node.home.shown import size
+from dlx.training.models.placement import cores
+
+if TYPE_CHECKING:
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.view import RunView
+    from dlx.node.home.identity import Account
+    from dlx.training.recipe.manifest import Manifest
+
+CLOCK_BEHIND, CLOCK_AHEAD = 5.0, 60.0  # s between this clock and the newest block's time that are worth a warning
+_PYTHON = (3, 11)
+
+
+def quick(folder: DataDir, settings: Settings) -> Iterator[Finding]:
+    """What can be told of this machine and folder at once."""
+    yield _versions()
+    yield _secrets(folder, settings)
+    yield _room(folder, settings)
+    yield _threads(settings)
+
+
+def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
+    """Whether the password opens the folder's keys; and the account. Takes a second."""
+    from dlx.node.home import identity
+
+    try:
+        account = identity.load_account(folder, settings)
+        peer_id = identity.load_node_key(folder, settings).peer_id
+    except Failure as error:
+        return Finding("password", FAIL, str(error), _init(folder)), None
+    return Finding("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
+
+
+def endpoints(client: LedgerClient, settings: Settings) -> Iterator[Finding]:
+    """Each chain node: whether it answers, by which chain id, and how old its newest block is by this clock."""
+    from dlx.ledger.errors import LedgerError
+
+    for url, rpc in zip(settings.rpc_url, client.rpc.with_patience(3.0).each(), strict=True):
+        name = shown_urls([url])
+        try:
+            found, head = rpc.chain_id(), rpc.head()
+        except LedgerError as error:
+            yield Finding("chain", FAIL, str(error), "start `dlx-node chain` there, or set --rpc-url")
+            continue
+        if found != settings.chain_id:
+            yield Finding("chain", FAIL, f"{name} is on chain {found}, not {settings.chain_id}", "set --chain-id")
+            continue
+        yield Finding("chain", PASS, f"{name} answers for chain {found}, block {head.number:,}")
+        yield clock(time.time(), head.time)
+
+
+def clock(now: float, block_time: float) -> Finding:
+    """Nothing of the protocol depends on this machine's clock; logs and a person's reading of them do."""
+    age, mend = now - block_time, "timedatectl set-ntp true"
+    if age < -CLOCK_BEHIND:
+        return Finding("clock", WARN, f"{-age:.0f} s behind the newest block: the node goes by the chain's time", mend)
+    if age > CLOCK_AHEAD:
+        said = f"the newest block is {age:.0f} s old: this clock is ahead, or the chain stands still"
+        return Finding("clock", WARN, f"{said}; the node goes by the chain's time", mend)
+    return Finding("clock", PASS, f"agrees with the newest block's time, {max(0.0, age):.0f} s ago")
+
+
+def contracts(client: LedgerClient) -> Finding:
+    """Whether this version's ledger is at the address."""
+    from dlx.ledger.errors import LedgerError, LedgerUnavailable
+
+    try:
+        client.connect()
+    except LedgerUnavailable as error:
+        return Finding("ledger", FAIL, str(error), "check --ledger, or wait until the chain node has synced")
+    except LedgerError as error:
+        return Finding("ledger", FAIL, str(error), "check --ledger: `dlx-node chain` and `dlx-node deploy` print it")
+    return Finding("ledger", PASS, f"{client.ledger} has this version's contracts")
+
+
+def funds(client: LedgerClient, settings: Settings, account: str, replicas: int, rounds: int) -> Finding:
+    """Whether the account can pay a seat, and its part of the seals of so many rounds, at the present price of gas."""
+    from dlx.ledger.client import most_gas
+    from dlx.ledger.errors import LedgerError
+    from dlx.ledger.fees import eth, price
+    from dlx.node.home.ledgers import limits_of
+
+    try:
+        balance, head = client.balance(account), client.rpc.head()
+        now = price(client.rpc, head, limits_of(settings))
+        pays = str(client.rpc.call("web3_clientVersion")).startswith("dlx-chain/")
+    except LedgerError as error:
+        return Finding("funds", FAIL, str(error), "set --max-fee, or ask another --rpc-url")
+    if balance == 0 and pays:
+        return Finding("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
+    joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
+    each = most_gas("seal", replicas) * min(now.max_fee, head.base_fee + now.tip) // max(1, replicas)
+    lasts = max(0, balance - joining) // each if each else rounds
+    said, mend = f"{eth(balance)} ETH", f"send ETH to {account}"
+    if balance < joining:
+        return Finding("funds", FAIL, f"{said}; to register and join may take {eth(joining)}", mend)
+    verdict = PASS if lasts >= rounds else WARN
+    return Finding("funds", verdict, f"{said} last for about {lasts:,} rounds", "" if verdict == PASS else mend)
+
+
+def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None) -> list[Finding]:
+    """This machine's memory and disk against what `run plan` says of a stage; None: of the one that takes most."""
+    from dlx.node.runs.upkeep import upkeep
+    from dlx.training.balance.costs import costs
+    from dlx.training.models.placement import PlacementError, settle
+
+    try:
+        settled = settle(settings.placement)
+    except PlacementError as error:
+        return [Finding("device", FAIL, str(error), "set --device")]
+    planned = costs(manifest, settled, settled.ranks)
+    replicas = max(1, len(view.complete_replicas()))
+    chosen = [cost for cost in planned if stage in (None, cost.stage)]
+    memory = max(cost.memory.host for cost in chosen) * settled.ranks
+    disk = max(upkeep(manifest, cost, replicas).disk for cost in chosen)
+    found = [Finding("device", PASS, str(settled))]
+    available = psutil.virtual_memory().available
+    what = "the largest stage" if stage is None else f"stage {stage}"
+    said = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
+    enough = available >= memory
+    mend = "" if enough else "free memory, ask for a smaller --stage, or set --checkpoint-activations layers"
+    found.append(Finding("memory", PASS if enough else WARN, said, mend))
+    if settled.device.startswith("cuda"):
+        found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen)))
+    free = shutil.disk_usage(_there(folder.root)).free - settings.disk_floor + _held(folder.blobs)
+    said = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
+    found.append(Finding("plan", PASS if free >= disk else WARN, said, "" if free >= disk else _MORE_ROOM))
+    return found
+
+
+def arithmetic() -> Finding:
+    """Whether this machine computes the network's bits."""
+    from dlx.training import selftest
+
+    try:
+        selftest.run()
+    except selftest.SelfTestError as error:
+        return Finding(
+            "self-test", FAIL, str(error), "pip install --force-reinstall -c requirements/constraints.txt numpy"
+        )
+    return Finding("self-test", PASS, "computes the bits that all others do")
+
+
+_MORE_ROOM = "make room, or name a folder on another disk by --datadir"
+
+
+def _versions() -> Finding:
+    python = platform.python_version_tuple()
+    here = {name: _installed(name) for name in ("libp2p", "web3", "torch")}
+    said = ", ".join([f"dlx-node {version()}", f"python {platform.python_version()}", *map(" ".join, here.items())])
+    if (int(python[0]), int(python[1])) < _PYTHON:
+        return Finding("versions", FAIL, said, "install Python 3.11 or newer")
+    try:
+        extras.require("train")
+    except extras.MissingExtra as error:
+        return Finding("versions", FAIL, f"{said}: {error}", 'pip install "dlx-node[train]"')
+    return Finding("versions", PASS, said)
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _secrets(folder: DataDir, settings: Settings) -> Finding:
+    """Whether the keys are there, and nobody else's to read."""
+    if not folder.node_key.exists() or not folder.keystore.is_dir() or not any(folder.keystore.iterdir()):
+        return Finding("keys", FAIL, f"{folder.root} lacks a node key or an account", _init(folder))
+    try:
+        folder.check_secrets()
+    except Failure as error:
+        said, _, command = str(error).partition(": run `")
+        return Finding("keys", FAIL, said, command.rstrip("`"))
+    return Finding("keys", PASS, f"in {folder.keystore}, readable by their owner only")
+
+
+def _room(folder: DataDir, settings: Settings) -> Finding:
+    free = shutil.disk_usage(_there(folder.root)).free
+    said = f"{size(free)} free, of which disk_floor leaves {size(settings.disk_floor)}"
+    return Finding("disk", PASS, said) if free > settings.disk_floor else Finding("disk", FAIL, said, _MORE_ROOM)
+
+
+def _threads(settings: Settings) -> Finding:
+    wanted, here = settings.placement.threads or cores(), cores()
+    said = f"{wanted} of {here} cores"
+    return Finding("threads", PASS if wanted <= here else WARN, said, "" if wanted <= here else f"set --threads {here}")
+
+
+def _device_memory(device: str, what: str, needed: int) -> Finding:
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    said = f"{what} takes {size(needed)} of {device}; {size(free)} are free"
+    mend = "" if free >= needed else "set --checkpoint-activations layers, or share the stage by --devices"
+    return Finding("device memory", PASS if free >= needed else WARN, said, mend)
+
+
+def _held(blobs: Path) -> int:
+    """Bytes of the disk that the node's blobs already take."""
+    return sum(path.stat().st_size for path in blobs.glob("*") if path.is_file())
+
+
+def _there(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _init(folder: DataDir) -> str:
+    return f"dlx-node init --datadir {folder.root} --password-file FILE"

@@ -1,0 +1,105 @@
+"""Is a pulled folder what it says it is? Compared with the ledger, file by file; no weights are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dlx.ground.durable import file_hash
+from dlx.ledger.typed import Domain
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import Blobs
+from dlx.node.home.errors import Failure
+from dlx.node.home.finding import FAIL, PASS, WARN, Finding
+from dlx.node.runs.card import CARD, card
+from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
+from dlx.node.runs.pull import provenance, read_vocabulary
+from dlx.training.models.export import ExportError, described, stage_hashes
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.strict import ManifestError
+
+_AGAIN = "dlx-node pull --out DIR"
+_WEIGHTS = "model.safetensors"
+
+
+def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterator[Finding]:
+    """What each of the folder's files comes to. `view`: of the run that its provenance names; `blobs`: where the run's
+    tokenizer may be had."""
+    try:
+        stated = read_provenance(folder)
+    except Failure as error:
+        yield Finding("files", FAIL, str(error), _AGAIN)
+        return
+    yield Finding("files", PASS, f"those that {SUMS} lists; checkpoint {file_hash(folder / SUMS).hex()}")
+    version = stated.get("version")
+    newest = min(view.next_round(stage) for stage in range(view.config.stages))
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= newest:
+        yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", _AGAIN)
+        return
+    recorded = provenance(domain, view, version)
+    wrong = [key for key, value in recorded.items() if stated.get(key) != value]
+    if wrong:
+        yield Finding("record", FAIL, f"{PROVENANCE} and the ledger differ in {', '.join(wrong)}", _AGAIN)
+    else:
+        yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
+    manifest = _manifest(folder, view)
+    if isinstance(manifest, Finding):
+        yield manifest
+        return
+    yield Finding("manifest", PASS, "has the hash on the ledger")
+    yield _weights(folder, manifest, view, version)
+    yield from _others(folder, manifest, recorded, blobs)
+    sums = file_hash(folder / SUMS).hex()
+    for one in published(view, version):
+        if one["checkpoint"] == sums:
+            yield Finding("published", PASS, f"{one['account']} names this checkpoint on the ledger")
+
+
+def _manifest(folder: Path, view: RunView) -> Manifest | Finding:
+    try:
+        path = folder / MANIFEST
+        if path.stat().st_size > MAX_BYTES or file_hash(path) != view.config.manifest:
+            return Finding("manifest", FAIL, f"{MANIFEST} is not the run's", _AGAIN)
+        return parse(path.read_bytes())
+    except (OSError, ManifestError) as error:
+        return Finding("manifest", FAIL, f"{MANIFEST}: {error}", _AGAIN)
+
+
+def _weights(folder: Path, manifest: Manifest, view: RunView, version: int) -> Finding:
+    """Cut into stages again, the model has to give every hash that a seal holds."""
+    try:
+        found = stage_hashes(manifest, folder / _WEIGHTS)
+    except ExportError as error:
+        return Finding("weights", FAIL, str(error), _AGAIN)
+    differs = [str(stage) for stage, digest in enumerate(found) if digest != view.weights(stage, version)]
+    if differs:
+        said = f"{_WEIGHTS} is not what stage {', '.join(differs)} sealed as version {version}"
+        return Finding("weights", FAIL, said, _AGAIN)
+    return Finding("weights", PASS, f"{_WEIGHTS} has the weights that {len(found)} stages sealed as version {version}")
+
+
+def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: Blobs) -> Iterator[Finding]:
+    """Config and tokenizer decide what the weights say; the card only what people read."""
+    said: list[str] = []
+    vocabulary, whole = read_vocabulary(manifest, blobs, said.append)
+    expected = {CARD: card(manifest, recorded).encode()} | (described(manifest, vocabulary) if whole else {})
+    known = {*expected, PROVENANCE, MANIFEST, SUMS, _WEIGHTS}
+    names = {path.name for path in folder.iterdir()}
+    differs = sorted(name for name, content in expected.items() if _content(folder / name) != content)
+    if differs:
+        mend = "another release of transformers writes another config.json: compare, or pull again"
+        yield Finding("config", FAIL, f"not what the run's manifest and data give: {', '.join(differs)}", mend)
+    elif names - known:
+        more = ", ".join(sorted(names - known))
+        if whole:
+            yield Finding("config", FAIL, f"files that no version has: {more}", "remove them")
+        else:
+            why = f"not compared, for want of the run's tokenizer: {more} ({'; '.join(said)})"
+            yield Finding("config", WARN, why, "name a folder with the run's blobs by --blobs")
+    else:
+        yield Finding("config", PASS, "config, tokenizer and card are what the run's manifest and data give")
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

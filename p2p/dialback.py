@@ -1,0 +1,85 @@
+"""Can others reach me? A peer is asked to open a TCP connection back to whoever asks, and says what came of it.
+
+It dials the address that the question came from and no other: nobody has a member knock at somebody else's door.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import trio
+from libp2p.abc import INetStream
+
+from dlx.p2p.buckets import Buckets
+from dlx.p2p.host import Host
+from dlx.p2p.muxer import address_of
+from dlx.p2p.served import ServedStreams
+from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
+
+DIALBACK = "/dlx/dialback/1"
+MOST_PORTS = 4  # in a question
+SECONDS = 5.0  # for one connection
+EVERY = 10.0  # s between two questions of one address that are answered
+SERVED, SERVED_PER_PEER = 8, 1  # questions at once
+DEADLINE = 2 * SECONDS + 2  # s for an answer
+
+log = logging.getLogger(__name__)
+
+
+class DialBack:
+    """Make it before the host runs. Without `serves` this peer only asks."""
+
+    def __init__(self, host: Host, serves: bool = True) -> None:
+        self._host = host
+        self._asked = Buckets(1 / EVERY, burst=2)
+        self._streams = ServedStreams(
+            SERVED, SERVED_PER_PEER, host.is_registered, lambda peer: host.reject("dialback_busy", peer)
+        )
+        if serves:
+            host.serve(DIALBACK, self._serve)
+
+    async def ask(self, peer: str, ports: Sequence[int]) -> tuple[str, dict[int, bool]]:
+        """Our IP address as the peer sees it, and which of at most MOST_PORTS ports it could connect to there. Raises
+        StreamBroken."""
+        with trio.move_on_after(DEADLINE):
+            stream = await self._host.open_stream(peer, DIALBACK, DEADLINE)
+            try:
+                await write_short(stream, b"".join(port.to_bytes(2, "big") for port in ports))
+                reached, address = await read_short(stream, MOST_PORTS), await read_short(stream, 64)
+                if len(reached) != len(ports) or not address.isascii():
+                    raise StreamBroken("an answer that fits no question")
+                return address.decode(), {port: bool(one) for port, one in zip(ports, reached, strict=True)}
+            finally:
+                await let_go(stream)
+        raise StreamBroken(f"no whole answer within {DEADLINE:.0f} s")
+
+    async def _serve(self, stream: INetStream, peer: str) -> None:
+        try:
+            address = address_of(stream)
+            with self._streams.admit(peer, address) as served, trio.move_on_after(DEADLINE):
+                if served is None:
+                    return
+                if not self._asked.take(address):
+                    self._host.reject("dialback_busy", peer)
+                    return
+                asked = await read_short(stream, 2 * MOST_PORTS)
+                ports = [int.from_bytes(asked[at : at + 2], "big") for at in range(0, len(asked), 2)]
+                reached = dict[int, bool]()
+                async with trio.open_nursery() as nursery:
+                    for port in set(ports):
+                        nursery.start_soon(_knock, address, port, reached)
+                await write_short(stream, bytes(reached[port] for port in ports))
+                await write_short(stream, address.encode())
+                await read_short(stream, 0)  # until it lets go: what we leave is reset, with all that it has not read
+        except (StreamBroken, OSError) as error:
+            log.debug("dialling %s back: %r", peer, error)
+
+
+async def _knock(address: str, port: int, reached: dict[int, bool]) -> None:
+    reached[port] = False
+    with trio.move_on_after(SECONDS):
+        try:
+            stream = await trio.open_tcp_stream(address, port)
+        except (OSError, ValueError):
+            return
+        reached[port] = True
+        await stream.aclose()

@@ -1,0 +1,122 @@
+"""Resting: when, and what becomes of the seat meanwhile."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlx.ledger.typed import Plan
+from dlx.node.daemon import rest as module
+from dlx.node.daemon.rest import BUSY_SECONDS, QUIET_SECONDS, Others, Rest
+from dlx.node.home.hours import is_within, minutes
+from dlx.node.round import actions as a
+from dlx.node.round.pace import fewest_steps
+from tests.node.command import dlx
+from tests.node.round.simulation import Simulation, make_rules
+
+
+def at(hour: int, minute: int = 0) -> Any:
+    return lambda: time.struct_time((2026, 1, 1, hour, minute, 0, 3, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("windows", "inside", "outside"),
+    [
+        (("22:00-06:00",), (22 * 60, 23 * 60, 0, 359), (360, 12 * 60, 22 * 60 - 1)),
+        (("09:30-17:00",), (570, 1019), (569, 1020)),
+        (("20:00-24:00",), (1200, 1439), (0, 1199)),
+        (("08:00-09:00", "18:00-19:00"), (480, 1080), (0, 700)),
+        ((), (0, 1439), ()),
+    ],
+)
+def test_hours_may_span_midnight_and_be_several(
+    windows: tuple[str, ...], inside: tuple[int, ...], outside: tuple[int, ...]
+) -> None:
+    assert all(is_within(windows, minute) for minute in inside)
+    assert not any(is_within(windows, minute) for minute in outside)
+
+
+@pytest.mark.parametrize("text", ["", "22:00", "25:00-06:00", "22:60-06:00", "24:00-06:00", "1:00-24:01", "6:00-6:00"])
+def test_hours_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected hours"):
+        minutes(text)
+
+
+def test_a_node_rests_outside_its_hours_and_while_it_is_paused(tmp_path: Path) -> None:
+    file = tmp_path / "paused.json"
+    assert Rest(file, ("22:00-06:00",), how="leave", local=at(23)).state.value is None
+    resting = Rest(file, ("22:00-06:00",), how="leave", local=at(12))
+    assert resting.leaves and "outside of 22:00-06:00" in str(resting.state.value)
+    working = Rest(file)
+    module.pause(file, "keep")
+    working.look()
+    assert working.state.value is not None and not working.leaves
+    assert Rest(file).state.value is not None, "also after a restart"
+    assert module.resume(file) and not module.resume(file)
+    working.look()
+    assert working.state.value is None
+    file.write_text("rubbish")
+    assert Rest(file, how="leave").leaves, "a damaged file still pauses"
+
+
+def test_other_programs_have_the_node_rest_and_its_own_work_does_not() -> None:
+    used = [0.0, 0.0]
+    others = Others(lambda: (used[0], used[1]), cores=4)
+    now = 0.0
+
+    def pass_(seconds: float, by_others: float, own: float) -> bool:
+        nonlocal now
+        busy = False
+        for _ in range(int(seconds)):
+            now += 1
+            used[0] += by_others + own
+            used[1] += own
+            busy = others.are_busy(now)
+        return busy
+
+    assert not pass_(120, 0.1, 3.8), "its own work is no reason"
+    assert not pass_(5, 4.0, 0.0), "a moment is none either"
+    assert pass_(2 * BUSY_SECONDS, 3.0, 1.0)
+    assert pass_(QUIET_SECONDS - 10, 0.0, 4.0), "not back at the first quiet moment"
+    assert not pass_(2 * BUSY_SECONDS, 0.0, 4.0)
+
+
+@pytest.mark.parametrize(("stages", "delay"), [(1, 0), (2, 1)])
+def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_nobody_is_asked(
+    stages: int, delay: int
+) -> None:
+    rules = make_rules(rounds=12, stages=stages, delay=delay, plan=Plan(4, 0, 40))
+    sim = Simulation(rules, replicas=2, seed=2)
+    sent, transact = [], sim.transact
+    sim.transact = lambda member, action: sent.append(action) or transact(member, action)  # type: ignore[method-assign]
+    resting = sim.members[str(sim.view.holder(0, stages - 1))]
+    seat = sim.view.slot_of(resting.account)
+    assert sim.run(lambda: sim.view.open_round == 3, 200)
+    resting.machine.rests = True
+    assert sim.run(lambda: sim.view.open_round == 7, 400)
+    resting.machine.rests = False
+    assert sim.run(lambda: sim.view.finished, 400)
+    taken = [
+        next((record.inner_steps for record in sim.view.sealed[0, round].records if record.replica == 0), 0)
+        for round in range(12)
+    ]
+    assert all(taken), "counted in every round"
+    assert set(taken[5:7]) == {fewest_steps(40)}
+    assert max(taken[9:]) > 2 * fewest_steps(40), "and then it works again"
+    assert sim.view.slot_of(resting.account) == seat
+    assert not any(isinstance(action, a.SendAccuse | a.SendEvict | a.SendDeal) for action in sent)
+    assert all(not member.rejected for member in sim.members.values())
+
+
+def test_pause_and_resume_are_a_file_in_the_folder(tmp_path: Path) -> None:
+    dlx("init", "--datadir", tmp_path, "--insecure-devnet")
+    (tmp_path / "stages" / "0").mkdir(parents=True)
+    assert "keeps its seat" in dlx("pause", "--datadir", tmp_path).stderr
+    files = [tmp_path / "state" / "paused.json", tmp_path / "stages" / "0" / "state" / "paused.json"]
+    assert all(Rest(file).state.value for file in files)
+    assert "gives its seat back" in dlx("pause", "--leave", "--datadir", tmp_path).stderr
+    assert Rest(files[0]).leaves
+    assert "working again" in dlx("resume", "--datadir", tmp_path).stderr
+    assert "not paused" in dlx("resume", "--datadir", tmp_path).stderr
+    assert not any(file.exists() for file in files)

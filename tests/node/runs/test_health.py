@@ -1,0 +1,101 @@
+"""What `doctor` finds: by pretended machines, and on a real chain."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.rpc import Header
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.finding import FAIL, PASS, WARN
+from dlx.node.runs import health, reach
+from tests.node.command import dlx
+
+GWEI = 10**9
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataDir:
+    dlx("init", "--datadir", tmp_path, "--insecure-devnet")
+    return DataDir(tmp_path)
+
+
+def verdicts(folder: DataDir, settings: Settings | None = None) -> dict[str, str]:
+    return {one.check: one.verdict for one in health.quick(folder, settings or Settings())}
+
+
+def test_a_folder_that_was_made_is_well_and_a_key_that_others_can_read_is_not(folder: DataDir) -> None:
+    assert set(verdicts(folder).values()) == {PASS}
+    folder.node_key.chmod(0o644)
+    (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
+    assert wrong.check == "keys" and wrong.mend == f"chmod 600 {folder.node_key}"
+
+
+def test_a_folder_without_keys_names_the_command_that_makes_them(tmp_path: Path) -> None:
+    empty = DataDir(tmp_path / "none")
+    (wrong,) = (one for one in health.quick(empty, Settings()) if one.verdict == FAIL)
+    assert wrong.mend.startswith("dlx-node init")
+
+
+def test_a_full_disk_and_more_threads_than_cores_are_found(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**9))
+    monkeypatch.setattr(health, "cores", lambda: 2)
+    assert verdicts(folder, Settings(threads=3)) == {"versions": PASS, "keys": PASS, "disk": FAIL, "threads": WARN}
+
+
+def test_a_wrong_password_is_found(folder: DataDir, tmp_path: Path) -> None:
+    found, account = health.keys(folder, Settings())
+    assert found.verdict == PASS and account is not None
+    (folder.keystore / "INSECURE-DEVNET").unlink()
+    (tmp_path / "word").write_text("wrong\n")
+    found, account = health.keys(folder, Settings(password_file=str(tmp_path / "word")))
+    assert (found.verdict, account) == (FAIL, None)
+
+
+@pytest.mark.parametrize(("ahead", "verdict"), [(0, PASS), (40, PASS), (300, WARN), (-3, PASS), (-300, WARN)])
+def test_a_clock_that_is_off_is_a_warning(ahead: float, verdict: str) -> None:
+    assert health.clock(1_800_000_000 + ahead, 1_800_000_000).verdict == verdict
+
+
+class Chain:
+    """A client of a chain where gas costs 10 gwei, and who asks has `balance` wei."""
+
+    def __init__(self, balance: int, version: str = "geth") -> None:
+        head = Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=4 * GWEI)
+        calls = {"web3_clientVersion": version}
+        self.rpc: Any = SimpleNamespace(
+            head=lambda: head, call=lambda method: calls[method], number=lambda method: 2 * GWEI, name="x"
+        )
+        self._balance = balance
+
+    def balance(self, account: str) -> int:
+        if self._balance < 0:
+            raise LedgerUnavailable("silent")
+        return self._balance
+
+
+@pytest.mark.parametrize(
+    ("balance", "version", "verdict"),
+    [
+        (0, "geth", FAIL),
+        (10**16, "geth", FAIL),  # 1.5 million gas at the fee cap is 15
+        (10**17, "geth", WARN),
+        (10**20, "geth", PASS),
+        (0, "dlx-chain/1", PASS),
+        (-1, "geth", FAIL),
+    ],
+)
+def test_funds_are_compared_with_what_so_many_rounds_cost(balance: int, version: str, verdict: str) -> None:
+    client: Any = Chain(balance, version)
+    found = health.funds(client, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
+    assert found.verdict == verdict, found
+    assert (found.mend == "") == (verdict == PASS)
+
+
+def test_ports_that_a_peer_cannot_reach_are_a_warning_with_what_mends_it() -> None:
+    assert reach._judged("203.0.113.7", {4650: True}).verdict == PASS
+    found = reach._judged("203.0.113.7", {4650: False, 4651: True})
+    assert found.verdict == WARN and "4650" in found.said and "--announce" in found.mend

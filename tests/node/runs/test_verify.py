@@ -1,0 +1,196 @@
+"""A pulled folder against the ledger; following a run; what a run that starts from a version says and proves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dlx.ledger.typed import Domain
+from dlx.ledger.view import RunView
+from dlx.node.archive.blobs import Blobs
+from dlx.node.audit import Folder
+from dlx.node.audit.lineage import audit_lineage, is_here
+from dlx.node.audit.report import Report
+from dlx.node.home import citation
+from dlx.node.home.errors import UsageFailure
+from dlx.node.home.finding import Finding
+from dlx.node.runs.checkpoint import write_sums
+from dlx.node.runs.create import _lineage
+from dlx.node.runs.pull import follow, pull
+from dlx.node.runs.verify import verify
+from dlx.training.recipe.draft import DraftModel
+from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
+from tests.history_builder import History
+
+pytest_plugins = ["tests.history_builder"]
+
+
+@pytest.fixture(scope="module")
+def pulled(honest_history: History, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("verify") / "model"
+    client, view = honest_history.client(), honest_history.view()
+    sources = [Folder(honest_history.blobs, own=False)]
+    pull(client.domain, view, 3, out, sources, lambda *what: None, lambda line: None)
+    return out
+
+
+@pytest.fixture
+def folder(pulled: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(pulled, tmp_path / "model"))
+
+
+@pytest.fixture
+def found(honest_history: History, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Check -> verdict; `blobs`: whether the run's tokenizer and data manifest can be had."""
+
+    def go(folder: Path, blobs: bool = True) -> dict[str, str]:
+        work = tmp_path / f"work {blobs}"
+        work.mkdir(exist_ok=True)
+        sources = [Folder(honest_history.blobs, own=False)] if blobs else []
+        some = Blobs(sources, work, lambda *what: None)
+        domain, view = honest_history.client().domain, honest_history.view()
+        findings: list[Finding] = list(verify(folder, domain, view, some))
+        return {one.check: one.verdict for one in findings}
+
+    return go
+
+
+def test_a_folder_that_was_pulled_is_what_it_says(folder: Path, found: Callable[..., dict[str, str]]) -> None:
+    fine = dict.fromkeys(("files", "record", "manifest", "weights", "config"), "PASS")
+    assert found(folder) == fine
+    assert found(folder, blobs=False) == fine | {"config": "WARN"}, "its tokenizer could be anybody's"
+    card, stated = (folder / "README.md").read_text(), json.loads((folder / "provenance.json").read_text())
+    assert f"dlx:{stated['chain_id']}/{stated['ledger']}/{stated['run']}@3" in card
+    assert "dlx-node verify . " in card and "not stated" in card and stated["stages"][1]["weights"] in card
+
+
+@pytest.mark.parametrize(
+    ("file", "check"),
+    [
+        ("model.safetensors", "weights"),
+        ("manifest.json", "manifest"),
+        ("config.json", "config"),
+        ("README.md", "config"),
+        ("tokenizer.json", "config"),
+        ("code.py", "config"),
+    ],
+)
+def test_a_changed_file_is_found_though_the_list_was_made_anew(
+    folder: Path, found: Callable[..., dict[str, str]], file: str, check: str
+) -> None:
+    content = bytearray((folder / file).read_bytes()) if (folder / file).exists() else bytearray(b"x")
+    content[-1] ^= 1
+    (folder / file).write_bytes(content)
+    assert found(folder)["files"] == "FAIL", "the list no longer fits"
+    write_sums(folder)
+    verdicts = found(folder)
+    assert (verdicts["files"], verdicts[check]) == ("PASS", "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("version", 2), ("version", 99), ("version", True), ("loss", 0.1), ("stages", [])]
+)
+def test_a_provenance_that_the_ledger_does_not_have_is_found(
+    folder: Path, found: Callable[..., dict[str, str]], key: str, value: Any
+) -> None:
+    stated = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps(stated | {key: value}))
+    write_sums(folder)
+    assert "FAIL" in found(folder).values()
+
+
+def test_each_version_is_given_once_and_the_last_one_always(honest_history: History) -> None:
+    whole = honest_history.view()
+
+    class Reader:
+        """Sees one more round with each look."""
+
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def view(self) -> Any:
+            self.looks += 1
+            return Seen(whole, min(self.looks // 2, 3))
+
+    class Seen:
+        def __init__(self, view: RunView, sealed: int) -> None:
+            self._view, self._sealed = view, sealed
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._view, name)
+
+        def next_round(self, stage: int) -> int:
+            return self._sealed
+
+        @property
+        def finished(self) -> bool:
+            return self._sealed == 3
+
+    def versions(every: int) -> list[int]:
+        reader: Any = Reader()
+        return [version for _, version in follow(reader, [], every, pause=lambda seconds: None)]
+
+    assert versions(1) == [0, 1, 2, 3]
+    assert versions(2) == [0, 2, 3]
+
+
+# ---- lineage
+
+
+def test_a_run_from_a_pulled_folder_says_which_version_it_starts_from(folder: Path) -> None:
+    stated, said = json.loads((folder / "provenance.json").read_text()), list[str]()
+    draft: Any = msgspec.defstruct("Drafted", [("model", DraftModel)])(DraftModel(source=str(folder)))
+    lineage = _lineage(draft, said.append)
+    assert lineage == Lineage(**{key: stated[key] for key in Lineage.__struct_fields__})
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    assert _lineage(draft, said.append) is None and "warning" in said[-1]
+    (folder / "provenance.json").unlink()
+    assert _lineage(draft, said.append) is None, "of an unknown origin, and silent about it"
+
+
+def test_the_audit_compares_the_first_weights_with_the_version_that_is_named(honest_history: History) -> None:
+    domain, view, manifest = honest_history.client().domain, honest_history.view(), honest_history.manifest
+    lineage = Lineage(domain.chain_id, domain.ledger, "0x" + view.run.hex(), 3)
+    assert is_here(lineage, domain) and not is_here(lineage, Domain(5, domain.ledger))
+    sizes = [blob.size for blob in manifest.genesis]
+    right = [
+        type(manifest.genesis[0])(honest_history.versions[stage, 3].hex(), size) for stage, size in enumerate(sizes)
+    ]
+    child = msgspec.structs.replace(manifest, lineage=lineage, genesis=right)
+    assert parse(canonical_bytes(child)) == child
+
+    def verdict(child: Any, parent: RunView | None, other: Any = manifest) -> list[str]:
+        report = Report(view.run)
+        audit_lineage(report, child, parent, other)
+        return [name for name, count in report.counts().items() for _ in range(count)]
+
+    assert verdict(child, view) == ["PASS"]
+    assert verdict(manifest, view) == []
+    another = msgspec.structs.replace(child, genesis=right[::-1])
+    assert verdict(another, view) == ["FAIL"]
+    assert verdict(another, view, None) == ["WARN"], "perhaps cut in other stages"
+    assert verdict(child, None) == ["SKIP"]
+    later = msgspec.structs.replace(child, lineage=msgspec.structs.replace(lineage, version=4))
+    assert verdict(later, view) == ["FAIL"]
+
+
+# ---- citations
+
+
+def test_a_citation_is_read_as_it_is_written() -> None:
+    cited = citation.Citation(10, "0x" + "Ab" * 20, "0x" + "cd" * 32, 100)
+    assert citation.parse(str(cited)) == cited
+    assert citation.parse(str(cited._replace(version=None))).version is None
+
+
+@pytest.mark.parametrize("text", ["dlx:", "dlx:1/0x12/abcdef", "dlx:1/0x" + "1" * 40 + "/abc", "dlx:x", "dlx:1/2/3@-1"])
+def test_what_is_no_citation_is_refused(text: str) -> None:
+    with pytest.raises(UsageFailure, match="dlx:CHAIN/LEDGER/RUN@VERSION"):
+        citation.parse(text)

@@ -1,0 +1,45 @@
+"""Asking a peer to dial back."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from dlx.p2p.dialback import DIALBACK, DialBack
+from dlx.p2p.streams import StreamBroken, read_short, write_short
+from tests.p2p.network import Node, running
+
+
+async def test_a_peer_says_which_ports_it_can_connect_to(tmp_path: Path) -> None:
+    serves, asks = Node(1, tmp_path), Node(2, tmp_path)
+    DialBack(serves.host)
+    dial_back = DialBack(asks.host, serves=False)
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    (closed,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    ports = [one.socket.getsockname()[1] for one in (listener, closed)]
+    await closed.aclose()
+    async with listener, running(serves, asks):
+        asks.host.known(serves.id, serves.host.addresses)
+        assert await dial_back.ask(serves.id, ports) == ("127.0.0.1", {ports[0]: True, ports[1]: False})
+        assert await dial_back.ask(serves.id, []) == ("127.0.0.1", {})
+        with pytest.raises(StreamBroken):  # the third within seconds: nobody has a member knock all day
+            await dial_back.ask(serves.id, ports)
+        assert serves.rejected["dialback_busy"] == 1
+
+
+@pytest.mark.parametrize("answer", [b"", b"\1\1\1", b"\1" * 5])
+async def test_an_answer_that_fits_no_question_is_none(tmp_path: Path, answer: bytes) -> None:
+    serves, asks = Node(1, tmp_path), Node(2, tmp_path)
+
+    async def rubbish(stream, peer):  # type: ignore[no-untyped-def]
+        await read_short(stream, 256)
+        await write_short(stream, answer)
+        await write_short(stream, b"10.0.0.1")
+        await trio.sleep_forever()
+
+    serves.host.serve(DIALBACK, rubbish)
+    dial_back = DialBack(asks.host, serves=False)
+    async with running(serves, asks):
+        asks.host.known(serves.id, serves.host.addresses)
+        with pytest.raises(StreamBroken):
+            await dial_back.ask(serves.id, [4650, 4651])
