@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -39,8 +40,8 @@ def command(
 ) -> None:
     """Serve the ledger's runs as a page: losses, rounds, members, seals, audits, downloads.
 
-    It shows what the ledger says and needs no node. Everybody who reaches it may read; off loopback whoever has the
-    token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it off loopback.
+    It shows what the ledger says and needs no node, until Ctrl-C. Everybody who reaches it may read; off loopback
+    whoever has the token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it.
     """
     extras.require("web")
     host, port = _place(bind)
@@ -73,11 +74,17 @@ def command(
             reach = f"--rpc-url {url_} --chain-id {settings.chain_id} --ledger {settings.ledger}"
         reader, auditing = Reader(client, (*kept, *folder.blob_folders), reach), Auditing(client, places)
         page = Page(reader, Guard(token), auditing, places)
-        options.note(f"the page is at {url}")
+
+        async def serve() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(serve_on, found, page.app())
+                    options.note(f"the page is at {url}")
+                    await anext(aiter(signals))
+                    nursery.cancel_scope.cancel()
+
         try:
-            trio.run(serve_on, found, page.app())
-        except KeyboardInterrupt:
-            pass
+            trio.run(serve)
         finally:
             auditing.stop(_STOP_SECONDS)
             reader.close()

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from dlx.ground import durable
 from dlx.node.daemon.status import NodeStatus, PeerView
@@ -32,9 +32,11 @@ async def serve_http(
     peers: Callable[[], list[PeerView]],
     registry: CollectorRegistry,
     address_file: Path,
+    page: Callable[[], Starlette],
     task_status: Any = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. Starts with the URL, which `address_file` holds as long as this runs.
+    """Serve until cancelled. Starts with the URL, which `address_file` holds as long as this runs. `page` makes the
+    ASGI application of all other paths, in a thread, once somebody asks for one.
 
     Raises UsageFailure for a host that others could reach, Failure when the port is taken.
     """
@@ -44,13 +46,18 @@ async def serve_http(
     _write_address(address_file, url)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_on, found, _app(status, peers, registry))
+            await nursery.start(serve_on, found, _app(status, peers, registry, page))
             task_status.started(url)
     finally:
         address_file.unlink(missing_ok=True)
 
 
-def _app(status: Callable[[], NodeStatus], peers: Callable[[], list[PeerView]], registry: CollectorRegistry) -> Any:
+def _app(
+    status: Callable[[], NodeStatus],
+    peers: Callable[[], list[PeerView]],
+    registry: CollectorRegistry,
+    page: Callable[[], Starlette],
+) -> Any:
     async def healthz(_: Request) -> Response:
         return _json({"healthy": True})
 
@@ -74,12 +81,26 @@ def _app(status: Callable[[], NodeStatus], peers: Callable[[], list[PeerView]], 
             Route("/metrics", metrics),
             Route("/v1/status", v1_status),
             Route("/v1/peers", v1_peers),
+            Mount("/", _Later(page)),
         ],
         # A web page can point a name of its own at 127.0.0.1 and read what answers: only our own names are served.
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"], www_redirect=False)
         ],
     )
+
+
+class _Later:
+    """An application that is made when it is first asked: most nodes' pages nobody looks at."""
+
+    def __init__(self, make: Callable[[], Starlette]) -> None:
+        self._make, self._making = make, trio.Lock()
+        self._made: Starlette | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with self._making:
+            made = self._made = self._made or await trio.to_thread.run_sync(self._make)
+        await made(scope, receive, send)
 
 
 def _json(body: Any, code: int = 200) -> Response:

@@ -8,6 +8,7 @@ from functools import partial
 
 import trio
 from eth_utils import to_canonical_address
+from starlette.applications import Starlette
 
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
@@ -132,7 +133,7 @@ class Node:
             url = await nursery.start(
                 partial(
                     serve_http, settings.http_host, settings.http_port, self._overview.status, self._overview.peers,
-                    self._metrics.registry, datadir.http_address,
+                    self._metrics.registry, datadir.http_address, self._page,
                 )
             )  # fmt: skip
             log.info("node started", account=self._startup.account.address, peer=self._host.peer_id, http=url)
@@ -267,6 +268,15 @@ class Node:
     def _peer_of(self, account: str) -> str | None:
         seen = self._follower.seen.value
         return None if seen is None else seen.peer_of(account)
+
+    def _page(self) -> Starlette:
+        """The ledger's runs, for who looks at this node's endpoint; to be read alone."""
+        from dlx.node.web.app import Page
+        from dlx.node.web.guard import Guard
+        from dlx.node.web.reader import Reader
+
+        folder = self._startup.datadir
+        return Page(Reader(self._client, folder.blob_folders, f"--datadir {folder.root}"), Guard(None)).app()
 
     def _traffic(self) -> Traffic:
         return self._host.traffic() | {"chain": self._client.rpc.traffic}

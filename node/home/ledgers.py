@@ -13,6 +13,7 @@ from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from coincurve import PrivateKey
 from msgspec.structs import replace
@@ -62,7 +63,7 @@ def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
     for as long as this lasts."""
     if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url[0], settings):
-        with _own_chain(datadir.chain, settings.chain_id) as rpc_url:
+        with _own_chain(datadir.chain, settings) as rpc_url:
             yield replace(settings, rpc_url=(rpc_url,))
     else:
         yield settings
@@ -204,12 +205,14 @@ def _serves(rpc_url: str, settings: Settings) -> bool:
 
 
 @contextmanager
-def _own_chain(directory: Path, chain_id: int) -> Iterator[str]:
-    """The URL of the folder's chain, served by a child process on a free loopback port until this ends."""
+def _own_chain(directory: Path, settings: Settings) -> Iterator[str]:
+    """The URL of the folder's chain, served by a child process until this ends: where it answered before, so that other
+    commands find it, else on a free loopback port."""
     extras.require("chain")
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    child = spawn.Process(target=_serve, args=(directory, chain_id, theirs), name="dlx-chain", daemon=True)
+    port, chain_id = urlsplit(settings.rpc_url[0]).port or 0, settings.chain_id
+    child = spawn.Process(target=_serve, args=(directory, chain_id, port, theirs), name="dlx-chain", daemon=True)
     child.start()
     theirs.close()
     try:
@@ -230,7 +233,7 @@ def _own_chain(directory: Path, chain_id: int) -> Iterator[str]:
             child.join()
 
 
-def _serve(directory: Path, chain_id: int, parent: Connection) -> None:
+def _serve(directory: Path, chain_id: int, wanted: int, parent: Connection) -> None:
     """The child: serves until the parent closes its end of the pipe, or dies."""
     from dlx.ledger.chain import ChainError, serve
 
@@ -247,7 +250,9 @@ def _serve(directory: Path, chain_id: int, parent: Connection) -> None:
         parent.send(("url", url))
         threading.Thread(target=watch, daemon=True).start()
 
-    try:
-        serve(directory, port=0, chain_id=chain_id, on_ready=ready, stop=stop)
-    except ChainError as error:
-        parent.send(("error", str(error)))
+    for port in (wanted, 0):
+        try:
+            return serve(directory, port=port, chain_id=chain_id, on_ready=ready, stop=stop)
+        except ChainError as error:
+            refused = str(error)
+    parent.send(("error", refused))

@@ -20,7 +20,6 @@ from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex, Head
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import RunReplay
-from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.runs import evaluations, find
@@ -174,18 +173,23 @@ class Reader:
         self.client, self.folders, self._reach = client, tuple(folders), reach
         self._lock = threading.RLock()
         self._rpc = client.rpc.with_patience(_PATIENCE)
-        self._index = client.open_index()
-        self._synced, self._silence = 0.0, None if self._index.tip else "nothing was read yet"
+        self._opened: EventIndex | None = None
+        self._synced = 0.0
+        self._silence: str | None = None
         self._runs: OrderedDict[bytes, _Run] = OrderedDict()
         self._draws, self._heard = Draws(client), Heard(folders, client.domain)
 
     def close(self) -> None:
         with self._lock:
-            self._index.close()
+            if self._opened is not None:
+                self._opened.close()
 
     @property
-    def domain(self) -> Domain:
-        return self._index.domain
+    def _index(self) -> EventIndex:
+        """Opened by who needs it first. Raises LedgerUnavailable."""
+        if self._opened is None:
+            self._opened = self.client.open_index()
+        return self._opened
 
     def tip(self) -> bytes:
         """The hash of the newest block that is known, after a look for newer ones: another one, another page."""
@@ -342,7 +346,8 @@ class Reader:
         return next((path for folder in self.folders if (path := folder / name).is_file()), None)
 
     def _source(self) -> Source:
-        return Source(self.domain.chain_id, self.domain.ledger, self._reach, self._index.tip, self._silence)
+        domain = self._index.domain
+        return Source(domain.chain_id, domain.ledger, self._reach, self._index.tip, self._silence)
 
     def _sync(self) -> None:
         """What the chain node does not give leaves the pages as they are, with a word about it."""

@@ -8,6 +8,9 @@ import httpx
 import pytest
 import trio
 from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.http import serve_http
@@ -73,6 +76,11 @@ class Served:
         self.folder = folder
         self.status = STATUS
         self.url = ""
+        self.pages = 0
+
+    def page(self) -> Starlette:
+        self.pages += 1
+        return Starlette(routes=[Route("/", lambda _: PlainTextResponse("the page"))])
 
     async def get(self, path: str, host: str | None = None) -> httpx.Response:
         headers = {} if host is None else {"Host": host}
@@ -90,7 +98,7 @@ def serve(folder: Path, test: Callable[[Served], Awaitable[None]], host: str = "
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 run = partial(serve_http, host, 0, lambda: served.status, lambda: [PEER], metrics.registry)
-                served.url = await nursery.start(run, served.folder.http_address)
+                served.url = await nursery.start(run, served.folder.http_address, served.page)
                 await test(served)
                 nursery.cancel_scope.cancel()
 
@@ -212,7 +220,8 @@ def test_rubbish_leaves_the_endpoint_alive(tmp_path: Path, rubbish: bytes) -> No
 def test_only_loopback_addresses_are_served(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com"):
         with pytest.raises(UsageFailure, match="loopback"):
-            trio.run(serve_http, host, 0, lambda: STATUS, list, Metrics(STATUS.run).registry, tmp_path / "http.json")
+            registry = Metrics(STATUS.run).registry
+            trio.run(serve_http, host, 0, lambda: STATUS, list, registry, tmp_path / "http.json", Starlette)
 
 
 def test_a_taken_port_is_one_clear_failure(tmp_path: Path) -> None:
@@ -227,7 +236,18 @@ def test_a_taken_port_is_one_clear_failure(tmp_path: Path) -> None:
                 list,
                 Metrics(STATUS.run).registry,
                 tmp_path / "http.json",
+                Starlette,
             )
+
+
+def test_the_page_is_made_for_the_first_who_asks(tmp_path: Path) -> None:
+    async def test(served: Served) -> None:
+        assert (await served.get("/healthz")).status_code == 200 and served.pages == 0
+        for _ in range(2):
+            assert (await served.get("/")).text == "the page"
+        assert (await served.get("/", host="evil.example")).status_code == 400 and served.pages == 1
+
+    serve(tmp_path, test)
 
 
 def test_after_the_node_has_ended_reading_says_that_none_runs(tmp_path: Path) -> None:

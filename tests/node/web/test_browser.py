@@ -12,6 +12,8 @@ import pytest
 from dlx.node.archive.sources import Places
 from dlx.node.runs import evaluations
 from dlx.node.runs.evaluations import Evaluation
+from dlx.node.runs.history import history
+from dlx.node.web import export
 from dlx.node.web.app import Page
 from dlx.node.web.auditing import Auditing
 from dlx.node.web.guard import Guard
@@ -108,6 +110,17 @@ def test_nobody_is_left_out(browser: Any, site: Site) -> None:
     tab.keyboard.press("Enter")
     tab.wait_for_selector("h1:text('Round 129')")
     assert [one for one in said if "404" not in one] == []
+
+
+def test_a_file_is_the_same_page_with_nothing_to_load(browser: Any, site: Site, tmp_path: Path) -> None:
+    with site.reader._open(RUN) as one:
+        found = history(site.books.index, one.view)
+    export.write(site.reader.run_page(RUN, every=0), found, tmp_path / "run.html")
+    tab, said = opened(browser)
+    tab.goto((tmp_path / "run.html").as_uri())
+    assert tab.is_visible("figure.chart svg .line") and tab.locator(".grid tbody tr").count() == 130
+    assert tab.evaluate("getComputedStyle(document.querySelector('.figures')).display") == "grid", "it has its style"
+    assert said == []
 
 
 def test_without_scripts_it_reads_the_same(browser: Any, site: Site) -> None:
