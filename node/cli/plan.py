@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ def command(
         bool, typer.Option("--measure", help="Run a layer of the model on this machine, and take its speed.")
     ] = False,
     ranks: Annotated[int, typer.Option(min=1, max=1024, help="Devices that share a stage.")] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, max=1024, help="Of these, that compute each matrix product together.")
+    ] = 1,
     checkpoint: Annotated[str, typer.Option(help="What is computed again: none, layers or selective.")] = "none",
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="Replicas at work.", show_default="max_replicas")
@@ -80,13 +84,18 @@ def command(
 
     Needs no data folder and no chain, and changes nothing.
     """
+    gc.disable()  # nothing that is imported or simulated is garbage: to look for it takes a fifth of the time
+    from msgspec.structs import replace
+
+    from dlx.node.round.pace import TRIAL_STEPS
     from dlx.node.runs.upkeep import checked
     from dlx.training.balance.costs import costs
     from dlx.training.balance.devices import DEVICE_KINDS, device_of
     from dlx.training.balance.flops import balanced
     from dlx.training.balance.measured import Measured, measured
     from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
-    from dlx.training.models.placement import Placement, settle
+    from dlx.training.models.parallel import check_divides, check_parallel
+    from dlx.training.models.placement import Placement, PlacementError, settle
     from dlx.training.recipe.draft import draft_from_toml
 
     if checkpoint not in RECOMPUTED:
@@ -102,11 +111,18 @@ def command(
         draft = draft_from_toml(manifest)
     if replicas is not None and replicas > draft.max_replicas:
         raise UsageFailure(f"--replicas {replicas}: the run has at most {draft.max_replicas}")
-    placement = Placement(device="cpu" if device == "cpu" else "cuda", checkpoint=checkpoint)
+    placement = Placement(
+        device="cpu" if device == "cpu" else "cuda", checkpoint=checkpoint, tensor_parallel=tensor_parallel
+    )
+    try:
+        check_divides(tensor_parallel, "the number of ranks", ranks)
+        check_parallel(draft, tensor_parallel)
+    except PlacementError as error:
+        raise UsageFailure(str(error)) from None
     used = utilisation or kind.utilisation
     speed = Measured(used * kind.speed(draft.precision), used * kind.float32)
     if measure:
-        speed = measured(draft, settle(placement))
+        speed = measured(draft, settle(replace(placement, tensor_parallel=1)))
     found, at_work = costs(draft, placement, ranks), replicas or draft.max_replicas
     conditions = Conditions(
         flops=speed.flops,
@@ -118,6 +134,8 @@ def command(
         replicas=at_work,
         seal=SEAL if seal is None else seal,
         served=checked(draft, found, at_work, site=lan_speed is not None),
+        parallel=tensor_parallel,
+        trial_steps=TRIAL_STEPS,
     )
     times = seconds(draft, found, conditions)
     plan = Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft))
@@ -238,6 +256,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     speed = f"{here.flops / 1e12:.3g} TFLOP/s in {draft.precision}"
     reached = "measured here" if plan.measured else f"{here.flops / peak:.0%} of {peak / 1e12:.3g}, assumed"
     shares = f", {here.ranks} of them a stage" if here.ranks > 1 else ""
+    shares += f", {here.parallel} to a matrix" if here.parallel > 1 else ""
     limit = "" if times.step <= times.compute else f", {_time(times.compute)} without its pipes"
     pipes = f"{_time(times.message)} a message at {_speed(here.lan or here.link)}" if len(plan.costs) > 1 else "none"
     site = " for all stages" if here.lan else ""
@@ -245,9 +264,11 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     hides = "no: the delay is 0"
     if draft.outer.delay:
         hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"
+    first = f"; the first of {here.trial_steps} takes {_time(times.first_round)}"
+    first = first if times.first_round < times.round else ""
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
     replays = _upkeep(plan)[0].replay_share
-    whole = _time(draft.rounds * times.round)
+    whole = _time((draft.rounds - 1) * times.round + times.first_round)
     return [
         ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
         ("device", f"{plan.device.name}: {speed} ({reached}){shares}"),
@@ -259,7 +280,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("work", f"{SLOT_NS:g} ns a parameter on a slot's state, {PAYLOAD_NS:g} on a received payload, on the CPU"),
         ("hidden", hides),
-        ("round", f"{_time(times.round)}: {steps} inner steps, at most {max_inner_steps(draft)}{opens}"),
+        ("round", f"{_time(times.round)}: {steps} inner steps, at most {max_inner_steps(draft)}{first}{opens}"),
         ("times", round_times(timing.min_round_time, timing.round_timeout, timing.eviction_time)),
         (
             "run",
@@ -302,13 +323,14 @@ def _warnings(plan: Plan) -> list[str]:
             f"trains for {_time(times.training)}: longer rounds or a smaller share fit"
         )
     data, ranks = plan.draft.data, plan.conditions.ranks
-    if (samples := data.batch_size // data.micro_batches) % ranks:
+    if (samples := data.batch_size // data.micro_batches) % (ranks // plan.conditions.parallel):
         found.append(f"--ranks {ranks}: micro-batches of {samples} samples leave ranks idle; a multiple would not")
     worst = max(plan.costs, key=lambda cost: cost.memory.device)
     if memory and worst.memory.device > memory:
         found.append(
             f"stage {worst.stage} takes {shown.size(worst.memory.device)} of each device, which has "
-            f"{shown.size(memory)}: use more --ranks, more stages, smaller micro-batches or --checkpoint layers"
+            f"{shown.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
+            "--checkpoint layers"
         )
     return found + _too_much_for_the_disk(plan)
 

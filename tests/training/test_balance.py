@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlx.training.balance.costs import costs
 from dlx.training.balance.flops import balanced, flops, optimiser_flops
 from dlx.training.balance.seconds import Conditions, seconds
-from dlx.training.balance.simulated import simulate
+from dlx.training.balance.simulated import Simulation
 from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
@@ -99,8 +99,8 @@ def test_a_micro_batch_keeps_what_autograd_keeps_and_its_ends(stage: int) -> Non
     one = sum(size for storage, size in kept.items() if not storage.expired())
     if stage == 1:  # the loss takes its gradients at once: of the head, and of what the head takes
         one += 4 * (256 * 16 + 2 * 16 * 16)
-    assert simulate(draft, stage, "none").kept == one
-    assert simulate(draft, stage, "layers").kept < one
+    assert Simulation(draft, "none").of(stage).kept == one
+    assert Simulation(draft, "layers").of(stage).kept < one
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
@@ -110,7 +110,7 @@ def test_two_and_three_layers_tell_about_any_number(checkpoint: str, optimiser: 
     from dlx.training.balance import simulated
 
     draft = tiny_draft([(0, 1), (1, 8), (8, 9)], config={"num_hidden_layers": 9}, inner=Inner(optimiser=optimiser))
-    assert simulate(draft, 1, checkpoint) == simulated._simulate(draft, 1, checkpoint, 7)
+    assert Simulation(draft, checkpoint).of(1) == simulated._simulate(draft, 1, checkpoint, 7)
 
 
 def test_costs_are_what_a_slot_has(tiny_run: Callable[..., Manifest], dataset: Any) -> None:
@@ -184,6 +184,27 @@ def test_the_seconds_of_a_round_add_up() -> None:
     assert site.transfer == pytest.approx(8 * 2 * sum(cost.payload for cost in found) / 1e6)
     assert site.message == pytest.approx(message / 1000)
     assert seconds(draft, found, replace(LINK, ranks=2)).compute == pytest.approx(times.compute / 2)
+
+
+def test_ranks_that_share_matrix_products_have_their_part_of_weights_activations_and_time() -> None:
+    draft = tiny_draft(SPLIT, **SLOW)
+    shared = Placement(device="cuda", tensor_parallel=2)
+    two, four = costs(draft, Placement(device="cuda"), 2), costs(draft, shared, 4)
+    for wide, cut in zip(two, four, strict=True):
+        assert wide.memory.weights / 2 <= cut.memory.weights < 0.52 * wide.memory.weights  # all have the norms
+        assert wide.memory.optimiser / 2 <= cut.memory.optimiser < 0.52 * wide.memory.optimiser
+        assert 0.4 < cut.memory.activations / wide.memory.activations < 0.8
+    halved = seconds(draft, four, replace(LINK, ranks=4, parallel=2)).compute
+    assert halved == pytest.approx(seconds(draft, two, replace(LINK, ranks=2)).compute / 2)
+
+
+def test_a_first_round_is_short_where_replicas_measure_each_other() -> None:
+    draft = tiny_draft(SPLIT, **SLOW | {"plan": Plan(inner_steps=8)})
+    found, measuring = costs(draft), replace(LINK, flops=1e6, trial_steps=2)
+    times = seconds(draft, found, measuring)
+    assert times.first_round == seconds(tiny_draft(SPLIT, **SLOW), found, measuring).round < times.round / 2
+    alone = seconds(draft, found, replace(measuring, replicas=1))
+    assert alone.first_round == alone.round
 
 
 def test_as_many_inner_steps_as_it_says_hide_the_exchange() -> None:

@@ -6,9 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dlx.training.balance.flops import flops, optimiser_flops
-from dlx.training.balance.simulated import Simulated, simulate
+from dlx.training.balance.simulated import Simulated, Simulation
 from dlx.training.codecs import payload_sizes
-from dlx.training.inner.states import optimiser_shapes
+from dlx.training.inner.states import optimiser_shapes, parameter_of
+from dlx.training.models.parallel import part_shape
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
@@ -47,13 +48,14 @@ def costs(recipe: Recipe, placement: Placement = ONE_THREAD, ranks: int = 1) -> 
     """Of every stage, trained where `placement` says by so many ranks. Takes neither the weights' memory nor their
     time."""
     one_token, stages, found = flops(recipe), len(recipe.stages), []
-    simulated: dict[tuple[bool, bool, int], Simulated] = {}  # stages of a kind are simulated once
+    parallel, accelerator = placement.tensor_parallel, placement.device != "cpu"
+    here, kind = _of_a_rank(recipe, ranks // parallel), "cuda" if accelerator else "cpu"
+    training = Simulation(here, placement.checkpoint, kind, parallel)
+    stepping = training if parallel == 1 else Simulation(here, placement.checkpoint, kind)
     pipe = step_bytes(recipe)  # in one direction
     for stage, (low, high) in enumerate(recipe.stages):
         shapes = stage_shapes(recipe, stage)
-        kind = stage == 0, stage == stages - 1, high - low
-        if kind not in simulated:
-            simulated[kind] = simulate(_of_a_rank(recipe, ranks), stage, placement.checkpoint)
+        busy = training.of(stage)._replace(stepping=stepping.of(stage).stepping)
         payload = max(payload_sizes(recipe, shapes).values())
         found.append(
             StageCost(
@@ -61,9 +63,9 @@ def costs(recipe: Recipe, placement: Placement = ONE_THREAD, ranks: int = 1) -> 
                 (low, high),
                 parameters=_count(shapes),
                 optimiser=_count(optimiser_shapes(recipe, stage)),
-                flops=one_token.stage(high - low, first=kind[0], last=kind[1]),
+                flops=one_token.stage(high - low, first=stage == 0, last=stage == stages - 1),
                 optimiser_flops=optimiser_flops(recipe, stage),
-                memory=_memory(recipe, stage, placement.device != "cpu", ranks, simulated[kind], payload),
+                memory=_memory(recipe, stage, accelerator, _Sharing(recipe, ranks, parallel), busy, payload),
                 payload=payload,
                 pipes=((stage > 0) + (stage < stages - 1)) * pipe,
             )
@@ -71,23 +73,48 @@ def costs(recipe: Recipe, placement: Placement = ONE_THREAD, ranks: int = 1) -> 
     return found
 
 
-def samples_of_a_rank(recipe: Recipe, ranks: int) -> int:
-    """Of each micro-batch: as many take them all, so the last ranks may only fill up."""
-    return -(-recipe.data.batch_size // (recipe.data.micro_batches * ranks))
+def samples_of_a_rank(recipe: Recipe, groups: int) -> int:
+    """Of each micro-batch: so many groups of ranks take them all, so the last ones may only fill up."""
+    return -(-recipe.data.batch_size // (recipe.data.micro_batches * groups))
 
 
-def _of_a_rank(recipe: Recipe, ranks: int) -> Recipe:
-    samples = samples_of_a_rank(recipe, ranks) * recipe.data.micro_batches
+def _of_a_rank(recipe: Recipe, groups: int) -> Recipe:
+    samples = samples_of_a_rank(recipe, groups) * recipe.data.micro_batches
     return replace(recipe, data=replace(recipe.data, batch_size=samples))
 
 
-def _memory(recipe: Recipe, stage: int, accelerator: bool, ranks: int, simulated: Simulated, payload: int) -> Memory:
+class _Sharing:
+    """Which part of a stage's parameters a rank has of so many, `parallel` of which share every matrix product."""
+
+    def __init__(self, recipe: Recipe, ranks: int, parallel: int) -> None:
+        self.layout, self.ranks, self.parallel = parse_model(recipe.model).layout, ranks, parallel
+
+    def cut(self, shapes: Shapes) -> Shapes:
+        """As the layers' work meets them."""
+        return {
+            name: shape if (one := parameter_of(name)) is None else part_shape(self.layout, one, shape, self.parallel)
+            for name, shape in shapes.items()
+        }
+
+    def held(self, shapes: Shapes) -> int:
+        """Values between two layers' work."""
+        return -(-_count(self.cut(shapes)) * self.parallel // self.ranks)
+
+
+def _memory(
+    recipe: Recipe, stage: int, accelerator: bool, sharing: _Sharing, simulated: Simulated, payload: int
+) -> Memory:
     shapes = stage_shapes(recipe, stage)
-    whole, optimiser = FLOAT * _count(shapes), FLOAT * _count(optimiser_shapes(recipe, stage)) // ranks
-    weights, largest = whole // ranks, FLOAT * max(math.prod(shape) for shape in shapes.values())
+    weights = FLOAT * sharing.held(shapes)
+    optimiser = FLOAT * sharing.held(optimiser_shapes(recipe, stage))
+    largest = FLOAT * max(math.prod(shape) for shape in shapes.values())
     in_flight = min(len(recipe.stages) - stage, recipe.data.micro_batches)
-    most = max(simulated.busy + (in_flight - 1) * simulated.kept, simulated.stepping)
-    activations = most - whole + (_gathered(recipe, stage) if ranks > 1 else 0)
+    activations = max(
+        simulated.busy + (in_flight - 1) * simulated.kept - FLOAT * _count(sharing.cut(shapes)),
+        simulated.stepping - FLOAT * _count(shapes),
+    )
+    if sharing.ranks > 1:
+        activations += _gathered(recipe, stage, sharing.cut(shapes))
     training = weights + activations
     # Two tensors in passing, the payload, and the one before, from which the encoder starts; from a device copies too.
     round_end = (5 if accelerator else 2) * largest + 2 * payload
@@ -105,11 +132,11 @@ def _memory(recipe: Recipe, stage: int, accelerator: bool, ranks: int, simulated
     )
 
 
-def _gathered(recipe: Recipe, stage: int) -> int:
+def _gathered(recipe: Recipe, stage: int, shapes: Shapes) -> int:
     """Bytes of whole parameters on a rank: of the layer at work and the next one, and of what lies outside of the
     layers, which the last stage keeps with its gradients."""
     inside, (low, high) = parse_model(recipe.model).layout.layers, recipe.stages[stage]
-    shapes, last = stage_shapes(recipe, stage), stage == len(recipe.stages) - 1
+    last = stage == len(recipe.stages) - 1
     layers = _count({name: shape for name, shape in shapes.items() if name.startswith(f"{inside}.")})
     return FLOAT * (2 * layers // (high - low) + (1 + last) * (_count(shapes) - layers))
 

@@ -30,6 +30,8 @@ class Conditions(Struct, frozen=True):
     replicas: int
     seal: float = SEAL  # seconds of votes and the chain, once a round
     served: int = 0  # bytes of drawn work through a replica's link in a round, as expected: what checkers fetch
+    parallel: int = 1  # of the ranks, that share every matrix product
+    trial_steps: int = 0  # inner steps of a run's first round, with which replicas measure each other; 0: as any other
 
 
 class StageSeconds(Struct, frozen=True):
@@ -52,6 +54,7 @@ class Seconds(Struct, frozen=True):
     exchange: float  # of a round: the transfer, the work on what arrived, and the seal
     checks: float  # of a round: the link's for drawn work, beside the transfer
     round: float
+    first_round: float
     hides: bool  # the exchange, and what the link carries beside it, behind the training of the next round
     hiding_steps: int  # the fewest inner steps of a round behind which they hide
     sent: int  # bytes through a link in a round, and as many the other way
@@ -62,12 +65,12 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
     """The replicas work at once, stages have `conditions.ranks` devices each, links their speed both ways."""
     here, micro_batches, inner_steps = conditions, recipe.data.micro_batches, recipe.plan.inner_steps
     step_tokens = recipe.data.batch_size * recipe.data.sequence_length
-    tokens = samples_of_a_rank(recipe, here.ranks) * recipe.data.sequence_length  # of a micro-batch
+    tokens = samples_of_a_rank(recipe, here.ranks // here.parallel) * recipe.data.sequence_length  # of a micro-batch
     others, stages = here.replicas - 1, []
     for cost in costs:
         stages.append(
             StageSeconds(
-                micro_batch=tokens * cost.flops * here.recomputed / here.flops,
+                micro_batch=tokens * cost.flops * here.recomputed / (here.flops * here.parallel),
                 optimiser=cost.optimiser_flops / (here.float32 * here.ranks),
                 slot=SLOT_NS * 1e-9 * cost.parameters / here.ranks,
                 payloads=PAYLOAD_NS * 1e-9 * cost.parameters * others / here.ranks,
@@ -85,8 +88,13 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
     exchange = transfer + max(one.payloads for one in stages) + here.seal
     checks = 8 * here.served / here.link
     link = transfer + checks  # payloads go first, but the link has to carry both
-    lasts = max(training, exchange, link) if recipe.outer.delay else max(training + exchange, link)
-    lasts = max(lasts, recipe.timing.min_round_time)
+
+    def lasts(inner_steps: int) -> float:
+        trained = inner_steps * step + slot
+        longest = max(trained, exchange, link) if recipe.outer.delay else max(trained + exchange, link)
+        return max(longest, recipe.timing.min_round_time)
+
+    trial = min(here.trial_steps or inner_steps, inner_steps) if here.replicas > 1 else inner_steps
     return Seconds(
         stages,
         message=message,
@@ -96,11 +104,12 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
         transfer=transfer,
         exchange=exchange,
         checks=checks,
-        round=lasts,
+        round=lasts(inner_steps),
+        first_round=lasts(trial),
         hides=bool(recipe.outer.delay) and max(exchange, link) <= training,
         hiding_steps=max(1, math.ceil((max(exchange, link) - slot) / step)),
         sent=sent,
-        tokens_per_second=here.replicas * inner_steps * step_tokens / lasts,
+        tokens_per_second=here.replicas * inner_steps * step_tokens / lasts(inner_steps),
     )
 
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlx.training.inner.optimisers import Optimisers
+from dlx.training.models.parallel import part_shape
 from dlx.training.models.placement import Checkpoint, Placement
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.recipe import Recipe
@@ -31,23 +32,39 @@ class Simulated(NamedTuple):
     stepping: int  # the most while the optimisers take their step: gradients too
 
 
-def simulate(recipe: Recipe, stage: int, checkpoint: Checkpoint) -> Simulated:
-    """Of a stage of any number of layers, in a second or less."""
-    low, high = recipe.stages[stage]
-    layers = high - low
-    if layers <= 3:
-        return _simulate(recipe, stage, checkpoint, layers)
-    two, three = (_simulate(recipe, stage, checkpoint, count) for count in (2, 3))
-    return Simulated(*(high + (layers - 3) * (high - low) for low, high in zip(two, three, strict=True)))
+class Simulation:
+    """Of stages of any number of layers, in about half a second each. `parallel` ranks share every matrix product; then
+    nothing is said of the optimisers, who take their steps on whole matrices."""
+
+    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, device: str = "cpu", parallel: int = 1) -> None:
+        self._recipe, self._checkpoint, self._device, self._parallel = recipe, checkpoint, device, parallel
+        self._known: dict[tuple[bool, bool, int], Simulated] = {}
+
+    def of(self, stage: int) -> Simulated:
+        low, high = self._recipe.stages[stage]
+        layers = high - low
+        if layers <= 3:
+            return self._short(stage, layers)
+        two, three = (self._short(stage, count) for count in (2, 3))
+        return Simulated(*(high + (layers - 3) * (high - low) for low, high in zip(two, three, strict=True)))
+
+    def _short(self, stage: int, layers: int) -> Simulated:
+        kind = stage == 0, stage == len(self._recipe.stages) - 1, layers
+        if kind not in self._known:
+            self._known[kind] = _simulate(self._recipe, stage, self._checkpoint, layers, self._device, self._parallel)
+        return self._known[kind]
 
 
-def _simulate(recipe: Recipe, stage: int, checkpoint: Checkpoint, layers: int) -> Simulated:
+def _simulate(
+    recipe: Recipe, stage: int, checkpoint: Checkpoint, layers: int, device: str = "cpu", parallel: int = 1
+) -> Simulated:
     recipe, stage = shortened(recipe, stage, layers)
     model = StageModel(recipe, stage, Placement(device="meta", checkpoint=checkpoint))
+    model.computes_on = device
     samples, length, width = model.activation_shape
     with FakeTensorMode(), _Live() as live:
-        _without_memory(model)
-        optimisers = Optimisers(dict(model.named_parameters()), recipe)
+        _without_memory(model, parallel)
+        optimisers = Optimisers(dict(model.named_parameters()), recipe) if parallel == 1 else None
         resting = live.bytes - sum(buffer.nbytes for buffer in model.buffers())
         if recipe.data.micro_batches > 1:  # another's gradients are there already
             for parameter in model.parameters():
@@ -61,7 +78,8 @@ def _simulate(recipe: Recipe, stage: int, checkpoint: Checkpoint, layers: int) -
         output.backward(None if model.is_last else torch.empty_like(output))
         del source, output, ids
         busy, live.peak = live.peak - resting, live.bytes
-        optimisers.step(1.0)
+        if optimisers is not None:
+            optimisers.step(1.0)
         return Simulated(kept, busy, live.peak - resting)
 
 
@@ -75,15 +93,18 @@ def shortened(recipe: Recipe, stage: int, layers: int) -> tuple[Recipe, int]:
     return msgspec.structs.replace(recipe, model=model, stages=stages), int(before)
 
 
-def _without_memory(model: nn.Module) -> None:
-    """Parameters and buffers as the fake tensors of the mode that is on."""
-    for part in model.modules():
+def _without_memory(model: StageModel, parallel: int) -> None:
+    """Parameters and buffers as the fake tensors of the mode that is on, of which a rank has its part."""
+    for path, part in model.named_modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                part._parameters[name] = nn.Parameter(torch.empty(parameter.shape))
+                cut = part_shape(model.layout, f"{path}.{name}", tuple(parameter.shape), parallel)
+                part._parameters[name] = nn.Parameter(torch.empty(cut))
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, requires_grad=buffer.requires_grad)
+    if model.tied_head is not None and model.rows_cut(parallel) is not None:
+        model.tied_head = torch.empty_like(model.tied_head[: model.vocabulary // parallel]).requires_grad_()
 
 
 class _Live(TorchDispatchMode):

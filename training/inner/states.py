@@ -32,6 +32,13 @@ def optimiser_shapes(recipe: Recipe, stage: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def parameter_of(name: str) -> str | None:
+    """Whose state the tensor `name` of a stage's optimiser state is; a parameter is its own."""
+    if name in STATE_KINDS:
+        return None
+    return next((name.removeprefix(f"{kind}.") for kind in STATE_KINDS if name.startswith(f"{kind}.")), name)
+
+
 def divide(shapes: Shapes, inner: Inner) -> tuple[Shapes, Shapes]:
     """Which parameters Muon steps and which AdamW: with `muon`, what its rule gives to each."""
     if inner.optimiser == "adamw":

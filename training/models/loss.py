@@ -10,11 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _CHUNK = {"cuda": 1 << 27}  # logits; a GPU adds each chunk's gradient to the head's in its memory, which takes its time
 _CPU_CHUNK = 1 << 24
+_FAKE_CHUNKS = 3  # without values one is like another
+
+
+def chunk_rows(device: str, vocabulary: int) -> int:
+    """How many tokens' logits there are at a time on a device ("cuda", "cuda:1", "cpu")."""
+    return max(1, _CHUNK.get(device.partition(":")[0], _CPU_CHUNK) // vocabulary)
 
 
 def summed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -25,14 +32,14 @@ def summed(logits: Tensor, labels: Tensor) -> Tensor:
 def cross_entropy(
     head: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
+    rows: int,
     hidden: Tensor,
     labels: Tensor,
     summed: Callable[[Tensor, Tensor], Tensor] = summed,
 ) -> Tensor:
     """Mean cross-entropy in nats, a scalar, of `head(hidden)` (logits [tokens, vocabulary]) against labels int64
-    [tokens]. `parameters` are those that `head` uses, first one with a row for each logit; its gradients can be taken
-    once. `summed`: where logits are apart."""
-    rows = max(1, _CHUNK.get(hidden.device.type, _CPU_CHUNK) // len(parameters[0]))
+    [tokens], of `rows` tokens at a time. `parameters` are those that `head` uses; its gradients can be taken once.
+    `summed`: where logits are apart."""
 
     def part(piece: Tensor, wanted: Tensor) -> Tensor:
         """The chunk's part of the mean."""
@@ -58,7 +65,8 @@ class _Chunked(torch.autograd.Function):
     ) -> Tensor:
         total, gradient = hidden.new_zeros((), dtype=torch.float32), torch.empty_like(hidden)
         sums: list[Tensor] = []
-        for piece, wanted, into in zip(hidden.split(rows), labels.split(rows), gradient.split(rows), strict=True):
+        chunks = list(zip(hidden.split(rows), labels.split(rows), gradient.split(rows), strict=True))
+        for piece, wanted, into in chunks[: _FAKE_CHUNKS if isinstance(hidden, FakeTensor) else None]:
             with torch.enable_grad():
                 source = piece.detach().requires_grad_()
                 loss = part(source, wanted)

@@ -10,10 +10,15 @@ _DIMENSIONS = {"colwise": 0, "rowwise": 1, "rows": 0}
 
 def dimension(layout: Layout, name: str, shape: Shape, parallel: int) -> int | None:
     """Along which so many ranks cut a parameter of this shape; None: each has all of it."""
-    how = layout.sharding(name)
-    if parallel == 1 or (how == "rows" and shape[0] % parallel):
+    if parallel == 1 or ((how := layout.sharding(name)) == "rows" and shape[0] % parallel):
         return None
     return _DIMENSIONS.get(how)
+
+
+def part_shape(layout: Layout, name: str, shape: Shape, parallel: int) -> Shape:
+    """What so many ranks leave of it to each."""
+    cut = dimension(layout, name, shape, parallel)
+    return tuple(size // parallel if here == cut else size for here, size in enumerate(shape))
 
 
 def check_parallel(recipe: Recipe, parallel: int) -> None:

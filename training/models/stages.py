@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from dlx.training.models.loss import cross_entropy
+from dlx.training.models.loss import chunk_rows, cross_entropy
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import ONE_THREAD, Checkpoint, Placement
 from dlx.training.models.shapes import stage_shapes
@@ -63,6 +63,7 @@ class StageModel(nn.Module):
         self.packing = packing(recipe)
         self._bfloat16 = recipe.precision == "bfloat16"
         self.layout, self._low, self.vocabulary = layout, low, config.vocab_size
+        self.computes_on = self.device  # "meta" stands for another one
         whole = _whole_on_meta(config)
         rotary = _part(whole, layout.rotary)
         _keep(whole, layout, low, high, first=self.is_first, last=self.is_last)
@@ -134,7 +135,8 @@ class StageModel(nn.Module):
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy in nats, a scalar, from what the head takes."""
-        return cross_entropy(self._head, (self.head_weight,), hidden.flatten(0, 1), labels.flatten())
+        rows, weight = chunk_rows(self.computes_on, len(self.head_weight)), self.head_weight
+        return cross_entropy(self._head, (weight,), rows, hidden.flatten(0, 1), labels.flatten())
 
     def _run(self, index: int, layer: nn.Module, hidden: Tensor) -> Tensor:
         options = self._surroundings.of(index, hidden.size(1))  # neither cache nor dropout exists here

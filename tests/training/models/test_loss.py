@@ -12,10 +12,7 @@ from tests.training.devices import DEVICES
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [16, 37])
-def test_in_chunks_it_is_the_loss_of_all_logits(
-    device: str, dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loss, "_CHUNK", {device: 8 * 50})
+def test_in_chunks_it_is_the_loss_of_all_logits(device: str, dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(24, 50, device=device)
     hidden = torch.randn(tokens, 24, device=device, requires_grad=True)
@@ -23,7 +20,7 @@ def test_in_chunks_it_is_the_loss_of_all_logits(
     leaves = (hidden, *head.parameters())
 
     def chunked() -> torch.Tensor:
-        return loss.cross_entropy(head, tuple(head.parameters()), hidden, labels)
+        return loss.cross_entropy(head, tuple(head.parameters()), 8, hidden, labels)
 
     with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         whole = functional.cross_entropy(head(hidden).float(), labels)
@@ -50,7 +47,7 @@ hidden = torch.randn(tokens, width, requires_grad=True)
 labels = torch.randint(vocabulary, (tokens,))
 before = peak()
 if sys.argv[1] == "chunked":
-    loss.cross_entropy(head, tuple(head.parameters()), hidden, labels).backward()
+    loss.cross_entropy(head, tuple(head.parameters()), loss.chunk_rows("cpu", vocabulary), hidden, labels).backward()
 else:
     torch.nn.functional.cross_entropy(head(hidden), labels).backward()
 print(peak() - before)

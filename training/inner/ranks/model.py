@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from dlx.training.inner.ranks.rows import Rows
-from dlx.training.models.loss import cross_entropy
+from dlx.training.models.loss import chunk_rows, cross_entropy
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.family import Layout
@@ -44,12 +44,12 @@ class RankModel(StageModel):
         if not here:
             return functional.linear(hidden[:0], weight).sum()  # the head has a gradient on every rank
         hidden, labels = hidden[:here].flatten(0, 1), labels[:here].flatten()
-        logits = partial(functional.linear, weight=weight)
+        head = partial(functional.linear, weight=weight), (weight,), chunk_rows(self.device, len(weight))
         if len(weight) == self.vocabulary:
-            found = cross_entropy(logits, (weight,), hidden, labels)
+            found = cross_entropy(*head, hidden, labels)
         else:
             with loss_parallel():
-                found = cross_entropy(logits, (weight,), _alike(hidden, self._neighbours), labels, self._summed_apart)
+                found = cross_entropy(*head, _alike(hidden, self._neighbours), labels, self._summed_apart)
         return found * (here / self._rows.samples)
 
     def _summed_apart(self, logits: Tensor, labels: Tensor) -> Tensor:
