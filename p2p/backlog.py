@@ -11,10 +11,10 @@ import struct
 import sys
 import termios
 
-DELAY = 0.5  # s that bulk may wait in queues, ours and those of the way, both ways
+DELAY = 0.2  # s that bulk may wait in queues, ours and those of the way, both ways
 LEAST = 8 * 1024  # bytes that may be on their way, whatever the rate
 FIRST_RATE, GROWTH = 32 * 1024.0, 2.0  # bytes/s, and how often that each time that it turns out to be too low
-FRAME_SECONDS, LEAST_FRAME = 0.25, 4096  # of a connection's rate, and bytes, that one frame may have
+FRAME_SECONDS, LEAST_FRAME = 0.1, 4096  # of a connection's rate, and bytes, that one frame may have
 _WINDOW_SECONDS, _WINDOW_BYTES = 0.25, 32 * 1024  # either is enough to measure a rate
 _LEAST_ROUND_TRIP = struct.Struct("I"), 148  # us, in Linux's tcp_info
 
