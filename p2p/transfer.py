@@ -30,6 +30,7 @@ ASK_DEADLINE = 10.0
 AGAIN = Backoff(first=1.0, cap=8.0)  # until a peer that has nothing (new) is asked once more
 STREAMS = 2  # per peer: one waits for the network while what the other brought goes to disk
 SMALL = 256 * 1024  # bytes of a blob for which one stream is enough
+FEW_HASHES = 16 * 1024  # bytes of leaves' hashes that are asked for with the first question
 STREAMS_OF_A_PEER = 6  # of all transfers together: below what it serves
 KEEP = 0.25  # s that bytes wait, at most, before they are checked, kept and passed on
 _LOOK = 0.1  # s
@@ -237,9 +238,22 @@ class Transfer:
         return source if self.root is None or await self._look(line, source) else None
 
     async def _look(self, line: Line, source: Source) -> bool:
+        """Whether it has any of it; with the hashes of the leaves, where they are few and nobody was asked yet."""
+        whole, now = self._hashes, trio.current_time()
+        asks = not self.leaves and whole <= FEW_HASHES and now >= self._hashing + SILENCE
+        self._hashing = now if asks else self._hashing
+        found = bytearray()
         with trio.fail_after(ASK_DEADLINE + source.patience):
-            reply = await self._begin(line, 0, 0)
-        if reply.size != self.partial.size:
+            reply = await self._begin(line, 0, whole if asks else 0, leaves=asks)
+            while len(found) < reply.length:
+                found += await line.read(reply.length - len(found))
+        self._moved(len(found))
+        has_it = reply.size == self.partial.size
+        if asks and has_it and len(found) == whole:
+            await self._take_hashes(bytes(found))
+        elif asks:
+            self._hashing = -math.inf
+        if not has_it:
             return False
         source.have = None if reply.have is None else pieces_of(reply.have) & frozenset(range(self.partial.count))
         return True
@@ -345,11 +359,12 @@ class Transfer:
         """From one peer; every SILENCE seconds from the next one too: they are few, and nothing can begin without
         them. Raises StreamBroken, Wrong."""
         while not self.leaves and trio.current_time() < self._hashing + SILENCE:
-            await trio.sleep(_LOOK)
+            with trio.move_on_at(self._hashing + SILENCE):
+                await self.grew.wait()
         if self.leaves:
             return
         self._hashing = trio.current_time()
-        found, whole = bytearray(), -(-self.partial.size // LEAF_BYTES) * HASH_BYTES
+        found, whole = bytearray(), self._hashes
         with trio.CancelScope() as scope:
             while len(found) < whole and not self.leaves:
                 scope.deadline = trio.current_time() + LONGEST_SILENCE
@@ -365,10 +380,19 @@ class Transfer:
                     self._moved(len(data))
         if scope.cancelled_caught:
             raise StreamBroken("it did not send the hashes of the leaves")
+        await self._take_hashes(bytes(found))
+
+    @property
+    def _hashes(self) -> int:
+        """Bytes of all of them."""
+        return -(-self.partial.size // LEAF_BYTES) * HASH_BYTES
+
+    async def _take_hashes(self, found: bytes) -> None:
+        """Raises Wrong."""
         if not self.leaves:
             if await trio.to_thread.run_sync(root_of, found) != self.root:
                 raise Wrong("the hashes of the leaves are not those of the Merkle root")
-            await self._believe(bytes(found))
+            await self._believe(found)
 
     async def _believe(self, leaves: bytes) -> None:
         """These are the hashes. What an earlier transfer left may have come unchecked: it is checked before anybody

@@ -185,6 +185,16 @@ async def test_a_download_goes_on_after_a_restart_where_it_stopped(tmp_path, lim
         assert one.host.traffic()["payload"][1] - came < len(data) - came + 70_000
 
 
+async def test_a_small_payload_takes_two_exchanges(tmp_path, monkeypatch):
+    """On a slow link each is a way there and back, behind other payloads."""
+    async with network(tmp_path, 2) as (one, two):
+        asked, begin = [], transfer.Line.begin
+        monkeypatch.setattr(transfer.Line, "begin", lambda line, asks: asked.append(asks) or begin(line, asks))
+        data = os.urandom(50_000)
+        await one.blobs.fetch(two.store.put(data, Kind.PAYLOAD), GIB, [two.id], 20, Kind.PAYLOAD, tree_of(data))
+        assert [(request.leaves, request.length) for request in asked] == [(True, 13 * 32), (False, len(data))]
+
+
 async def test_a_stream_is_opened_once_for_many_blobs(tmp_path, monkeypatch):
     """Opening one costs more bytes than asking on it."""
     async with network(tmp_path, 2) as (one, two):
