@@ -64,9 +64,11 @@ def _findings(
     from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
     from dlx.node.runs import find, health
 
-    yield from health.quick(folder, settings)
-    opened, account = health.keys(folder, settings)
-    yield opened
+    at_once, account = list(health.quick(folder, settings)), None
+    yield from at_once
+    if not any(finding.check == "keys" and finding.verdict == "FAIL" for finding in at_once):
+        opened, account = health.keys(folder, settings)
+        yield opened
     yield health.arithmetic()
     if not settings.ledger:
         yield Finding("ledger", "FAIL", "no ledger is set", "dlx-node config set ledger 0x...")

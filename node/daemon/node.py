@@ -29,6 +29,7 @@ from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.mirror import Mirror
+from dlx.node.daemon.notify import notify
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.public import PublicData, private_folder
 from dlx.node.daemon.rest import Rest
@@ -136,6 +137,7 @@ class Node:
                     self._metrics.registry, datadir.http_address, self._page,
                 )
             )  # fmt: skip
+            notify("READY=1")
             log.info("node started", account=self._startup.account.address, peer=self._host.peer_id, http=url)
             for address in self._host.addresses:
                 log.info("listening", address=address)
@@ -159,6 +161,7 @@ class Node:
     async def _await_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             number = await anext(signals)
+            notify("STOPPING=1")
             log.info("stopping: finishing the step; a second signal exits at once")
             self._overview.stopping = True
             async with trio.open_nursery() as nursery:
