@@ -72,9 +72,10 @@ def watch(
     on_look: Callable[[Observed], None],
     enough: Callable[[], bool] = lambda: False,
     stall: float = STALL_SECONDS,
+    look_seconds: float = LOOK_SECONDS,
 ) -> Observed:
-    """Follows the ledger and the nodes' status endpoints until the run is finished, or there is enough of it. Raises
-    Failure when no round was sealed for `stall` seconds."""
+    """Follows the ledger and, every `look_seconds`, the nodes' status endpoints until the run is finished, or there is
+    enough of it. Raises Failure when no round was sealed for `stall` seconds."""
     run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
         feed, seen = client.feed(run), Observed(RunView(run, client.domain))
@@ -92,7 +93,7 @@ def watch(
                     on_round(seen, round)
                     moved = time.monotonic()
             over = finished(terms, seen.view)
-            if over or time.monotonic() > looked + LOOK_SECONDS:
+            if over or time.monotonic() > looked + look_seconds:
                 looked = time.monotonic()
                 found = {name: devnet.status(name) for name in devnet.names}
                 seen.statuses |= {name: status for name, status in found.items() if status is not None}
