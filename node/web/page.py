@@ -270,8 +270,9 @@ def _stage(
             kind = "counted" if steps >= seal.inner_steps else "fewer"
         elif held & bit:
             kind = "late" if could & bit else "new"
+        finding = findings.get((seal.round, seal.stage, replica), "")
         in_draw = steps is not None and drawn is not None and replica in drawn
-        cells.append(Cell(kind, in_draw, findings.get((seal.round, seal.stage, replica), "")))
+        cells.append(Cell(kind, in_draw or finding != "", finding))  # who judges has seen the draw
     possible = (could | sum(1 << replica for replica in did)).bit_count()
     return StageCells(tuple(cells), seal.counted, possible, _said(seal, cells, did, possible))
 

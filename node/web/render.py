@@ -60,6 +60,7 @@ def _environment() -> Environment:
         "utc": utc,
         "clock": lambda seconds: utc(seconds).replace("T", " ").removesuffix("Z"),
         "plain": lambda text: shown.text(str(text), 300),
+        "cell_count": lambda row: sum(len(stage.cells) for stage in row.stages if stage is not None),
         "standing": _standing,
         "reports": _reports,
         "curve_said": _curve_said,
