@@ -238,9 +238,11 @@ class Transfer:
         return source if self.root is None or await self._look(line, source) else None
 
     async def _look(self, line: Line, source: Source) -> bool:
-        """Whether it has any of it; with the hashes of the leaves, where they are few and nobody was asked yet."""
+        """Whether it has any of it; with the hashes of the leaves, where they are few, nobody was asked yet and it does
+        not fetch them itself."""
         whole, now = self._hashes, trio.current_time()
-        asks = not self.leaves and whole <= FEW_HASHES and now >= self._hashing + SILENCE
+        is_due = not self.leaves and now >= self._hashing + SILENCE
+        asks = is_due and whole <= FEW_HASHES and source.peer not in self._shares
         self._hashing = now if asks else self._hashing
         found = bytearray()
         with trio.fail_after(ASK_DEADLINE + source.patience):
@@ -251,8 +253,9 @@ class Transfer:
         has_it = reply.size == self.partial.size
         if asks and has_it and len(found) == whole:
             await self._take_hashes(bytes(found))
-        elif asks:
+        elif asks:  # the next one is asked
             self._hashing = -math.inf
+            self._grow()
         if not has_it:
             return False
         source.have = None if reply.have is None else pieces_of(reply.have) & frozenset(range(self.partial.count))
