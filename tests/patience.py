@@ -9,8 +9,8 @@ from typing import TypeVar
 import pytest
 
 PATIENCE = 120.0  # seconds without any progress, of what takes a few on an idle machine
-_LOOK_SECONDS = 0.05
-_PROGRESS_SECONDS = 1.0
+LOOK_SECONDS = 0.05
+_LOOKS = 20  # between two looks at the progress
 
 T = TypeVar("T")
 
@@ -21,19 +21,20 @@ def until(
     progress: Callable[[], object] = lambda: None,
     seconds: float = PATIENCE,
     explain: Callable[[], str] = lambda: "",
+    look: float = LOOK_SECONDS,
 ) -> T:
-    """Looks again and again until `condition` gives something true, and returns that.
+    """Looks every `look` seconds until `condition` gives something true, and returns that.
 
     Fails, with `explain()`, once `progress()` has given the same value for so many seconds.
     """
     last, since, looked = progress(), time.monotonic(), time.monotonic()
     while not (found := condition()):
         now = time.monotonic()
-        if now > looked + _PROGRESS_SECONDS:
+        if now > looked + _LOOKS * look:
             current, looked = progress(), now
             if current != last:
                 last, since = current, now
             elif now > since + seconds:
                 pytest.fail(f"{what}: no progress for {seconds:.0f} s\n{explain()}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(look)
     return found

@@ -22,7 +22,7 @@ from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
-from tests.patience import PATIENCE, until
+from tests.patience import LOOK_SECONDS, PATIENCE, until
 from tests.ports import lasting_port
 
 REPLICAS, STAGES = 2, 2
@@ -107,11 +107,11 @@ class Timing:
 
 
 def create(
-    root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = ""
+    root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = "", stages: int = STAGES
 ) -> ToughDevnet:
-    """A devnet of two stages with its chain running and its nodes not yet started; `more` ends the draft."""
-    text = draft(rounds, steps, timing, replicas) + more
-    return ToughDevnet.create(root, rounds, replicas, STAGES, lambda line: None, text, BLOCK_TIME)
+    """A devnet with its chain running and its nodes not yet started; `more` ends the draft."""
+    text = draft(rounds, steps, timing, replicas, stages) + more
+    return ToughDevnet.create(root, rounds, replicas, stages, lambda line: None, text, BLOCK_TIME)
 
 
 def draft(rounds: int, steps: int, timing: Timing, replicas: int, stages: int = STAGES, confirmations: int = 0) -> str:
@@ -142,7 +142,7 @@ class Watched:
         self._feed = self._client.feed(run)
         self.view = RunView(run, self._client.domain)
 
-    def until(self, what: str, condition: Callable[[], T | None], seconds: float = PATIENCE) -> T:
+    def until(self, what: str, condition: Callable[[], T | None], look: float = 0.25) -> T:
         """See `patience.until`: progress is whatever the ledger or a node says that is new.
 
         Fails at once when a process of the devnet has ended by itself, and after `MANY` rounds.
@@ -160,7 +160,7 @@ class Watched:
             works = [(name, one.phase, one.round, one.step, one.peers) for name, one in self.statuses().items()]
             return len(self.events), works
 
-        return until(what, checked, progress, seconds, self._logs)
+        return until(what, checked, progress, explain=self._logs, look=look)
 
     def read(self) -> RunView:
         """The run as its ledger has it now, or as it was last seen while the chain does not answer."""
@@ -236,7 +236,7 @@ class Watched:
             here = status is not None and status.phase == "training" and 0 < status.step <= status.steps // 2
             return status if here else None
 
-        return self.until(f"{name} in the middle of a round", inside)
+        return self.until(f"{name} in the middle of a round", inside, LOOK_SECONDS)
 
     def kill(self, name: str) -> None:
         """SIGKILL; the node's training process must end by itself."""

@@ -7,15 +7,15 @@ from typing import Any
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home import identity
-from tests.e2e.devnets import Timing, ToughDevnet, Watched, create
+from tests.e2e.devnets import STAGES, Timing, ToughDevnet, Watched, create
 from tests.node.command import dlx
 
 TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
 
 
-def checking(root: Path, rounds: int, replicas: int, timing: Timing = TIMING) -> ToughDevnet:
+def checking(root: Path, rounds: int, replicas: int, timing: Timing = TIMING, stages: int = STAGES) -> ToughDevnet:
     """Everything is drawn, and the members may take as long for checking as for training."""
-    devnet = create(root, rounds, 5, timing, replicas, "\n[audit]\nshare = 1\nwindow = 200\n")
+    devnet = create(root, rounds, 5, timing, replicas, "\n[audit]\nshare = 1\nwindow = 200\n", stages)
     for name in devnet.names:
         config = devnet.folder(name).config
         config.write_text(config.read_text().replace("# audit_share = 0.05", "audit_share = 1.0"))
@@ -62,7 +62,7 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
 
 
 def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(tmp_path: Path) -> None:
-    devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3)
+    devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3, stages=1)
     try:
         liar, *honest = devnet.names
         devnet.may_end.add(liar)
