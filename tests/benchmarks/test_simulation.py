@@ -41,12 +41,24 @@ def test_one_replica_without_codec_trains_what_the_inner_loop_alone_does(setting
         torch.testing.assert_close(rounds.version[name], tensor, rtol=0, atol=1e-6)
 
 
+PLAIN: dict[str, Any] = {}
+DELAYED = {"delay": 1, "lr": 0.8, "alpha": 0.8}
+NESTEROV = {"momentum": 0.5, "nesterov": True}
+
+
 @pytest.mark.parametrize(
-    ("codec", "adaptive"), [("int4", False), ("lowrank", False), ("lowrank", True), ("topk", True)]
+    ("codec", "adaptive", "outer"),
+    [
+        ("int4", False, PLAIN),
+        ("int4", False, DELAYED),
+        ("lowrank", False, NESTEROV),
+        ("lowrank", True, DELAYED),
+        ("topk", True, NESTEROV),
+        ("topk", True, DELAYED),
+    ],
 )
-@pytest.mark.parametrize("outer", [{}, {"delay": 1, "lr": 0.8, "alpha": 0.8}, {"momentum": 0.5, "nesterov": True}])
 def test_every_rule_with_every_codec_learns(
-    codec: str, outer: dict[str, Any], adaptive: bool, setting: Setting, tmp_path: Path
+    codec: str, adaptive: bool, outer: dict[str, Any], setting: Setting, tmp_path: Path
 ) -> None:
     plan = {"int4": {"inner_steps": 1}, "lowrank": LOWRANK, "topk": {"level": 2, "rank": 256, "inner_steps": 1}}[codec]
     manifest, dataset = _opened(setting, tmp_path, 30, codec=codec, outer=outer, plan=plan, adaptive=adaptive)

@@ -232,16 +232,17 @@ class Life:
 ALL = ("churn", "busy", "silent", "busy", "judging")
 LIVES = (
     (1, {}, ALL),
-    (2, {"stages": 1, "max_replicas": 4}, ALL),
+    (6, {"stages": 1, "max_replicas": 4}, ALL),
     (3, {"max_replicas": 4, "quorum_numerator": 1}, ALL),
     (4, {"max_replicas": 4}, ("sites", "sites", "silent")),
+    (10, {"stages": 1, "max_replicas": 4}, ALL),
 )
 
 
 def test_the_view_knows_what_the_contract_knows(chain):
     kinds: Counter[str] = Counter()
     for seed, settings, moods in LIVES:
-        life = live(chain, seed, settings, steps=180, moods=moods)
+        life = live(chain, seed, settings, steps=100, moods=moods)
         kinds.update(type(event).__name__ for event in life.events)
         kinds["reserved"] += sum(getattr(event, "return_until", 0) > 0 for event in life.events)
         kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
