@@ -16,7 +16,7 @@ import requests
 
 from dlx.ledger.events import Evicted, Left
 from dlx.node.home.datadir import DataDir
-from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, as_in_a_terminal, create
+from tests.e2e.devnets import STAGES, Timing, Watched, as_in_a_terminal, create
 from tests.node.command import dlx
 from tests.patience import PATIENCE, until
 
@@ -116,7 +116,8 @@ def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Term
         return all(watched.read().last_round_counted(account) is not None for account in accounts.values())
 
     watched.until("seals that count the strangers", counted)
-    assert {watched.view.slot_of(account) for account in accounts.values()} == {(REPLICAS, s) for s in range(STAGES)}
+    # One of each stage: in a replica of their own, or in two where it was dealt because it was not counted at once.
+    assert sorted((watched.view.slot_of(account) or ())[1] for account in accounts.values()) == [*range(STAGES)]
     for name, account in accounts.items():
         peers = {status.peer_id for status in watched.everybody().values()}
         url = json.loads(DataDir(terminal.place / name).http_address.read_text())["url"]
