@@ -233,15 +233,15 @@ class BlobStore:
                 over, removed = over - freed, removed + 1
         return removed
 
-    def make_room(self, size: int) -> None:
-        """Have room for `size` more bytes: remove downloads that were given up and unpinned blobs that may be evicted,
-        oldest first. Raises NoRoom.
+    def make_room(self, size: int, beside: int = 0) -> None:
+        """Have room for `size` more bytes, and on the disk for so many `beside` that are no blobs: remove downloads
+        that were given up and unpinned blobs that may be evicted, oldest first. Raises NoRoom.
         """
-        if not self._room.take(size):
+        if not self._room.take(size, beside):
             return
         self._room.measure()  # nothing is removed, and nobody refused, because of an old figure
         expendable = self._expendable()
-        short = self._room.take(size)
+        short = self._room.take(size, beside)
         if short and sum(bytes_ for bytes_, _ in expendable) >= short:  # else all would be removed in vain
             freed = 0
             for bytes_, remove in expendable:
@@ -249,9 +249,10 @@ class BlobStore:
                     break
                 freed += remove()
             self._room.give(freed)
-            short = self._room.take(size)
+            short = self._room.take(size, beside)
         if short:
-            raise NoRoom(self.folder, f"{short / 1e6:,.1f} MB too little for {size / 1e6:,.1f} MB more ({self._room})")
+            more = (size + beside) / 1e6
+            raise NoRoom(self.folder, f"{short / 1e6:,.1f} MB too little for {more:,.1f} MB more ({self._room})")
 
     def used(self) -> int:
         """Bytes of all blobs and downloads."""

@@ -27,8 +27,9 @@ class Room:
         """Bytes that are worth freeing beyond what is needed: looking for them takes long."""
         return (self.quota or self.floor) // 50
 
-    def take(self, size: int) -> int:
-        """Count `size` bytes as taken, and return 0; or the bytes that are too little for them.
+    def take(self, size: int, beside: int = 0) -> int:
+        """Count `size` bytes as taken, and return 0; or the bytes that are too little for them. Of the disk's so many
+        more are to be written `beside`, which are none of the quota's.
 
         What is not written after all is found out by the next measurement.
         """
@@ -38,10 +39,10 @@ class Room:
             self.measure()
         with self._lock:
             over = 0 if self.quota is None else self._used + size - self.quota
-            under = self.floor + size - self._free if self.floor else 0
+            under = self.floor + size + beside - self._free if self.floor else 0
             short = max(0, over, under)
             if not short:
-                self._used, self._free = self._used + size, self._free - size
+                self._used, self._free = self._used + size, self._free - size - beside
             return short
 
     def give(self, size: int) -> None:

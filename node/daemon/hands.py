@@ -28,8 +28,9 @@ from dlx.node.home import logs
 from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
-from dlx.node.round.plans import manifest_plan
+from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules
+from dlx.node.runs.upkeep import round_bytes
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
@@ -37,7 +38,6 @@ from dlx.p2p.frames import PipeWant
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import RoundInputs, Trained
 
-STATE_FILES = 4  # of the size of the weights: those after a round, two moments, the residual
 ALIVE = 4  # in a round timeout: how often what we have reported is said again
 OWN_ROUNDS = 4  # newest ones, whose payloads a later round may fold back: more than any delay
 log = logs.get(__name__)
@@ -172,8 +172,9 @@ class SlotHands:
         for name in self._payloads.superseded(version):
             self._context.store.discard(name)
         # The next round's files and payload: before it begins, because the training process knows no quota.
-        weights = self._context.manifest.genesis[self._stage].size
-        self._context.store.make_room(STATE_FILES * weights)
+        if (plan := plan_of(self._rules, view, self._stage, version)) is not None:
+            private = round_bytes(self._context.manifest, self._stage, plan.inner_steps)
+            self._context.store.make_room(self._rules.max_payload_size(self._stage, plan), private)
 
     def _needed(self) -> list[bytes]:
         """Of our own: the newest, however old, as whoever comes to check our next statement needs those before it."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlx.training.balance.costs import FLOAT, StageCost
-from dlx.training.recipe.recipe import Recipe, max_inner_steps
+from dlx.training.inner.states import optimiser_shapes
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.models.weights import Shapes
+from dlx.training.recipe.recipe import Recipe, max_inner_steps, step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 
+if TYPE_CHECKING:
+    from dlx.training.balance.costs import StageCost
+
+FLOAT = 4  # bytes
 WAITING = 2  # rounds on disk whole: the one under way, and the one before it until its draw is known
 
 
@@ -65,8 +73,14 @@ def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: boo
 def undecided(recipe: Recipe, cost: StageCost, inner_steps: int) -> int:
     """Bytes of a round of so many inner steps until its draw is known: the states at all segments' ends, what came
     over the pipes, and the change before."""
-    weights, segments = FLOAT * cost.parameters, segments_in(inner_steps, segment_steps(recipe))
-    return segments * (weights + FLOAT * cost.optimiser) + inner_steps * cost.pipes + weights
+    return _undecided(recipe, cost.parameters, cost.optimiser, cost.pipes, inner_steps)
+
+
+def round_bytes(recipe: Recipe, stage: int, inner_steps: int) -> int:
+    """What such a round of a stage writes that is no blob: `undecided`, without torch."""
+    parameters, optimiser = (_count(one(recipe, stage)) for one in (stage_shapes, optimiser_shapes))
+    neighbours = (stage > 0) + (stage < len(recipe.stages) - 1)
+    return _undecided(recipe, parameters, optimiser, neighbours * step_bytes(recipe), inner_steps)
 
 
 def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
@@ -75,3 +89,12 @@ def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
     while steps < max_inner_steps(recipe) and WAITING * undecided(recipe, cost, steps + 1) <= most:
         steps += 1
     return steps
+
+
+def _undecided(recipe: Recipe, parameters: int, optimiser: int, pipes: int, inner_steps: int) -> int:
+    weights, segments = FLOAT * parameters, segments_in(inner_steps, segment_steps(recipe))
+    return segments * (weights + FLOAT * optimiser) + inner_steps * pipes + weights
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())

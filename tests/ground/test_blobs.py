@@ -286,6 +286,14 @@ def test_the_quota_is_kept_by_evicting_the_oldest_that_nobody_needs(tmp_path, cl
     assert refused.value.errno == 28 and store.hashes() == before  # nothing was removed in vain
 
 
+def test_what_is_written_beside_the_blobs_takes_room_of_the_disk_and_not_of_the_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: namedtuple("Usage", "free")(10 * CHUNK))
+    store = BlobStore(tmp_path, quota=2 * CHUNK, floor=CHUNK)
+    store.make_room(CHUNK, beside=5 * CHUNK)
+    with pytest.raises(NoRoom, match="too little"):
+        store.make_room(0, beside=10 * CHUNK)
+
+
 def test_the_floor_keeps_space_free_for_others(tmp_path, monkeypatch):
     store = BlobStore(tmp_path, floor=50_000)
     blob(store, Kind.PAYLOAD)

@@ -13,6 +13,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.shown import size
 from dlx.node.runs.fit import config_of
+from dlx.node.runs.upkeep import round_bytes
 from dlx.training.balance.costs import costs
 from dlx.training.models import weights
 from dlx.training.models.placement import Placement
@@ -68,6 +69,7 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
         assert stage["pipes"] == 2 * (2 * 32 * 32 * 4), "two micro-batches, one neighbour"
         states, received = memory["weights"] + memory["optimiser"], 10 * stage["pipes"]
         assert stage["checks"]["undecided"] == states + received + memory["weights"], "a round is one segment"
+        assert round_bytes(draft_from_toml(draft), stage["stage"], 10) == stage["checks"]["undecided"]
         assert stage["checks"]["drawn"] == 2 * states + received
         assert stage["checks"]["waiting"] == 2 * stage["checks"]["undecided"]
         assert stage["checks"]["payloads"] == 8 * 4 * stage["payload"], "of all replicas and rounds"
