@@ -125,6 +125,7 @@ class Scene:
             peer_of=lambda account: None, reject=lambda reason, source: None,
             on_trained=lambda trained: None, on_sealed=lambda sealed, counted: self.counted.append(counted),
             traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
+            rests=lambda: False,
             now=lambda: START + trio.current_time(), domain=DOMAIN,
         )  # fmt: skip
         self.domain = DOMAIN
