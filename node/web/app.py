@@ -29,6 +29,7 @@ from dlx.node.web.reader import RUNS, NotThere, Reader
 from dlx.node.web.render import STATIC, render
 
 _LISTENERS = 64  # that are told of seals at a time
+_WAITING = 128  # requests at a time, these included, which ask for little
 _LOOK_SECONDS = 1.0  # between two looks for new seals
 _AUDIT_SECONDS = 0.3  # likewise of an audit
 _ALIVE_SECONDS = 20.0  # after which a silent stream says that it is there
@@ -255,6 +256,8 @@ class Page:
         return await self._ask(partial(self._reader.resolve, given))
 
     async def _ask(self, work: Callable[[], _T]) -> _T:
+        if self._one.statistics().tasks_waiting >= _WAITING:
+            raise HTTPException(503, "too many ask at once: try again")
         return await trio.to_thread.run_sync(work, limiter=self._one)
 
     async def _html(self, made: Callable[[], str], code: int = 200) -> Response:

@@ -99,7 +99,7 @@ def test_a_browser_may_run_and_load_nothing_else(site: httpx.Client, honest_hist
         headers = site.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
-        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "same-origin"
     assert site.get("/", headers={"Host": "evil.example"}).status_code == 400, "a name pointed at 127.0.0.1"
 
 
@@ -177,7 +177,7 @@ def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Cl
     told = list(events(site, f"{at}/audit/events"))
     assert [name for name, _ in told[-2:]] == ["state", "done"] and len(told) > 2, "as it went, and its end"
     last = " ".join(re.sub("<[^>]*>", " ", told[-2][1]).split())
-    assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 0 0 0" in last
+    assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
     assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
     assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
 
