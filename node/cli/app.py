@@ -34,6 +34,7 @@ from dlx.node.cli import (
     run,
     start,
     status,
+    top,
     verify,
     watch,
     web,
@@ -63,6 +64,7 @@ app.command("pause")(pause.command)
 app.command("resume")(pause.resume)
 app.add_typer(config.app, name="config")
 app.command("status")(status.command)
+app.command("top")(top.command)
 app.command("peers")(peers.command)
 app.command("logs")(logs.command)
 app.command("history")(history.command)

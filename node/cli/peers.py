@@ -11,7 +11,7 @@ from dlx.node.cli.endpoint import read
 from dlx.node.daemon.status import PeerView
 
 
-class _Peers(msgspec.Struct, frozen=True):
+class Peers(msgspec.Struct, frozen=True):
     peers: list[PeerView]
 
 
@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """List the peers, how fast they answer and whether they agreed on chain, ledger and run."""
     folder, _ = options.folder(datadir, network)
-    found = read(folder, "/v1/peers", _Peers)
+    found = read(folder, "/v1/peers", Peers)
     if json:
         options.print_json(found)
     elif not found.peers:

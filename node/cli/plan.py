@@ -84,6 +84,41 @@ def command(
 
     Needs no data folder and no chain, and changes nothing.
     """
+    plan = planned(
+        manifest, device, utilisation=utilisation, measure=measure, ranks=ranks, tensor_parallel=tensor_parallel,
+        checkpoint=checkpoint, replicas=replicas, link=link, lan=lan, seal=seal, datadir=datadir,
+    )  # fmt: skip
+    if json:
+        options.print_json(_as_data(plan))
+    else:
+        print_plan(plan)
+
+
+def print_plan(plan: Plan) -> None:
+    """For people."""
+    _print_stages(plan)
+    sys.stdout.write("\n")
+    options.print_fields(_fields(plan))
+    for warning in _warnings(plan):
+        options.note(f"warning: {warning}")
+
+
+def planned(
+    manifest: Path,
+    device: str,
+    *,
+    utilisation: float | None = None,
+    measure: bool = False,
+    ranks: int = 1,
+    tensor_parallel: int = 1,
+    checkpoint: str = "none",
+    replicas: int | None = None,
+    link: str | None = None,
+    lan: str | None = None,
+    seal: float | None = None,
+    datadir: Path | None = None,
+) -> Plan:
+    """What the command's options come to. Raises UsageFailure."""
     gc.disable()  # nothing that is imported or simulated is garbage: to look for it takes a fifth of the time
     from msgspec.structs import replace
 
@@ -138,15 +173,7 @@ def command(
         trial_steps=TRIAL_STEPS,
     )
     times = seconds(draft, found, conditions)
-    plan = Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft))
-    if json:
-        options.print_json(_as_data(plan))
-        return
-    _print_stages(plan)
-    sys.stdout.write("\n")
-    options.print_fields(_fields(plan))
-    for warning in _warnings(plan):
-        options.note(f"warning: {warning}")
+    return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`dlx-node run plan | create | list | show | publish`: training runs on the ledger."""
+"""`dlx-node run new | plan | create | list | show | publish`: training runs on the ledger."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dlx.node.cli import options, plan
+from dlx.node.cli import options, plan, wizard
 from dlx.node.cli.audit import BlobsOption
 from dlx.node.home import extras, shown
 
-app = options.Verbs(help="Plan, create, list and show training runs; publish checkpoints.")
+app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
 
 
+app.command("new")(wizard.command)
 app.command("plan")(plan.command)
 
 

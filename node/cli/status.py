@@ -24,10 +24,10 @@ def command(
     if json:
         options.print_json(status)
         return
-    options.print_fields(_answers(status))
+    options.print_fields(answers(status))
 
 
-def _answers(status: NodeStatus) -> list[tuple[str, Any]]:
+def answers(status: NodeStatus) -> list[tuple[str, Any]]:
     rows = [
         ("node", f"dlx-node {status.version}, peer {status.peer_id}"),
         ("account", status.account),

@@ -1,0 +1,118 @@
+"""A commented run.toml: what a run's creator has to decide, with the rest left at its default."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a Llama that starts from scratch."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    length: int  # of a sample, in tokens
+
+
+SIZES = {
+    "tiny": Size(4, 128, 344, 4, 128),
+    "small": Size(6, 384, 1024, 6, 256),
+    "base": Size(12, 768, 2048, 12, 512),
+}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the wizard asked. `model`: a Hugging Face folder, or one of SIZES; `stages`: layers [low, high) of each."""
+
+    name: str
+    model: Path | Size
+    data: Path
+    stages: list[tuple[int, int]]
+    min_replicas: int
+    max_replicas: int
+    rounds: int
+    length: int
+    batch_size: int
+    micro_batches: int
+    tokenizer: Path | None = None
+    vocabulary: int = 256
+    licence: str = ""
+
+
+def even(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Layers shared as evenly as can be, the last stages with more."""
+    ends = [layers * stage // stages for stage in range(stages + 1)]
+    return list(pairwise(ends))
+
+
+def draft_text(given: Answers) -> str:
+    """The file. Every value is as TOML has it."""
+    stages = ", ".join(f"[{low}, {high}]" for low, high in given.stages)
+    lines = [
+        "# A training run for `dlx-node run create --manifest FILE`. docs/operator.md (section 7) has every key.",
+        "",
+        f"name = {_text(given.name)}  # what people read in lists; anybody's runs may have the same",
+        f"rounds = {given.rounds}  # outer rounds; each ends with one exchange of pseudo-gradients",
+        f"stages = [{stages}]  # layers [from, to) of each pipeline stage: a replica takes one machine for each",
+        f"min_replicas = {given.min_replicas}  # complete replicas at which the first round opens",
+        f"max_replicas = {given.max_replicas}  # seats beyond these are refused; more make a seal dearer",
+        "",
+    ]
+    if isinstance(given.model, Path):
+        lines += ["[model]", f"source = {_text(str(given.model))}  # a Hugging Face folder: config and first weights"]
+    else:
+        size = given.model
+        lines += [
+            "[model.config]  # as in config.json of a transformers Llama; its first weights are drawn",
+            'model_type = "llama"',
+            f"vocab_size = {given.vocabulary}",
+            f"hidden_size = {size.width}",
+            f"intermediate_size = {size.inner}",
+            f"num_hidden_layers = {size.layers}",
+            f"num_attention_heads = {size.heads}",
+            f"num_key_value_heads = {size.heads}",
+            f"max_position_embeddings = {given.length}",
+        ]
+    lines += [
+        "",
+        "[data]",
+        f"source = [{_text(str(given.data))}]  # files, folders or globs of text, .jsonl or .parquet",
+        *(
+            [f"tokenizer = {_text(str(given.tokenizer))}"]
+            if given.tokenizer
+            else ['# tokenizer = "tokenizer.json"  # without one every byte is a token']
+        ),
+        f"sequence_length = {given.length}",
+        f"batch_size = {given.batch_size}  # samples of one replica in an inner step",
+        f"micro_batches = {given.micro_batches}  # pieces of a batch, so that all stages of a replica work at once",
+        f"licence = {_text(given.licence)}  # of the data: it stands in every pulled version",
+        "# heldout = 0.05  # part of the text that nobody trains on",
+        "",
+        "# [plan]",
+        "# inner_steps = 10  # of a round, between two exchanges: more where links are slow",
+        "",
+        "# [outer]",
+        "# delay = 1  # exchange while the next round trains; then alpha = lr = 0.8",
+        "",
+        "# [timing]",
+        "# round_timeout = 120  # seconds without a seal before silent members are asked: some times a round's",
+        "",
+        "# [audit]",
+        "# share = 0.0625  # part of all work that others replay",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def suggested_rounds(tokens: int, tokens_per_step: int, inner_steps: int, replicas: int) -> int:
+    """So that the data is gone through about once: 10 to 10,000."""
+    return max(10, min(10_000, tokens // max(1, tokens_per_step * inner_steps * replicas)))
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,86 @@
+"""A run.toml that a wizard wrote is a run, and says what it costs."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlx.node.runs.draft_text import even, suggested_rounds
+from dlx.training.recipe.draft import draft_from_toml
+from tests.node.command import dlx
+from tests.training.recipe.test_families import CASES
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "my books"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.txt").write_text("some text\n" * 20_000)
+    return folder
+
+
+def test_layers_are_shared_evenly_and_rounds_go_once_through_the_data() -> None:
+    assert even(4, 2) == [(0, 2), (2, 4)] and even(7, 3) == [(0, 2), (2, 4), (4, 7)] and even(5, 1) == [(0, 5)]
+    assert suggested_rounds(10**6, 1000, 10, 2) == 50
+    assert suggested_rounds(0, 1000, 10, 2) == 10 and suggested_rounds(10**15, 1, 1, 1) == 10_000
+
+
+def test_options_and_defaults_make_a_run_with_its_cost(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run.toml"
+    given = ["--data", text, "--stages", "2", "--licence", "CC0-1.0", "--price", "2", "--link", "100Mbit/s"]
+    done = dlx("run", "new", out, *given)
+    draft = draft_from_toml(out)
+    assert (draft.name, draft.stages, draft.min_replicas) == ("my-books", [(0, 2), (2, 4)], 2)
+    assert draft.data.licence == "CC0-1.0" and draft.sources == [text]
+    assert draft.rounds == suggested_rounds(400_000, 8 * 128, 10, 2)
+    assert "memory of" in done.stdout and "payload per round" in done.stdout and "hours of 4 devices" in done.stdout
+    assert "run create" in done.stderr and out.read_text().count("#") > 10
+    before = out.read_bytes()
+    assert "cannot be made" in dlx("run", "new", out, *given, code=2).stderr
+    assert out.read_bytes() == before
+
+
+def test_it_starts_from_a_hugging_face_folder(text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**CASES["llama"][0], "architectures": ["LlamaForCausalLM"]}))
+    out = tmp_path / "run.toml"
+    dlx("run", "new", out, "--data", text, "--model", model, "--rounds", "3", "--name", "mine")
+    draft = draft_from_toml(out)
+    assert (draft.name, draft.rounds, draft.model.source) == ("mine", 3, str(model))
+
+
+def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{text}\nsmall\n3\n1\nasked\n7\nMIT\n"))
+    out = tmp_path / "run.toml"
+    dlx("run", "new", out)
+    draft = draft_from_toml(out)
+    assert (draft.name, draft.rounds, draft.min_replicas, len(draft.stages)) == ("asked", 7, 1, 3)
+    assert draft.data.licence == "MIT" and draft.model.config["hidden_size"] == 384
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--data", "nowhere"], "no such file or folder"),
+        ([], "there is nobody to ask"),
+        (["--data", ".", "--model", "nowhere"], "--model nowhere"),
+        (["--data", ".", "--stages", "5"], "the model has 4 layers"),
+        (["--data", ".", "--name", "a b"], "name"),
+        (["--data", ".", "--device", "abacus"], "--device abacus"),
+    ],
+)
+def test_what_cannot_be_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert said in dlx("run", "new", "run.toml", *given, code=2).stderr
+    assert not (tmp_path / "run.toml").exists()
