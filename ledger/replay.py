@@ -14,7 +14,8 @@ from dlx.ledger.events import Event, Sealed
 from dlx.ledger.index import LAST, REGISTRY, START, EventIndex, Mark, Place, decoded
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
-from dlx.ledger.view import RunView, ViewError
+from dlx.ledger.state import ViewError
+from dlx.ledger.view import RunView
 
 SNAPSHOT_EVENTS = 256  # of a run (or of the registry) between two snapshots
 _SNAPSHOTS = 8  # kept of each: what a reorg may undo is far less

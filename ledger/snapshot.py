@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
+from dlx.ledger.members import Enlisted, Member, Return, Standing
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.rows import Outline
-from dlx.ledger.view import Enlisted, Member, Return, RunView, Standing
+from dlx.ledger.view import RunView
 from dlx.ledger.votes import Stage
 
 

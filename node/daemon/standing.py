@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from dlx.ledger.view import UNCOUNTED_ROUNDS, RunView
+from dlx.ledger.rights import UNCOUNTED_ROUNDS
+from dlx.ledger.view import RunView
 
 
 def vote(view: RunView, account: str) -> str | None:

@@ -14,8 +14,9 @@ from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id
 from dlx.ledger.nodes import NodeRecord, NodeTable
+from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView, ViewError
+from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Supervisor

@@ -13,6 +13,7 @@ from typing import Any
 
 from dlx.ledger import events as chain
 from dlx.ledger.events import EventPosition
+from dlx.ledger.state import ViewError
 from dlx.ledger.typed import (
     Contribution,
     Domain,
@@ -25,7 +26,7 @@ from dlx.ledger.typed import (
     sign,
     split_entries,
 )
-from dlx.ledger.view import RunView, ViewError
+from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
