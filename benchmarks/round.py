@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -159,6 +159,11 @@ class Spent(NamedTuple):
         return {name: round(seconds / count * 1e9, 2) for name, seconds in self._asdict().items()}
 
 
+def _least(spent: Sequence[Spent]) -> Spent:
+    """Other work on the machine only adds."""
+    return Spent(min(one.wall for one in spent), min(one.processor for one in spent))
+
+
 def _sum(*spent: dict[str, float]) -> dict[str, float]:
     return {name: round(sum(one[name] for one in spent), 2) for name in Spent._fields}
 
@@ -274,11 +279,12 @@ class _Rounds:
         self._receive(begin)
 
     def result(self) -> dict[str, Any]:
-        two, more = self._least("outer step of two"), self._least("outer step of all")
-        each = (more - two) / (len(self._received) - 2)
-        whole, steps = self._least("train"), self._least("inner steps", INNER_STEPS)
+        one, more = self._least("outer step of one"), self._least("outer step of all")
+        each = (more - one) / (len(self._received) - 1)
+        steps = self._rounds("inner steps", INNER_STEPS)
+        rest = [whole - done for whole, done in zip(self._rounds("train"), steps, strict=True)]
         # Of the outer step the part that does not grow with the payloads is the slot's.
-        slot = {"inner steps": steps, "round but steps": whole - steps, "outer step": two - each * 2}
+        slot = {"inner steps": _least(steps), "round but steps": _least(rest), "outer step": one - each}
         slot |= {label: self._least(label) for label in _PHASES}
         received = {"outer step": each}
         received |= {label: self._least(label) / len(self._received) for label in ("check", "measure")}
@@ -332,7 +338,7 @@ class _Rounds:
             with self._timing("measure"):
                 measure_round(self._manifest, 0, self._received, products)
             begin("outer step")
-            for label, payloads in (("two", self._received[:2]), ("all", self._received)):
+            for label, payloads in (("one", self._received[:1]), ("all", self._received)):
                 with self._timing(f"outer step of {label}"):
                     self._outer_step(payloads)
 
@@ -379,11 +385,13 @@ class _Rounds:
 
         return timed
 
-    def _least(self, label: str, times: int = 1) -> Spent:
-        """Of the rounds the one that took least: other work on the machine only adds. `times` in each round."""
+    def _least(self, label: str) -> Spent:
+        return _least(self._rounds(label))
+
+    def _rounds(self, label: str, times: int = 1) -> list[Spent]:
+        """Of each round; `times` in one."""
         found = self._spent[label]
-        rounds = [sum(found[at : at + times], Spent(0, 0)) for at in range(0, len(found), times)]
-        return Spent(min(one.wall for one in rounds), min(one.processor for one in rounds))
+        return [sum(found[at : at + times], Spent(0, 0)) for at in range(0, len(found), times)]
 
 
 def _size(folder: Path) -> int:

@@ -19,45 +19,41 @@ class TreeHash:
     """`update` it with pieces of any size, then ask for the `root`; it can go on after that."""
 
     def __init__(self) -> None:
-        self._count = 0  # of whole leaves
-        self._peaks: list[bytes] = []  # roots of the whole subtrees, largest first: a bit of _count each
+        self._peaks: dict[int, bytes] = {}  # height -> root of a whole subtree; the higher, the earlier its leaves
         self._rest = bytearray()  # of the leaf that is not whole yet
 
     def update(self, data: Chunk) -> None:
-        view, start = memoryview(data).cast("B"), 0
+        view, start, found = memoryview(data).cast("B"), 0, list[bytes]()
         if self._rest:
             start = LEAF_BYTES - len(self._rest)
             self._rest += view[:start]
             if len(self._rest) == LEAF_BYTES:
-                self._add(self._rest)
+                found.append(_leaf(self._rest))
                 self._rest = bytearray()
         whole = start + (len(view) - start) // LEAF_BYTES * LEAF_BYTES
-        for at in range(start, whole, LEAF_BYTES):
-            self._add(view[at : at + LEAF_BYTES])
+        found += [_leaf(view[at : at + LEAF_BYTES]) for at in range(start, whole, LEAF_BYTES)]
         if start < len(view):
             self._rest += view[whole:]
+        self.extend(found)
 
     @property
     def root(self) -> bytes:
         """Of all that came so far, 32 bytes."""
-        peaks = [*self._peaks, _leaf(self._rest)] if self._rest else list(self._peaks)
-        if not peaks:
-            return hashlib.sha256().digest()
-        root = peaks.pop()
-        while peaks:
-            root = _node(peaks.pop(), root)
-        return root
+        root = _leaf(self._rest) if self._rest else b""
+        for _, peak in sorted(self._peaks.items()):
+            root = _node(peak, root) if root else peak
+        return root or hashlib.sha256().digest()
 
-    def _add(self, leaf: Chunk) -> None:
-        self.push(_leaf(leaf))
-
-    def push(self, leaf_hash: bytes) -> None:
-        """A leaf by its hash; all before it are whole."""
-        root, count = leaf_hash, self._count
-        while count & 1:
-            root, count = _node(self._peaks.pop(), root), count >> 1
-        self._peaks.append(root)
-        self._count += 1
+    def extend(self, hashes: list[bytes]) -> None:
+        """The next leaves by their hashes; all are whole."""
+        height = 0
+        while hashes:
+            if height in self._peaks:
+                hashes = [self._peaks.pop(height), *hashes]
+            if len(hashes) % 2:
+                self._peaks[height] = hashes[-1]
+            hashes = [_node(left, right) for left, right in zip(hashes[::2], hashes[1::2], strict=False)]
+            height += 1
 
 
 def tree_root(chunks: Iterable[Chunk]) -> bytes:
@@ -88,9 +84,8 @@ def file_leaves(path: Path) -> bytes:
 
 def root_of(leaves: Chunk) -> bytes:
     """The root over such hashes."""
-    tree, view = TreeHash(), memoryview(leaves).cast("B")
-    for at in range(0, len(view), HASH_BYTES):
-        tree.push(bytes(view[at : at + HASH_BYTES]))
+    tree, data = TreeHash(), bytes(leaves)
+    tree.extend([data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)])
     return tree.root
 
 
@@ -144,9 +139,7 @@ def _split(count: int) -> int:
 
 
 def _leaf(data: Chunk) -> bytes:
-    digest = hashlib.sha256(b"\0")
-    digest.update(data)
-    return digest.digest()
+    return hashlib.sha256(b"\0" + data).digest()  # a copy costs less than a second call
 
 
 def _node(left: bytes, right: bytes) -> bytes:

@@ -17,6 +17,8 @@ from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.recipe import Plan
 
+_CACHED = 1 << 17  # values: with all that comes of them in a core's own cache
+
 
 class Source(Protocol):
     """Tensors to be had piece by piece: a `weights.Stored`, say."""
@@ -70,15 +72,18 @@ class Change:
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
         encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
         blocks = [encoder.block, *(one.block(name) for one in (self._start, self._residual))]
-        blocks += [one.decoder(name).block for one in self._folded]
+        block = math.lcm(*blocks, *(one.decoder(name).block for one in self._folded))
         end, decay, most = end.reshape(-1), self._codec.info.decay, min(AT_ONCE, -(-len(change) // self._threads))
-        shares = list(spans(len(change), math.lcm(*blocks), max(1, most)))
+        shares = list(spans(len(change), block, max(1, most)))
 
         def share(number: int) -> None:
-            for low, size in shares[number :: self._threads]:
-                piece, ended = change[low : low + size], end[low : low + size]
-                change_into(piece, name, low, self._start, ended, self._residual, decay, self._folded)
-                encoder.take(piece, low)
+            for first, length in shares[number :: self._threads]:
+                for at, size in spans(length, block, _CACHED):
+                    low, high = first + at, first + at + size
+                    change_into(
+                        change[low:high], name, low, self._start, end[low:high], self._residual, decay, self._folded
+                    )
+                    encoder.take(change[low:high], low)
 
         if len(shares) == 1:
             share(0)
