@@ -75,6 +75,8 @@ class Liveness:
         for action in self._removals(view, now, cosigners):
             wanted[action.key()] = action
         self._wanted = {key: self._wanted.get(key, now) for key in wanted}
+        if not wanted:
+            return out
         awake = [
             account for account in view.members() if account == self._account or not self._silent(view, account, now)
         ]
@@ -113,12 +115,10 @@ class Liveness:
             return False
         opened_at = view.opened_at or now
         overdue = now > opened_at + timeout + self._rules.proposal_timeout
-        began = max(opened_at, self._since or now, view.joined_at(account))
-        return (
-            (overdue and self._is_missed(view, account, now))
-            or self._is_missed(view, account, now - timeout)
-            or now > began + HEARSAY * timeout
-        )
+        if self._is_missed(view, account, now if overdue else now - timeout):
+            return True
+        began = now - HEARSAY * timeout
+        return began > opened_at and began > max(self._since or now, view.joined_at(account))
 
     def _is_missed(self, view: RunView, account: str, now: float) -> bool:
         """Whether an account that this member would hear is silent."""
@@ -147,13 +147,11 @@ class Liveness:
                 found |= {account for account in team if view.is_forfeit(account, int(now))}
         open_for = now - max(view.opened_at or now, self._since or now)
         for account, (_, stage) in view.members().items():
-            if view.next_round(stage) != view.open_round or not view.is_stalled(account, int(now)):
-                continue
             if stage != slot[1]:
                 refuses = open_for > 2 * HEARSAY * timeout
             else:
                 refuses = open_for > HEARSAY * timeout and cosigners is not None and account not in cosigners
-            if refuses:
+            if refuses and view.next_round(stage) == view.open_round and view.is_stalled(account, int(now)):
                 found.add(account)
         return found - {self._account}
 
