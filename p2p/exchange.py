@@ -24,7 +24,8 @@ from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Transfer
 
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
-PROVIDERS = 4  # at once
+PROVIDERS, LATE = 4, 8  # at once; with those that answer late
+SIZES = 4  # that peers claim, tried at once
 SHARED = 16 * 1024  # bytes of a blob that is worth passing on in parts
 EMPTY = hashlib.sha256().digest()
 
@@ -76,6 +77,21 @@ class _Download:
     bad: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # piece, peer, hash of what it sent
+
+
+@dataclass
+class _Claims:
+    """What those say who are asked for a blob by its name alone."""
+
+    asked: set[str]  # still
+    sizes: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))  # whoever has it, by the size
+    transfers: dict[int, Transfer] = field(default_factory=dict)  # of such a size, under way
+    unsure: bool = False  # somebody could not be asked
+    changed: trio.Event = field(default_factory=trio.Event)  # replaced whenever something has
+
+    def change(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 class BlobExchange:
@@ -191,7 +207,7 @@ class BlobExchange:
         sharers = download.sharers if tree.size >= SHARED else ()
         shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
         peers = list(self._host.agreed() if download.providers is None else download.providers)
-        self._random.shuffle(peers)
+        peers.sort(key=lambda peer: self._trust([peer]))
         asked = dict.fromkeys([*peers[:SHARERS], *shares])
         partial = await trio.to_thread.run_sync(self._store.partial, hash_, tree.size, download.kind)
         try:
@@ -233,61 +249,83 @@ class BlobExchange:
     # ---- by its name alone ------------------------------------------------------------------------------------------
 
     async def _fetch_anyhow(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
-        """As `_fetch_shared`. Raises NoRoom."""
-        sizes, unsure = await self._ask(hash_, download)
-        no_room: NoRoom | None = None
-        for size, peers in sorted(sizes.items(), key=lambda item: -len(item[1])):
-            try:
-                if await self._fetch_from(hash_, size, peers, download):
-                    return True, False
-            except NoRoom as error:  # the size may be a lie
-                no_room = error
-        if no_room is not None:
-            raise no_room
-        return False, bool(sizes) or unsure
+        """As `_fetch_shared`. The sizes that peers claim are tried side by side, and who answers later joins in: so who
+        lies about the size, or is the first to say anything and then drips, holds up nobody. Raises OSError."""
+        claims = _Claims(asked=set(self._host.agreed() if download.providers is None else download.providers))
+        claims.asked -= download.bad | {self._host.peer_id}
+        errors, here, busy, tried = list[OSError](), False, set[int](), set[int]()
 
-    async def _ask(self, hash_: bytes, download: _Download) -> tuple[dict[int, list[str]], bool]:
-        """Who has it, by the size they claim; and whether somebody could not be asked."""
-        sizes: dict[int, list[str]] = defaultdict(list)
-        unsure = False
-
-        async def ask(peer: str) -> None:
-            nonlocal unsure
+        async def fetch(size: int) -> None:
+            nonlocal here
             try:
-                with trio.fail_after(ASK_DEADLINE):
-                    async with Line(self._host, self._peers, peer, download.kind) as line:
-                        reply = await line.begin(wire.BlobRequest(hash_, None, False, 0, 0))
-            except wire.WireError:
-                self._host.reject("blob_malformed", peer)
-            except (StreamBroken, trio.TooSlowError):
-                unsure = True
-            else:
-                if reply.size is None:
-                    return
-                if reply.size > download.max_size or (reply.size == 0 and hash_ != EMPTY):
-                    self._host.reject("blob_size", peer)
-                else:
-                    sizes[reply.size].append(peer)
-                    # whoever hangs must not hold up the rest
-                    nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + PATIENCE)
+                here = here or await self._fetch_from(hash_, size, claims, download)
+            except OSError as error:
+                errors.append(error)
+                if not isinstance(error, NoRoom):  # the size may be a lie
+                    nursery.cancel_scope.cancel()
+            busy.remove(size)
+            claims.change()
 
         async with trio.open_nursery() as nursery:
-            peers = self._host.agreed() if download.providers is None else download.providers
-            for peer in set(peers) - download.bad - {self._host.peer_id}:
-                nursery.start_soon(ask, peer)
-        return sizes, unsure or nursery.cancel_scope.cancelled_caught
+            for peer in claims.asked.copy():
+                nursery.start_soon(self._ask, peer, hash_, claims, download)
+            while claims.asked and not claims.sizes:
+                await claims.changed.wait()
+            with trio.move_on_after(PATIENCE):
+                while claims.asked:
+                    await claims.changed.wait()
+            while not here and (busy or claims.asked or claims.sizes.keys() - tried):
+                changed = claims.changed
+                for size in sorted(claims.sizes.keys() - tried, key=lambda size: self._trust(claims.sizes[size])):
+                    if len(busy) < SIZES:
+                        busy.add(size)
+                        tried.add(size)
+                        nursery.start_soon(fetch, size)
+                await changed.wait()
+            nursery.cancel_scope.cancel()
+        if not here and errors:
+            raise errors[-1]
+        return here, bool(claims.sizes) or claims.unsure
 
-    async def _fetch_from(self, hash_: bytes, size: int, peers: list[str], download: _Download) -> bool:
+    async def _ask(self, peer: str, hash_: bytes, claims: _Claims, download: _Download) -> None:
+        """Which size it says that the blob has."""
+        try:
+            with trio.fail_after(ASK_DEADLINE):
+                async with Line(self._host, self._peers, peer, download.kind) as line:
+                    size = (await line.begin(wire.BlobRequest(hash_, None, False, 0, 0))).size
+        except wire.WireError:
+            self._host.reject("blob_malformed", peer)
+        except (StreamBroken, trio.TooSlowError):
+            claims.unsure = True
+        else:
+            if size is not None and (size > download.max_size or (size == 0 and hash_ != EMPTY)):
+                self._host.reject("blob_size", peer)
+            elif size is not None:
+                claims.sizes[size].append(peer)
+                if size in claims.transfers and len(claims.sizes[size]) <= LATE:
+                    claims.transfers[size].join(peer)
+        claims.asked.remove(peer)
+        claims.change()
+
+    def _trust(self, peers: list[str]) -> tuple[int, int, float]:
+        """Whom to believe first: members, then many. Strangers come in any number."""
+        return -sum(map(self._host.is_registered, peers)), -len(peers), self._random.random()
+
+    async def _fetch_from(self, hash_: bytes, size: int, claims: _Claims, download: _Download) -> bool:
         """True when the blob is here. After wrong bytes of unknown origin, one peer at a time."""
+        peers = claims.sizes[size]
         partial = await trio.to_thread.run_sync(self._store.partial, hash_, size, download.kind)
         try:
-            # those that failed least, in no fixed order
-            peers.sort(key=lambda peer: (download.failures[peer], self._random.random()))
+            # those that failed least, members first, else in no fixed order
+            peers.sort(key=lambda peer: (download.failures[peer], *self._trust([peer])))
             best = [peer for peer in peers if download.failures[peer] == download.failures[peers[0]]]
-            for attempt in [best[:PROVIDERS], *([peer] for peer in peers)]:
+            for number, attempt in enumerate([best[:PROVIDERS], *([peer] for peer in peers)]):
                 willing = [peer for peer in attempt if peer not in download.bad]
                 transfer = self._transfer(hash_, download, partial, None, {})
+                if number == 0:
+                    claims.transfers[size] = transfer
                 await transfer.run(willing)
+                claims.transfers.pop(size, None)
                 for peer, failures in transfer.failed.items():
                     download.failures[peer] += failures
                 if not transfer.is_complete:

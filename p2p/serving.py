@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -84,7 +84,7 @@ class BlobServer:
                         self._host.reject("blob_request", peer)
                         return
                     if self._host.is_registered(peer):
-                        await self._answer_member(stream, request)
+                        await self._answer_member(stream, request, peer)
                     elif not await self._answer_stranger(stream, request, owner(peer, address)):
                         self._host.reject("blob_wait", peer)
                         return
@@ -93,17 +93,16 @@ class BlobServer:
         except (StreamBroken, trio.TooSlowError):
             pass  # the client is done, or gone
 
-    async def _answer_member(self, stream: INetStream, request: wire.BlobRequest) -> None:
+    async def _answer_member(self, stream: INetStream, request: wire.BlobRequest, peer: str) -> None:
         coming = self._coming(request.hash, request.root) if request.root else None
         if coming is not None:
             self._host.count_as(traffic(coming.kind), stream)
             in_bulk(stream, request.length > SMALL)
-            with self._precedence.payload():
-                return await _pass_on(stream, request, coming)
+            return await self._pass_on(stream, request, coming, peer)
         self._leftover.begin()
         size = 0
         try:
-            size = await self._answer(stream, request)
+            size = await self._answer(stream, request, peer)
         finally:
             self._leftover.end(size)
 
@@ -114,7 +113,7 @@ class BlobServer:
         started = trio.current_time()
         self._answers.append(started)
         try:  # hashes of leaves take all of a file, however few are asked for: they are for members
-            await self._answer(stream, msgspec.structs.replace(request, root=None))
+            await self._answer(stream, msgspec.structs.replace(request, root=None), name)
         finally:
             self._answers.remove(started)
         return True
@@ -134,7 +133,7 @@ class BlobServer:
         """A member that comes now waits for what is on its way to them. Who reads slowly holds up nobody for long."""
         return sum(started > trio.current_time() - SLOW for started in self._answers) >= STRANGERS_AT_ONCE
 
-    async def _answer(self, stream: INetStream, request: wire.BlobRequest) -> int:
+    async def _answer(self, stream: INetStream, request: wire.BlobRequest, peer: str) -> int:
         """The bytes that were sent."""
         kind, size, data = Kind.PUBLIC, None, b""
         if not request.length or await self._is_sound(request.hash):
@@ -149,14 +148,29 @@ class BlobServer:
             if len(data) <= SMALL:
                 await write_short(stream, reply, data)
             elif kind is Kind.PAYLOAD:
-                with self._precedence.payload():
+                with self._precedence.payload(peer):
                     await write_short(stream, reply, data)
             else:
                 await write_short(stream, reply)
-                for at in range(0, len(data), PIECE):
-                    await self._precedence.turn()
-                    await write_all(stream, memoryview(data)[at : at + PIECE])
+                await self._give_way(stream, data)
         return len(data)
+
+    async def _pass_on(self, stream: INetStream, request: wire.BlobRequest, coming: Transfer, peer: str) -> None:
+        """Raises StreamBroken where no more comes."""
+        if coming.kind is not Kind.PAYLOAD:
+            return await _pass_on(stream, request, coming, self._give_way)
+
+        async def first(stream: INetStream, data: memoryview | bytes) -> None:
+            with self._precedence.payload(peer):
+                await write_all(stream, data)
+
+        await _pass_on(stream, request, coming, first)
+
+    async def _give_way(self, stream: INetStream, data: memoryview | bytes) -> None:
+        """What is no payload, in pieces that others may go before."""
+        for at in range(0, len(data), PIECE):
+            await self._precedence.turn()
+            await write_all(stream, memoryview(data)[at : at + PIECE])
 
     async def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:
         """The hashes of its leaves, if they have the root that was named: else whoever asks would blame us."""
@@ -189,7 +203,12 @@ class BlobServer:
         return True
 
 
-async def _pass_on(stream: INetStream, request: wire.BlobRequest, coming: Transfer) -> None:
+async def _pass_on(
+    stream: INetStream,
+    request: wire.BlobRequest,
+    coming: Transfer,
+    write: Callable[[INetStream, memoryview | bytes], Awaitable[None]],
+) -> None:
     """A range of a blob as it comes. Raises StreamBroken where it does not."""
     partial = coming.partial
     if request.leaves or not request.length:
@@ -210,7 +229,7 @@ async def _pass_on(stream: INetStream, request: wire.BlobRequest, coming: Transf
             if len(data) < there - at:
                 raise StreamBroken("the file is gone")
             with trio.fail_after(_seconds(len(data))):
-                await write_all(stream, data)
+                await write(stream, data)
             at = there
     finally:
         os.close(file)

@@ -159,6 +159,11 @@ class Transfer:
         if self._disk is not None:
             raise self._disk
 
+    def join(self, peer: str) -> None:
+        """One more that may give something, while it runs."""
+        self._left += 1
+        self._nursery.start_soon(self._attend, peer)
+
     def end(self) -> None:
         """Nothing more comes."""
         self.is_over = True

@@ -1,7 +1,7 @@
 """What one check of a drawn contribution takes: its files from whoever serves them, and the checking process."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from dlx.node.archive.inner import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch
+from dlx.node.daemon.versions import fetch_file, roots
 from dlx.node.home import logs
 from dlx.node.round.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
@@ -74,9 +75,9 @@ class Evidence:
                 if whole:
                     raise
         async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
-            found = await self._checked(work, drawn, most)
+            found = await self._checked(work, drawn, view, inner)
             if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
-                again = await self._checked(work, drawn, most)
+                again = await self._checked(work, drawn, view, inner)
                 if not again.reasons:
                     raise CheckFailed("two replays here differ: this machine is not to be trusted")
         disputed = found.disputed or await trio.to_thread.run_sync(inner.disputed, drawn, get)
@@ -99,8 +100,8 @@ class Evidence:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(context.store.pin, owner, ())
 
-    async def _checked(self, work: Work, drawn: Drawn, most: int) -> Outcome:
-        maker = self.context.peer_of(drawn.account)
+    async def _checked(self, work: Work, drawn: Drawn, view: RunView, inner: Inner) -> Outcome:
+        maker, shared, most = self.context.peer_of(drawn.account), work.shared(), inner.most(drawn.stage)
         for _ in range(PASSES):
             began = trio.current_time()
             try:
@@ -113,12 +114,15 @@ class Evidence:
                 return found
             for name in found.missing:
                 await trio.to_thread.run_sync(self.context.store.sound, name)  # a damaged one is missing too, and goes
-                try:
+                if name not in shared:
                     await self._fetch(name, most, maker)
+                    continue
+                try:
+                    await (
+                        self._base(view, drawn, inner) if name == work.base_weights else self._fetch(name, most, None)
+                    )
                 except Absent:
-                    if name in work.shared():
-                        raise CheckFailed(f"nobody gives {name.hex()[:12]}, which its maker need not serve") from None
-                    raise
+                    raise CheckFailed(f"nobody gives {name.hex()[:12]}, which its maker need not serve") from None
         raise CheckFailed(f"it asks for more and more: {Absent(found.missing)}")
 
     def _getter(self, drawn: Drawn) -> Get:
@@ -130,27 +134,40 @@ class Evidence:
 
         return get
 
+    async def _base(self, view: RunView, drawn: Drawn, inner: Inner) -> None:
+        """Have the version that the round began with, from its stage's members. Raises Absent."""
+        context, version = self.context, inner.base(drawn)
+        name, size = view.weights(drawn.stage, version), context.manifest.genesis[drawn.stage].size
+        holders = [peer for account in view.holders(drawn.stage) if (peer := context.peer_of(account))]
+        root = roots(view, drawn.stage, version).get(name)
+        with self._absent_unless_had(name):
+            await fetch_file(context.exchange, context.store, name, root, size, holders, THEN_SECONDS)
+
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
         """From its maker, else from everybody. Raises Absent, also for what comes so slowly that others are checked
         first: it is gone on with where it stopped."""
-        seconds = max(VISIT_SECONDS, self.context.manifest.timing.round_timeout)
-        with trio.move_on_after(seconds):
-            return await self._fetch_slowly(name, limit, maker)
-        log.debug("a blob for a check comes slowly", seconds=seconds)
-        raise Absent([name], came=seconds)
-
-    async def _fetch_slowly(self, name: bytes, limit: int, maker: str | None) -> Path:
-        """As long as it comes at all. Raises Absent."""
         ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.VERSION)
-        try:
+        with self._absent_unless_had(name):
+            path = None
             if maker is not None:
-                try:
-                    return await ask(peers=[maker], seconds=FIRST_SECONDS)
-                except BlobError:
-                    pass
-            return await ask(peers=None, seconds=THEN_SECONDS)
+                with suppress(BlobError):
+                    path = await ask(peers=[maker], seconds=FIRST_SECONDS)
+            if path is None:
+                path = await ask(peers=None, seconds=THEN_SECONDS)
+        return path
+
+    @contextmanager
+    def _absent_unless_had(self, name: bytes) -> Iterator[None]:
+        """Raises Absent where a blob is not to be had, or comes slowly."""
+        seconds = max(VISIT_SECONDS, self.context.manifest.timing.round_timeout)
+        try:
+            with trio.fail_after(seconds):
+                yield
+        except trio.TooSlowError:
+            log.debug("a blob for a check comes slowly", blob=name.hex()[:12], seconds=seconds)
+            raise Absent([name], came=seconds) from None
         except BlobError as error:
-            log.debug("a blob for a check is not to be had", error=str(error))
+            log.debug("a blob for a check is not to be had", blob=name.hex()[:12], error=str(error))
             raise Absent([name]) from None
 
 

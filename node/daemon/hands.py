@@ -28,7 +28,7 @@ from dlx.node.home import logs
 from dlx.node.home.signed import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
-from dlx.node.round.plans import manifest_plan, plan_of
+from dlx.node.round.plans import deciding_seals, manifest_plan, plan_of
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules
 from dlx.node.runs.upkeep import round_bytes
 from dlx.node.trainer import messages as m
@@ -92,6 +92,8 @@ class SlotHands:
             samples=self._context.deals.lot(view, order.round, self._replica) if self._shards.are_read else (),
             left_out=order.left_out,
             previous=self._own[max(self._own)].contribution.payload if self._own else None,
+            replica=self._replica,
+            seals=deciding_seals(self._rules, view, self._stage, order.round),
         )
         self._trainer.post(m.Train(inputs, {link: self._pipes.number(link) for link in ("previous", "next")}))
         self._shards.look_ahead(view, order.round)

@@ -125,7 +125,7 @@ class Session:
         context, view = self.context, self._first_view
         self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
         self.versions = Versions(
-            self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer
+            self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer, context.peer_of
         )
         newest, oldest = self.versions.newest(view)
         self._shards = Shards(context, (self.replica, self.stage))

@@ -1,6 +1,6 @@
 """The versions of one stage on disk: adopting the next one against its seal, and mending what our disk has lost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -17,13 +17,45 @@ from dlx.node.round.plans import manifest_plan, plan_of
 from dlx.node.round.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.node.trainer.messages import SealedPayload
-from dlx.p2p.exchange import BlobError, BlobExchange
+from dlx.p2p.exchange import BlobContradiction, BlobError, BlobExchange, BlobNotFound, BlobTimeout, Tree
 from dlx.training.outer.step import Version
 from dlx.training.recipe.manifest import Manifest
 
 MENDINGS = 3  # of inputs that our disk has lost, before the version is fetched instead
 FETCH_SECONDS = 60.0  # for one blob; a node that is offered it slowly asks again
 log = logs.get(__name__)
+
+
+def roots(view: RunView, stage: int, version: int) -> dict[bytes, bytes]:
+    """The Merkle roots of a version's files, by their names: none of the first version's, nor where its seal is not at
+    hand. An empty seal repeats the version before."""
+    round = version - 1
+    while (sealed := view.sealed.get((stage, round))) is not None and not sealed.records:
+        round -= 1
+    if sealed is None:
+        return {}
+    weights, momentum, weights_root, momentum_root = sealed.outcome.hashes
+    return {weights: weights_root, momentum: momentum_root}
+
+
+async def fetch_file(
+    exchange: BlobExchange,
+    store: BlobStore,
+    name: bytes,
+    root: bytes | None,
+    size: int,
+    holders: list[str],
+    seconds: float,
+) -> None:
+    """Have a version's file of so many bytes: with its root in parts from the stage's `holders` (peer ids), each of
+    which is checked as it comes; else from whoever has it. `seconds`: without progress. Raises BlobError, OSError."""
+    if root is not None and holders:
+        try:
+            await fetch(exchange, store, name, size, holders, seconds, Kind.VERSION, Tree(size, root))
+            return
+        except (BlobNotFound, BlobTimeout):
+            pass
+    await fetch(exchange, store, name, size, None, seconds, Kind.VERSION)
 
 
 @dataclass
@@ -36,6 +68,7 @@ class Versions:
     store: BlobStore
     exchange: BlobExchange
     trainer: Trainer
+    peer_of: Callable[[str], str | None]
 
     def newest(self, view: RunView) -> tuple[int | None, int | None]:
         """(newest, oldest) of the unbroken line of versions on disk that ends highest; (None, None): none."""
@@ -61,8 +94,13 @@ class Versions:
                     return
                 except (BlobError, BlobTrouble) as error:
                     log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
+            holders = [peer for account in view.holders(self.stage) if (peer := self.peer_of(account))]
             for name in self._hashes(view, version):
-                await fetch(self.exchange, self.store, name, self._size_limit, None, FETCH_SECONDS, Kind.VERSION)
+                root = roots(view, self.stage, version).get(name)
+                try:
+                    await fetch_file(self.exchange, self.store, name, root, self._size_limit, holders, FETCH_SECONDS)
+                except BlobContradiction as error:
+                    raise Differs(str(error)) from error
 
     def plan(self, view: RunView, round: int) -> Plan:
         """The plan that binds a round. Raises ActionFailed where its seals were taken back."""

@@ -17,7 +17,7 @@ from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.pending import Failing, Pending
-from dlx.node.round.plans import finished, has_round, plan_of, steps_before
+from dlx.node.round.plans import deciding_seals, finished, has_round, plan_of, steps_before
 from dlx.node.round.rules import Rules, base_version, left_out, may_train
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.records import Trained
@@ -58,7 +58,8 @@ class RoundMachine:
         self._started: a.StartRound | None = None  # the round under way
         self._began = 0.0  # when it was started
         self._step_seconds: float | None = None  # as measured in the round that was trained last
-        self._pace = Pace(self.rules.delay, self.own[max(self.own)].contribution.inner_steps if self.own else None)
+        last = self.own[max(self.own)].contribution.inner_steps if self.own else None
+        self._pace = Pace(self.account, self.rules.delay, self.rules.straggler_grace, last)
         self._time_for: tuple[int, int] | None = None  # a round, and the steps that we have time for: said once
         self._unsigned: a.Contribute | None = None  # what was trained last, as long as it is not signed
         self._gone: str | None = None  # why there is no training process
@@ -234,6 +235,8 @@ class RoundMachine:
             case e.Failed(action=action, reason=reason, local=local):
                 self._pending.failed(action, reason, now, local)
                 self._jump = self._jump or (isinstance(action, a.AdoptVersion) and not local)
+                if isinstance(action, a.Contribute):  # the ledger may say something else by now
+                    self._see_finished(action.trained, now)
             case e.Tick() | e.Mined():
                 pass
 
@@ -250,14 +253,10 @@ class RoundMachine:
             seen = before.next_round(self.stage) < self.unsealed  # just now; else the ledger says when
             self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
         seals = range(max(self.unsealed - WINDOW, self.view.sealed.oldest(self.stage)), self.unsealed)
-        self._pace.sealed({round: self._counted(round) for round in seals})
+        self._pace.sealed({round: frozenset(self.view.sealed[self.stage, round].accounts) for round in seals})
         for book in self._known.books.values():  # some came before our view of the ledger could judge them
             for signed in book.contributions.values():
                 self._note_pace(signed, now)
-
-    def _counted(self, round: int) -> frozenset[int]:
-        """The replicas that a seal counts."""
-        return frozenset(record.replica for record in self.view.sealed[self.stage, round].records)
 
     def _same_version(self, before: RunView, version: int) -> bool:
         if version > self.unsealed:
@@ -270,19 +269,26 @@ class RoundMachine:
 
     def _see_finished(self, trained: Trained, now: float) -> None:
         round = trained.round
-        plan = self._started.plan if self._started else plan_of(self.rules, self.view, self.stage, round)
         if round in self.own:
             self._see_trained(self.own[round], now)
-        elif plan is None or not self._began_with(trained):  # its seals were taken back meanwhile: it is trained again
+            return
+        plan = plan_of(self.rules, self.view, self.stage, round)
+        if plan is None or not self._still_holds(trained):
+            self._unsigned, self.last_trained = None, max(self.own, default=-1)  # it is trained again
             self._end_round(None, now)
         else:
             self.last_trained = max(self.last_trained, round)
             self._unsigned = a.Contribute(trained, plan, self.exchange_seconds(round, now))
 
-    def _began_with(self, trained: Trained) -> bool:
-        """Whether it began with a version that the ledger still has."""
-        base = base_version(self.rules, trained.round)
-        return base <= self.unsealed and trained.base_weights == self.view.weights(self.stage, base)
+    def _still_holds(self, trained: Trained) -> bool:
+        """Whether the ledger decides about it what it did when it began: no seal that its start, plan and samples
+        follow from was taken back, and its samples are those of our replica."""
+        began = trained.inputs
+        try:
+            seals = deciding_seals(self.rules, self.view, self.stage, trained.round)
+        except KeyError:
+            return False
+        return self.slot is not None and (began.replica, began.seals) == (self.slot[0], seals)
 
     def _see_trained(self, signed: SignedContribution, now: float) -> None:
         round = signed.contribution.round
@@ -302,7 +308,7 @@ class RoundMachine:
         said = signed.contribution
         book = self._known.books.get(said.round) if said.stage == self.stage else None
         if book is not None and said.hash() in book.contributions:
-            self._pace.came(said.round, said.replica, said.inner_steps, now)
+            self._pace.came(said.round, said.account, said.inner_steps, now)
 
     def _forget_own(self) -> None:
         """Of the own contributions whose seals the view has no more, only the newest can matter: the next one names it.
@@ -413,8 +419,8 @@ class RoundMachine:
         """The inner steps that we have time for in a round: what was said once holds, until the round is abandoned."""
         assert self.slot is not None
         if self._time_for is None or self._time_for[0] != round:
-            replicas = self.view.complete_replicas()
-            steps = self._pace.steps(round, plan.inner_steps, replicas, self.slot[0], now)
+            holders = [self.view.holder(replica, self.stage) for replica in self.view.complete_replicas()]
+            steps = self._pace.steps(round, plan.inner_steps, [one for one in holders if one is not None], now)
             self._time_for = round, 0 if self.rests else steps
         return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
 

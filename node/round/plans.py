@@ -79,6 +79,16 @@ def plan_of(terms: Terms, view: RunView, stage: int, round: int) -> Plan | None:
     return Plan(own.outcome.plan.level, own.outcome.plan.rank, first.outcome.plan.inner_steps)
 
 
+def deciding_seals(terms: Terms, view: RunView, stage: int, round: int) -> tuple[bytes, ...]:
+    """The digests of the seals from which all follows that the ledger decides about a round: base version, plan,
+    schedule, samples, what is folded back. Each names the one before it, so the newest of stage 0 and of the stage are
+    enough; none for the first rounds. Raises KeyError where one is not sealed."""
+    source = round - terms.delay - 1
+    if source < 0:
+        return ()
+    return tuple(view.sealed[one, source].digest for one in dict.fromkeys((0, stage)))
+
+
 def steps_before(terms: Terms, view: RunView, round: int) -> int:
     """Inner steps of the run before `round`: the index of the learning-rate schedule.
 

@@ -17,6 +17,7 @@ from dlx.node.round.rules import (
     OuterResult,
     Rules,
     attempt_at,
+    base_version,
     build_seal,
     may_count,
     may_train,
@@ -52,7 +53,7 @@ class Sealing:
     def advance(self, now: float, version: int | None, training: int | None, since: float, out: list[a.Action]) -> None:
         """Whatever is due: `version` is the newest on disk, `training` the round under way, `since` when we began."""
         self._training, self._since = training, since
-        self._fetch(now, out)
+        self._fetch(version, now, out)
         self._gossip_own(now, out)
         view = self._known.view
         round, opened_at = view.open_round, view.opened_at
@@ -111,15 +112,17 @@ class Sealing:
 
     # ---- what is due ------------------------------------------------------------------------------------------------
 
-    def _fetch(self, now: float, out: list[a.Action]) -> None:
+    def _fetch(self, version: int | None, now: float, out: list[a.Action]) -> None:
         for book in self._known.books.values():
             if book.round < self._known.unsealed:
                 continue
             if plan_of(self._rules, self._known.view, self._stage, book.round) is None:
                 continue  # a reorg took back the seal that planned the round
+            # A check may need the version that the round began with: this node is about to have it anyway.
+            can_check = version is not None and version >= base_version(self._rules, book.round)
             for name, signed in book.contributions.items():
                 payload = signed.contribution.payload
-                if name not in book.sound and name not in book.unsound:
+                if can_check and name not in book.sound and name not in book.unsound:
                     self._ask(a.CheckStatement(signed), now, out)
                 if payload not in book.ready and payload not in book.refused and name not in book.unsound:
                     self._ask(a.FetchPayload(signed), now, out)

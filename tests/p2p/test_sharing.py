@@ -297,7 +297,7 @@ async def with_hostile(tmp_path, kind: type[Hostile], data: bytes):
 
 
 @pytest.mark.parametrize("kind", [Dripper, Boaster, Forger, Lister, Mute])
-async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_path, monkeypatch, kind):
+async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_path, monkeypatch, limit, kind):
     """It is one of those that pass the blob on, and one of those that have it."""
     monkeypatch.setattr(sharing, "SILENCE", 2.0)
     monkeypatch.setattr("dlx.p2p.transfer.SILENCE", 2.0)
@@ -305,6 +305,7 @@ async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_p
     tree = tree_of(data)
     async with with_hostile(tmp_path, kind, data) as (one, maker, other, hostile):
         name = maker.store.put(data, Kind.PAYLOAD)
+        limit(maker, 100_000)  # else it has given all of it before anybody asks the others
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for node in (one, other):
@@ -314,6 +315,89 @@ async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_p
             assert node.store.sound(name)
             assert node.host.traffic()["payload"][1] < 3 * len(data)
             assert set(node.bad) <= {hostile.id}
+        if kind is Forger:
+            assert one.bad or other.bad
+
+
+class SizeLiar(Hostile):
+    """Claims a byte more than there is, as the first to say anything, and gives just enough not to be given up."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        size = len(self.data) + 1
+        await write_short(stream, wire.encode(wire.BlobReply(size, None, request.length)))
+        for _ in range(request.length // 1024):
+            await write_all(stream, bytes(1024))
+            await trio.sleep(0.5)
+
+
+class Late(Hostile):
+    """Honest, and says what it has only after a while."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        if not request.length:
+            await trio.sleep(2.0)
+        await super().answer(stream, request)
+
+
+class FirstDripper(Hostile):
+    """Says the right size, and gives just enough not to be given up."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        await write_short(stream, wire.encode(wire.BlobReply(len(self.data), None, request.length)))
+        for at in range(request.offset, request.offset + request.length, 1024):
+            await write_all(stream, self.data[at : min(at + 1024, request.offset + request.length)])
+            await trio.sleep(0.5)
+
+
+@asynccontextmanager
+async def asking(tmp_path, data: bytes, *kinds: type[Hostile], strangers: int = 0):
+    """(who fetches, the others, of which the last few are no members)"""
+    first = Node(1, tmp_path)
+    others = []
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(first.host.run())
+        for index, kind in enumerate(kinds):
+            others.append(kind(index + 2, tmp_path, first.host.addresses))
+            others[-1].data = data
+        meet(first, *others[: len(others) - strangers])
+        for node in others:
+            await stack.enter_async_context(node.host.run())
+        await until(lambda: len(first.host.agreed()) == len(others))
+        yield first, others
+
+
+@pytest.mark.parametrize("kind", [SizeLiar, FirstDripper])
+async def test_who_answers_first_and_drips_does_not_hold_up_a_fetch_by_name(tmp_path, kind):
+    """Anybody may be asked for data: a stranger could hold up every round of a run whose members read a new shard."""
+    data = os.urandom(300_000)
+    async with asking(tmp_path, data, kind, Late) as (one, _):
+        with trio.fail_after(20):
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 60)
+
+
+async def test_members_are_asked_before_any_number_of_strangers(tmp_path):
+    data = os.urandom(300_000)
+    kinds = [Hostile, *[FirstDripper] * 5, *[SizeLiar] * 5]
+    async with asking(tmp_path, data, *kinds, strangers=10) as (one, _):
+        with trio.fail_after(40):  # who drips is left after 5 s; all of it at their rate would take 150
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 60)
+        assert one.host.traffic()["blobs"][1] < 1.5 * len(data)
+
+
+async def test_a_newcomer_gets_a_version_from_all_who_have_it_in_parts(tmp_path, limit):
+    """Each of them is on a slow link; who sends another piece is found out at once, and alone."""
+    data = os.urandom(400_000)
+    async with with_hostile(tmp_path, Forger, data) as (one, *holders):
+        for node in holders:
+            limit(node, 100_000)
+            if not isinstance(node, Hostile):
+                node.store.put(data, Kind.VERSION)
+        name = hashlib.sha256(data).digest()
+        providers = [node.id for node in holders]
+        await one.blobs.fetch(name, GIB, providers, 60, Kind.VERSION, tree_of(data))
+        assert one.store.sound(name) and set(one.bad) <= {holders[-1].id}
+        sent = [node.host.traffic()["blobs"][0] for node in holders[:2]]
+        assert min(sent) > 0.2 * len(data) and sum(sent) < 1.3 * len(data), "both links carry it"
 
 
 async def test_a_lone_dripper_is_waited_for_as_long_as_patience_says(tmp_path):

@@ -34,6 +34,8 @@ from dlx.ledger.typed import (
     run_id,
 )
 from dlx.node.round.draw import checkers, draw, seed_of
+from dlx.node.round.pace import Pace
+from dlx.p2p.sharing import bitmap, shares_of
 from dlx.training.codecs import codec
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
@@ -56,6 +58,8 @@ def content() -> dict[str, Any]:
         "files.json": _files(),
         "draw.json": _draw(),
         "samples.json": _samples(),
+        "pace.json": _pace(),
+        "sharing.json": _sharing(),
     }
 
 
@@ -276,6 +280,58 @@ def _samples() -> dict[str, Any]:
             "rounds": [{"need": need, "taken": sorted(map(list, taken.items()))} for need, taken in rounds],
             "runs": runs,
         },
+    }
+
+
+def _pace() -> list[dict[str, Any]]:
+    """What the slowest of three holders of a stage sees, and the steps that it chooses; the second takes fewer steps,
+    the third is hasty once, and its seat another's at last."""
+    own, other, hasty, new = (account_of(bytes(31) + bytes([number])) for number in (1, 2, 3, 4))
+    cases = []
+    for delay in (0, 1):
+        pace, events, held = Pace(own, delay, 10.0, None), list[list[Any]](), [own, other, hasty]
+
+        def note(name: str, *said: Any, pace: Pace = pace, events: list[list[Any]] = events) -> None:
+            events.append([name, *said])
+            getattr(pace, name)(*said)
+
+        note("opened", delay, 100.0)
+        now, ended = 100.0, dict.fromkeys(held, 100.0)
+        for round in range(8):
+            if round == 6:
+                held = [own, other, new]
+            steps = pace.steps(round, 40, held, now)
+            events.append(["steps", round, 40, held, now, steps])
+            done = {own: (now + 2 + steps + round % 3, steps), other: (ended[other] + 4 + 0.75 * 30, 30)}
+            done[held[2]] = (ended.get(held[2], now) + (0.25 if round == 3 else 21 - round), 40)
+            for account, (when, taken) in sorted(done.items(), key=lambda one: one[1]):
+                note("came", round, account, taken, when)
+            note("trained", round, steps, done[own][0] - now, None if round == 1 else 1 + round % 2 / 100)
+            counted = {str(at): held[: 2 if at == 3 else 3] for at in range(max(0, round - 4), round + 1)}
+            events.append(["sealed", counted])
+            pace.sealed({int(at): frozenset(accounts) for at, accounts in counted.items()})
+            opens = max(when for when, _ in done.values()) if delay == 0 else done[own][0] + 0.5
+            note("opened", round + 1 + delay, opens)
+            now = max(done[own][0], opens) if delay == 0 else done[own][0] + 1
+            ended = {account: max(when, opens) if delay == 0 else when for account, (when, _) in done.items()}
+        cases.append({"delay": delay, "grace": 10.0, "account": own, "events": events})
+    return cases
+
+
+def _sharing() -> dict[str, Any]:
+    blob, peers = _digest_of("blob"), [f"16Uiu2HAm{letter * 44}" for letter in "ABCDEFGHJK"]
+    cases = [(peers, 100), (peers[:3], 100), (peers, 5), (peers[4:5], 7), ([], 7)]
+    return {
+        "shares": [
+            {
+                "hash": blob.hex(),
+                "peers": given,
+                "pieces": pieces,
+                "shares": {peer: [share.start, share.stop] for peer, share in shares_of(blob, given, pieces).items()},
+            }
+            for given, pieces in cases
+        ],
+        "bitmaps": [{"pieces": pieces, "bits": bitmap(pieces).hex()} for pieces in ([], [0, 9], [1, 7, 8, 30])],
     }
 
 

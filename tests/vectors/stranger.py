@@ -315,3 +315,94 @@ def deals(replicas: int, delay: int, rounds: list[dict[str, Any]]) -> list[list[
         lots = {replica: free[at * need : (at + 1) * need] for at, replica in enumerate(order)}
         found.append([lots[replica] for replica in range(replicas)])
     return found
+
+
+# ---- how many inner steps
+
+
+class Pace:
+    """Of one holder. Its events are those of pace.json."""
+
+    def __init__(self, delay: int, grace: float, account: str) -> None:
+        self.delay, self.grace, self.account = delay, grace, account
+        self.opens: dict[int, float] = {}
+        self.came: dict[tuple[int, str], tuple[float, int]] = {}
+        self.seals: dict[int, list[str]] = {}
+        self.own: dict[int, tuple[float, float]] = {}
+
+    def see(self, name: str, *said: Any) -> None:
+        match name, said:
+            case "opened", (round, now):
+                first = round if self.opens else max(0, round - self.delay)
+                self.opens |= {at: now for at in range(first, round + 1) if at not in self.opens}
+            case "came", (round, account, steps, now):
+                self.came.setdefault((round, account), (now, steps))
+            case "sealed", (seals,):
+                self.seals = {int(round): accounts for round, accounts in seals.items()}
+            case "trained", (round, steps, seconds, None):
+                fixed, step = self.speed()
+                scale = seconds / (fixed + steps * step)
+                self.own[round] = fixed * scale, step * scale
+            case "trained", (round, steps, seconds, step):
+                self.own[round] = max(0.0, seconds - steps * step), step
+
+    def speed(self) -> tuple[float, float]:
+        last = [self.own[round] for round in sorted(self.own)[-5:]]
+        return lower_median([one[0] for one in last]), lower_median([one[1] for one in last])
+
+    def steps(self, round: int, plan: int, holders: list[str], now: float) -> int:
+        fewest = -(-plan // 16)
+        if not self.own:
+            return max(fewest, 2)
+        fixed, step = self.speed()
+        own, left = fixed + plan * step, {}
+        for one in holders:
+            laps = self.laps(one, round)
+            if one == self.account or not laps:
+                continue
+            parts = [sum(fixed + n * step for n in taken) / own for _, taken in laps]
+            seconds = lower_median([lap / part for (lap, _), part in zip(laps, parts, strict=True)])
+            done = now
+            if round - 1 in self.opens and (round - 1, one) not in self.came:
+                done = max(now, self.begins(one, round - 1, now) + seconds)
+            left[one] = self.begins(one, round, done) + seconds - now, 1 / max(parts)
+        order = sorted([*((seconds, one) for one, (seconds, _) in left.items()), (own, self.account)])
+        chosen = order[(len(order) - 1) // 2][1]
+        if chosen == self.account:
+            return plan
+        seconds, blur = left[chosen]
+        if own <= seconds + max(0.05 * seconds + blur, min(own / 4, self.grace / 2) if self.delay else 0):
+            return plan
+        return max(fewest, min(plan, int((seconds - fixed) / step)))
+
+    def laps(self, account: str, round: int) -> list[tuple[float, list[int]]]:
+        found, newest = [], self.seals[max(self.seals)] if self.seals else [account]
+        for at in range(max(0, round - 5), round):
+            if at not in self.opens or (at, account) not in self.came or account not in self.seals.get(at, newest):
+                continue
+            (when, steps), opens = self.came[at, account], self.opens[at]
+            done, before = self.came.get((at - 1, account), (opens, 0))
+            if done <= opens:
+                found.append((max(0.0, when - opens), [steps]))
+            elif at - 1 in self.opens:
+                counts = at - 1 >= max(0, round - 5) and account in self.seals.get(at - 1, newest)
+                begun = self.begins(account, at - 1, opens)
+                found.append((max(0.0, when - begun), [before, steps] if counts else [steps]))
+        return found
+
+    def begins(self, account: str, round: int, otherwise: float) -> float:
+        return max(self.came.get((round - 1, account), (otherwise, 0))[0], self.opens.get(round, otherwise))
+
+
+def lower_median(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+# ---- who fetches which pieces
+
+
+def shares(blob: bytes, peers: list[str], pieces: int) -> dict[str, list[int]]:
+    order = sorted(peers, key=lambda peer: hashlib.sha256(blob + peer.encode("ascii")).digest())[:8]
+    n = len(order)
+    found = {peer: [pieces * k // n, pieces * (k + 1) // n] for k, peer in enumerate(order)}
+    return {peer: [first, end] for peer, (first, end) in found.items() if first < end}

@@ -120,6 +120,27 @@ def test_a_stranger_finds_the_same_samples_and_deals_the_same_lots() -> None:
         assert s.deals(dealt["replicas"], run["delay"], dealt["rounds"]) == lots
 
 
+@pytest.mark.parametrize("case", FILES["pace.json"], ids=lambda case: f"delay {case['delay']}")
+def test_a_stranger_takes_as_many_steps(case: dict[str, Any]) -> None:
+    pace, chosen = s.Pace(case["delay"], case["grace"], case["account"]), []
+    for name, *said in case["events"]:
+        if name == "steps":
+            *asked, steps = said
+            assert pace.steps(*asked) == steps, asked
+            chosen.append(steps)
+        else:
+            pace.see(name, *said)
+    assert len(set(chosen)) > 2, "the example tells rules apart"
+
+
+def test_a_stranger_gives_everybody_the_same_shares() -> None:
+    for case in FILES["sharing.json"]["shares"]:
+        assert s.shares(bytes.fromhex(case["hash"]), case["peers"], case["pieces"]) == case["shares"]
+    for case in FILES["sharing.json"]["bitmaps"]:
+        bits = int.from_bytes(bytes.fromhex(case["bits"]), "little")
+        assert [at for at in range(64) if bits >> at & 1] == case["pieces"]
+
+
 def _values(tensor: dict[str, Any]) -> list[float]:
     data = bytes.fromhex(tensor["data"])
     return list(struct.unpack(f"<{len(data) // 4}f", data))

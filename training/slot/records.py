@@ -17,12 +17,15 @@ class RoundInputs(Struct, frozen=True):
     samples: tuple[tuple[int, int], ...] = ()  # positions low to high - 1 that the replica trains on, in this order
     left_out: tuple[bytes, ...] = ()  # own payloads of rounds <= t - 1 - delay that their seals left out
     previous: bytes | None = None  # payload of the newest own contribution: only its state may go on
+    replica: int = 0
+    seals: tuple[bytes, ...] = ()  # digests of those that all this follows from
 
 
 class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     """A finished round, ready to be published. Hashes are 32 bytes: of canonical files (see training.models.weights),
     where a state that was never used is the file of its zeros."""
 
+    inputs: RoundInputs  # with which it began
     round: int
     payload: bytes
     payload_size: int

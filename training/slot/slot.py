@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
@@ -147,6 +148,7 @@ class Slot:
             payload_root = threads.submit(tree_root, [payload])
             name = write_blob(self._blobs, [payload])
         trained = Trained(
+            inputs=inputs,
             round=inputs.round,
             payload=name,
             payload_size=len(payload),
@@ -243,9 +245,9 @@ class Slot:
         return self._files.open_payload(self._codec, self._loop.shapes, self._state.own[-1]) if self._state else None
 
     def _is_same(self, inputs: RoundInputs) -> bool:
-        """Whether the newest round began as this one."""
-        assert self._state is not None
-        return (self._state.last.base_weights, self._state.own[-1].plan) == (inputs.base_weights, inputs.plan)
+        """Whether the newest round began as this one, but for what was said of it since."""
+        assert self.last is not None
+        return replace(self.last.inputs, previous=None) == replace(inputs, previous=None)
 
     def _check(self, inputs: RoundInputs) -> None:
         if self.last and inputs.round < self.last.round:

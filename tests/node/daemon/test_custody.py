@@ -15,8 +15,8 @@ from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.watch import Watch
 from dlx.node.round.draw import drawn_of, seals_of
 from dlx.node.round.rules import base_version
-from dlx.training.recipe.recipe import Audit
-from dlx.training.slot.records import Trained
+from dlx.training.recipe.recipe import Audit, Plan
+from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
@@ -71,6 +71,7 @@ class Holder:
         trace = Trace(states, boundaries, (Step(0.0, 1.0, 1.0),))
         self.traces[round] = trace
         trained = Trained(
+            inputs=RoundInputs(round, Plan(), 0, 1, round, NO_HASH),
             round=round, payload=digest("payload"), payload_size=1, payload_root=NO_HASH, base_weights=NO_HASH,
             start_payload=NO_HASH, folded=(), weights_before=states[0].weights,
             optimiser_before=states[0].optimiser, optimiser_after=states[-1].optimiser, change_before=next(rest),

@@ -61,7 +61,7 @@ class World:
         made, trainer = make_rules(**rules), SimpleNamespace(check=self.check)
         context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
-        versions = Versions(made, manifest, STAGE, self.store, self, trainer)  # type: ignore[arg-type]
+        versions = Versions(made, manifest, STAGE, self.store, self, trainer, str)  # type: ignore[arg-type]
         payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
         stated = {"payload": name(data), "payload_size": len(data), "payload_root": tree_root([data])}
         statement = SimpleNamespace(round=0, account="0x1", encode=lambda: STATEMENT, **stated)

@@ -31,7 +31,7 @@ from dlx.training.data.shards import DataManifest, Shard
 from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
-from dlx.training.slot.records import Trained
+from dlx.training.slot.records import RoundInputs, Trained
 from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
 
 ROUNDS = 3
@@ -60,12 +60,12 @@ class Trainer:
             self.trained.append(message.inputs.round)
             self.samples.append(message.inputs.samples)
             if not self.hold:
-                trio.lowlevel.spawn_system_task(self._finish, message.inputs.round)
+                trio.lowlevel.spawn_system_task(self._finish, message.inputs)
 
-    async def _finish(self, round: int) -> None:
+    async def _finish(self, inputs: RoundInputs) -> None:
         await trio.sleep(0.5)
-        payload = self.store.put(f"payload {round}".encode())
-        self.tell(m.Finished(trained(round, payload, self.fresh and round == 0)))
+        payload = self.store.put(f"payload {inputs.round}".encode())
+        self.tell(m.Finished(trained(inputs, payload, self.fresh and inputs.round == 0)))
 
     async def check(self, payload: bytes, plan: Any) -> None:
         pass
@@ -84,9 +84,10 @@ def name_of(version: int) -> bytes:
     return hashlib.sha256(weights(version)).digest()
 
 
-def trained(round: int, payload: bytes, reset: bool) -> Trained:
+def trained(inputs: RoundInputs, payload: bytes, reset: bool) -> Trained:
+    round = inputs.round
     return Trained(
-        round=round, payload=payload, payload_size=len(f"payload {round}"), payload_root=NO_HASH,
+        inputs=inputs, round=round, payload=payload, payload_size=len(f"payload {round}"), payload_root=NO_HASH,
         base_weights=name_of(round), start_payload=NO_HASH, folded=(), weights_before=NO_HASH,
         optimiser_before=NO_HASH, optimiser_after=NO_HASH, change_before=NO_HASH, payload_before=NO_HASH,
         change=NO_HASH, trace=NO_HASH, segments=2, inner_steps=5, tokens=320, loss=5_000_000 - round,

@@ -8,7 +8,8 @@ import pytest
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
 from dlx.node.daemon.statements import keep_evidence, make_contribution
-from dlx.training.slot.records import Trained
+from dlx.training.recipe.recipe import Plan as ManifestPlan
+from dlx.training.slot.records import RoundInputs, Trained
 
 KEY = b"\x07" * 32
 DOMAIN = Domain(31337, account_of(b"\x08" * 32))
@@ -19,9 +20,10 @@ def digest(number: int) -> bytes:
 
 
 def trained(round: int, reset: bool = False, folded: tuple[bytes, ...] = ()) -> Trained:
+    inputs = RoundInputs(round, ManifestPlan(inner_steps=10), 0, 100, round, digest(1))
     return Trained(
-        round=round, payload=digest(100 + round), payload_size=1000, payload_root=digest(50), base_weights=digest(1),
-        start_payload=digest(2), folded=folded, weights_before=digest(3),
+        inputs=inputs, round=round, payload=digest(100 + round), payload_size=1000, payload_root=digest(50),
+        base_weights=digest(1), start_payload=digest(2), folded=folded, weights_before=digest(3),
         optimiser_before=digest(5), optimiser_after=digest(6), change_before=digest(7), payload_before=digest(4),
         change=digest(8), trace=digest(9),
         segments=1, inner_steps=10, tokens=640, loss=5_000_000, training_ms=2**40, reset=reset,

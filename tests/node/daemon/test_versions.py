@@ -14,7 +14,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.node.daemon.versions import Versions
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
-from dlx.p2p.exchange import BlobNotFound
+from dlx.p2p.exchange import BlobContradiction, BlobNotFound, Tree
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from tests.node.round.simulation import make_rules
@@ -64,7 +64,8 @@ class FakeView:
         made = self.made(round + 1)
         hashes = made.weights, made.momentum, made.weights_root, made.momentum_root
         record = SimpleNamespace(payload=name(b"payload"), inner_steps=4, multiplier=32768)
-        return SimpleNamespace(outcome=SimpleNamespace(hashes=hashes), round=round, records=(record,))
+        records = () if round in self.empty else (record,)
+        return SimpleNamespace(outcome=SimpleNamespace(hashes=hashes), round=round, records=records)
 
     def made(self, version: int) -> Version:
         """What the outer step gives that is sealed as this version."""
@@ -77,9 +78,19 @@ class Peers:
 
     def __init__(self, store: BlobStore, blobs: list[bytes]) -> None:
         self.store, self.blobs, self.asked = store, {name(data): data for data in blobs}, list[bytes]()
+        self.by_parts: dict[bytes, Tree] = {}
+        self.parts: Exception | None = None  # why nothing comes that way
 
-    async def fetch(self, hash_: bytes, max_size: int, providers: object, deadline_s: float, *kind: Kind) -> Path:
+    async def fetch(
+        self, hash_: bytes, max_size: int, providers: object, deadline_s: float, kind: Kind,
+        tree: Tree | None = None, sharers: object = (),
+    ) -> Path:  # fmt: skip
         if not self.store.has(hash_):
+            if tree is not None:
+                assert providers == ["peer 0x1", "peer 0x2"], "the stage's holders"
+                self.by_parts[hash_] = tree
+                if self.parts is not None:
+                    raise self.parts
             self.asked.append(hash_)
             if hash_ not in self.blobs:
                 raise BlobNotFound("nobody has it")
@@ -105,7 +116,7 @@ def make(tmp_path: Path, blobs: list[bytes], *answers: Version | Exception) -> V
     store = BlobStore(tmp_path)
     manifest = SimpleNamespace(retention=Retention(versions=3, every=10), genesis=[SimpleNamespace(size=100)] * 2)
     trainer = FakeTrainer(*answers)
-    return Versions(make_rules(), manifest, STAGE, store, Peers(store, blobs), trainer)  # type: ignore[arg-type]
+    return Versions(make_rules(), manifest, STAGE, store, Peers(store, blobs), trainer, "peer {}".format)  # type: ignore[arg-type]
 
 
 def keep(versions: Versions, *numbers: int) -> None:
@@ -220,3 +231,31 @@ def test_without_the_payloads_or_the_version_before_it_is_fetched_by_its_hash(tm
     versions = make(tmp_path / "neither", made[:1])
     with pytest.raises(ActionFailed, match="nobody has it"):
         trio.run(versions.adopt, view, 4)
+
+
+@pytest.mark.parametrize("empty", [set(), {2, 3}])
+def test_a_version_comes_in_parts_from_its_stages_holders(tmp_path: Path, empty: set[int]) -> None:
+    view = FakeView(4, empty=empty)
+    version = 2 if empty else 4
+    blobs = [version_bytes(version), version_bytes(version, "momentum")]
+    versions, made = make(tmp_path, blobs), view.made(version)
+    trio.run(versions.adopt, view, 4)
+    asked = versions.exchange.by_parts  # type: ignore[attr-defined]
+    assert asked == {made.weights: Tree(100, made.weights_root), made.momentum: Tree(100, made.momentum_root)}
+
+
+def test_a_version_that_no_holder_gives_comes_from_anybody_and_the_first_has_no_root(tmp_path: Path) -> None:
+    versions = make(tmp_path / "a", [version_bytes(4), version_bytes(4, "momentum")])
+    versions.exchange.parts = BlobNotFound("nobody has it")  # type: ignore[attr-defined]
+    trio.run(versions.adopt, FakeView(4), 4)
+    assert kept(versions, 4) == [4] and len(versions.exchange.by_parts) == 2  # type: ignore[attr-defined]
+    versions = make(tmp_path / "b", [version_bytes(0)])
+    trio.run(versions.adopt, FakeView(4), 0)
+    assert kept(versions, 4) == [0] and not versions.exchange.by_parts  # type: ignore[attr-defined]
+
+
+def test_a_seal_whose_name_and_root_are_of_two_files_is_never_adopted(tmp_path: Path) -> None:
+    versions = make(tmp_path, [version_bytes(4)])
+    versions.exchange.parts = BlobContradiction("its name and its Merkle root are of two files")  # type: ignore
+    with pytest.raises(Differs, match="two files"):
+        trio.run(versions.adopt, FakeView(4), 4)

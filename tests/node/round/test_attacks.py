@@ -4,15 +4,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from coincurve import PrivateKey
 
-from dlx.ledger.typed import SignedContribution, sign
+from dlx.ledger.typed import Plan, SignedContribution, sign
+from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.plans import deciding_seals
 from dlx.node.round.rules import OuterResult, build_seal, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, FACTS, Member, Simulation, digest, make_rules
+from tests.node.round.test_adaptive import adaptive_rules
 
 
 def in_turn(sim: Simulation) -> Member:
@@ -266,18 +270,67 @@ def test_a_reorg_that_puts_another_seal_in_place_takes_the_version_back() -> Non
     assert victim.machine.version == 0 and a.AdoptVersion(1) in actions
 
 
-def test_a_round_whose_base_version_was_taken_back_while_it_trained_is_not_contributed_but_trained_again() -> None:
+def finished(sim: Simulation, account: str, round: int) -> Any:
+    """What a slot says of a round that it has trained."""
+    replica, stage = sim.view.slot_of(account) or (0, 0)
+    inputs = SimpleNamespace(replica=replica, seals=deciding_seals(sim.rules, sim.view, stage, round))
+    return SimpleNamespace(round=round, inputs=inputs)
+
+
+def resealed(sim: Simulation, before: RunView, stage: int, **outcome: Any) -> RunView:
+    """The ledger with another seal of round 0 in place of the stage's."""
+    view = before.copy()
+    for one in range(sim.rules.stages):
+        seal = sim.view.sealed[one, 0]
+        if one == stage:
+            seal = replace(seal, outcome=replace(seal.outcome, **outcome), digest=digest("another"))
+        view.apply(seal)
+    return view
+
+
+@pytest.mark.parametrize(
+    ("stage", "outcome"),
+    [(0, {"weights": digest("another")}), (0, {"plan": Plan(4, 16, 3)}), (1, {"plan": Plan(4, 11, 5)})],
+)
+def test_a_round_is_trained_again_where_the_seals_that_it_follows_from_were_taken_back(
+    stage: int, outcome: dict[str, Any]
+) -> None:
+    """Its start, samples, steps or codec are others now: its statement would be refused, or its replay convict it."""
+    sim = Simulation(adaptive_rules(delay=0), replicas=2, seed=1)
+    before = sim.view.copy()
+    assert sim.run(lambda: all(m.machine.training == 1 for m in sim.alive()), 60)
+    machine = sim.members[str(sim.view.holder(0, stage if "weights" in outcome else 1))].machine
+    trained, other = finished(sim, machine.account, 1), resealed(sim, before, stage, **outcome)
+    machine.handle(e.LedgerSeen(other, sim.block), sim.now)
+    actions = machine.handle(e.RoundFinished(trained), sim.now)
+    assert not any(isinstance(action, a.Contribute) for action in actions)
+    assert (machine.last_trained, machine.next_round()) == (0, 1)
+    trained.inputs.seals = deciding_seals(sim.rules, other, machine.stage, 1)
+    actions = machine.handle(e.RoundFinished(trained), sim.now)
+    assert any(isinstance(action, a.Contribute) for action in actions) and machine.last_trained == 1
+
+
+def test_a_round_that_another_replica_trained_is_not_stated_for_this_one() -> None:
+    """A member that was dealt around before it signed: the samples were another replica's."""
+    sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
+    sim.run(lambda: False, 0.1)
+    machine = sim.members[str(sim.view.holder(1, 0))].machine
+    trained = finished(sim, machine.account, 0)
+    trained.inputs.replica = 0
+    assert not any(isinstance(one, a.Contribute) for one in machine.handle(e.RoundFinished(trained), sim.now))
+    assert machine.next_round() == 0
+
+
+def test_a_round_that_a_full_disk_kept_from_being_signed_is_judged_anew_before_it_is() -> None:
     sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
     before = sim.view.copy()
-    assert sim.run(lambda: sim.view.next_round(0) >= 1 and all(m.machine.training == 1 for m in sim.alive()), 60)
-    victim = sim.members[sim.view.holder(0, 0)]
-    sealed, trained = sim.view.sealed[0, 0], SimpleNamespace(round=1, base_weights=sim.view.weights(0, 1))
-    other = before.copy()
-    other.apply(replace(sealed, outcome=replace(sealed.outcome, weights=digest("another"))))
-    victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
-    actions = victim.machine.handle(e.RoundFinished(trained), sim.now)  # type: ignore[arg-type]
-    assert not any(isinstance(action, a.Contribute) for action in actions)
-    assert (victim.machine.training, victim.machine.last_trained, victim.machine.next_round()) == (None, 0, 1)
-    trained.base_weights = other.weights(0, 1)
-    actions = victim.machine.handle(e.RoundFinished(trained), sim.now)  # type: ignore[arg-type]
-    assert any(isinstance(action, a.Contribute) for action in actions) and victim.machine.last_trained == 1
+    assert sim.run(lambda: all(m.machine.training == 1 for m in sim.alive()), 60)
+    machine = sim.members[str(sim.view.holder(0, 0))].machine
+    actions = machine.handle(e.RoundFinished(finished(sim, machine.account, 1)), sim.now)
+    (sign,) = (action for action in actions if isinstance(action, a.Contribute))
+    machine.handle(e.LedgerSeen(resealed(sim, before, 0, weights=digest("another")), sim.block), sim.now)
+    for seconds in range(60):
+        failed: e.Event = e.Failed(sign, "the disk is full", local=True) if seconds == 0 else e.Tick()
+        actions = machine.handle(failed, sim.now + seconds)
+        assert not any(isinstance(action, a.Contribute) for action in actions)
+    assert machine.next_round() == 1

@@ -139,12 +139,13 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         own.append(chosen.decode(payload, shapes, manifest.plan))
         residual = {name: update[name] - own[t][name] for name in update}
 
-        trained = run.round()
+        inputs, trained = run.inputs(), run.round()
         optimiser_after = weights.weights_hash(loop.optimiser_state())
         change = weights.weights_hash(update)
         ends = (weights.weights_hash(start), optimiser_before), (change, optimiser_after)
         trace = Trace(tuple(SegmentState(*one) for one in ends), (ALONE,), tuple(steps)).encode()
         assert _bits([trained])[0] == Trained(
+            inputs=inputs,
             round=t,
             payload=hashlib.sha256(payload).digest(),
             payload_size=len(payload),
@@ -249,23 +250,29 @@ def test_a_finished_round_is_returned_and_never_trained_again(history: Callable[
     calls: list[int] = []
     again = history(0).slot
     assert again.last == trained
-    inputs = RoundInputs(0, run.manifest.plan, 0, 8, 0, run.versions[0])
+    inputs = msgspec.structs.replace(trained.inputs, previous=trained.payload)
     assert again.train(inputs, None, None, on_step=lambda done, loss: calls.append(done)) == trained
     assert not calls
     assert msgspec.json.decode(msgspec.json.encode(trained), type=Trained) == trained
 
 
-@pytest.mark.parametrize("changed", ["base", "plan"])
-def test_a_finished_round_whose_start_the_chain_took_back_is_trained_anew_from_zero(
+@pytest.mark.parametrize("changed", ["base", "plan", "samples", "schedule", "replica", "seals"])
+def test_a_finished_round_of_which_the_chain_takes_anything_back_is_trained_anew_from_zero(
     changed: str, history: Callable[..., _History]
 ) -> None:
-    """Its state went on from a version, or under a plan, that is none any more."""
+    """Its state went on from a version, a plan or samples that are none any more: a replay would convict it."""
     run = history(0)
     run.round()
     before = run.round()
-    other = {"base": {"base_weights": run.versions[0]}, "plan": {"plan": Plan(inner_steps=2)}}[changed]
-    samples = ((0, before.inner_steps * run.manifest.data.batch_size),)
-    inputs = run.inputs(round=1, base_version=1, base_weights=run.versions[1], samples=samples)
+    other = {
+        "base": {"base_weights": run.versions[0]},
+        "plan": {"plan": Plan(inner_steps=2)},
+        "samples": {"samples": ((0, before.inner_steps * run.manifest.data.batch_size),)},
+        "schedule": {"steps_before": 3},
+        "replica": {"replica": 1},
+        "seals": {"seals": (bytes(32),)},
+    }[changed]
+    inputs = msgspec.structs.replace(before.inputs, previous=before.payload)
     assert run.slot.train(inputs, None, None) == before
     inputs = msgspec.structs.replace(inputs, **other)
     anew = run.slot.train(inputs, None, None)
@@ -499,10 +506,10 @@ def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callabl
     folder = run.folder / "slot-0"
     state = folder / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    assert numbered["format"] == 4
-    state.write_bytes(msgspec.json.encode(numbered | {"format": 5, "something": "new"}))
+    assert numbered["format"] == 5
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 6, "something": "new"}))
     before = _files(folder)
-    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 5, this one knows 4\)"):
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 6, this one knows 5\)"):
         history(0)
     assert _files(folder) == before
 
@@ -514,7 +521,7 @@ def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callab
     numbered = msgspec.json.decode(state.read_bytes())
     del numbered["format"]  # as the first files had none
     state.write_bytes(old := msgspec.json.encode(numbered))
-    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 4\): remove .*slot-0"):
+    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 5\): remove .*slot-0"):
         history(0)
     assert state.read_bytes() == old
 

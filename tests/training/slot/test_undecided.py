@@ -9,7 +9,8 @@ import pytest
 
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
-from dlx.training.slot.records import Trained
+from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace
 from dlx.training.slot.undecided import Undecided
@@ -46,6 +47,7 @@ def _finish(slot: Path, round: int = 3) -> tuple[Undecided, Trace]:
         "payload_before": write("payload"),
         "private_data": False,
     }
+    values["inputs"] = RoundInputs(round, Plan(), 0, 1, round, NO_HASH)
     for name in ("payload_size", "segments", "inner_steps", "tokens", "loss", "training_ms"):
         values[name] = 1
     undecided.finish(Trained(**(values | {"reset": False})), trace)
