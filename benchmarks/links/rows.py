@@ -14,9 +14,9 @@ from dlx.node.runs.upkeep import checked
 from dlx.training.balance.costs import costs
 from dlx.training.balance.seconds import Conditions, Seconds, seconds
 from dlx.training.recipe.draft import Draft, draft_from_toml
-from dlx.training.recipe.presets import INNER_STEPS
 
 MATCHED = 356  # an all-reduce in float32 takes as many times as long as computing
+LEAST = 40  # inner steps of a round with a delay, so that a node's own work once a round stays small beside them
 MARGIN = 1.3  # of the inner steps of a round over the fewest behind which `run plan` says that its exchange hides
 _RUN: dict[str, Any] = {
     "name": "links",
@@ -103,7 +103,7 @@ def planned(row: Row, replicas: int, step_seconds: float, speed: float | None) -
     inner_steps = draft.plan.inner_steps
     for _ in range(2 if row.hides else 0):  # what checkers fetch of a longer round may be more
         hiding = _times(_read(text), replicas, step_seconds, speed).hiding_steps
-        inner_steps = max(INNER_STEPS, math.ceil(MARGIN * hiding))
+        inner_steps = max(LEAST, math.ceil(MARGIN * hiding))
         text = draft_text(row, replicas, inner_steps)
     round = _times(_read(text), replicas, step_seconds, speed).round
     if (timeout := math.ceil(4 * round)) > draft.timing.round_timeout:
