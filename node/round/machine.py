@@ -5,7 +5,6 @@ not yet under way. So lost, repeated or reordered events cost time, never correc
 truth about what was counted. Times are Unix seconds; the chain's `opened_at` is on the same clock.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
@@ -15,6 +14,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.liveness import Liveness
+from dlx.node.round.neighbours import Neighbours
 from dlx.node.round.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.plans import deciding_seals, finished, has_round, plan_of, steps_before
@@ -51,10 +51,9 @@ class RoundMachine:
         self._liveness = Liveness(self.rules, self.account)
         self._known = Knowledge(self.rules, self.account, self.stage, self.view, self._pending, self._liveness)
         self._sealing = Sealing(self.rules, self.account, self.stage, self.own, self._known, self._pending)
-        self._neighbours: dict[str, e.NeighbourWants] = {}
+        self._neighbours = Neighbours(self.stage, self.rules.stages)
         self._samples: set[int] = set()  # the rounds whose are here
         self._floor = 0  # the replica's round: never train below it
-        self._told: dict[str, a.WantRound] = {}  # by link
         self._started: a.StartRound | None = None  # the round under way
         self._began = 0.0  # when it was started
         self._step_seconds: float | None = None  # as measured in the round that was trained last
@@ -212,9 +211,7 @@ class RoundMachine:
             case e.VersionDiffers():
                 self.diverged = f"version {event.version} differs from its seal: {event.detail}"
             case e.NeighbourWants():
-                self._neighbours[event.link] = event
-                if event.round is None:
-                    self._told.pop(event.link, None)
+                self._neighbours.see(event)
             case e.RoundFinished(trained=trained):
                 self._step_seconds = event.step_seconds
                 self._see_finished(trained, now)
@@ -367,17 +364,16 @@ class RoundMachine:
     def _train(self, now: float, out: list[a.Action]) -> None:
         assert self.slot is not None
         replica = self.slot[0]
-        wants = [self._neighbours.get(link) for link in self._links()]
         # Believed only so far as we could follow at once: a neighbour that lies holds us up as long as it is there, and
         # no round longer.
-        named = max((want.round for want in wants if want is not None and want.round is not None), default=0)
+        named = max(self._neighbours.connected.values(), default=0)
         self._floor = max(self._floor, min(named, self.unsealed + self.rules.delay))
         if self._unsigned is not None:
             return
         if self.training is not None:
-            if any(want is None or want.round is None for want in wants):
+            if not self._neighbours.are_all_here:
                 self._abandon("a neighbour's pipe is gone", out)
-            elif any(want.round > self.training + 1 for want in wants if want and want.round is not None):
+            elif named > self.training + 1:
                 self._abandon("a neighbour is at a later round", out)
             if has_round(self.rules, self.view, self.training + 1):
                 self._have_samples(self.training + 1, now, out)
@@ -403,9 +399,13 @@ class RoundMachine:
             and self._gone is None
         )
         steps = self._steps(round, plan, now) if startable and plan is not None else None
-        if not self._tell(round, steps, out):
+        fewest = 0 if plan is None else fewest_steps(plan.inner_steps)
+        told = self._neighbours.tell(round, steps, fewest, self.last_trained)
+        if told is None:
+            out.append(a.ResetPipes(f"the replica goes on at round {round}"))
             return
-        agreed = self._agreed(round, steps, self._links())
+        out += told
+        agreed = self._neighbours.steps(round, steps, fewest)
         if steps is not None and plan is not None and agreed is not None:
             payloads = {r: signed.contribution.payload for r, signed in self.own.items()}
             folded = left_out(self.rules, self.view, self.stage, payloads, round)
@@ -424,35 +424,6 @@ class RoundMachine:
             self._time_for = round, 0 if self.rests else steps
         return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
 
-    def _agreed(self, round: int, steps: int | None, links: Collection[str]) -> int | None:
-        """The inner steps that we (None: cannot start) have time for, and the neighbours at these links with all beyond
-        them; None while one is not ready. Nobody can name fewer than count."""
-        wants = [self._neighbours.get(link) for link in links]
-        ready = [want.steps for want in wants if want is not None and want.round == round and want.ready]
-        if steps is None or len(ready) < len(wants):
-            return None
-        plan = plan_of(self.rules, self.view, self.stage, round)
-        return min(steps, *(max(one, fewest_steps(plan.inner_steps)) for one in ready)) if plan and ready else steps
-
-    def _tell(self, round: int, steps: int | None, out: list[a.Action]) -> bool:
-        """Each neighbour hears what we and the stages on our other side could do; False where the pipes break, because
-        one may already train what we said before."""
-        links = self._links()
-        if any(want is None or want.round is None for want in map(self._neighbours.get, links)):
-            return True
-        for link in links:
-            agreed = self._agreed(round, steps, [other for other in links if other != link])
-            told, before = a.WantRound(link, round, agreed is not None, agreed or 0), self._told.get(link)
-            if told == before:
-                continue
-            if before is not None and before.ready and before.round > self.last_trained:
-                self._told = {}
-                out.append(a.ResetPipes(f"the replica goes on at round {round}"))
-                return False
-            self._told[link] = told
-            out.append(told)
-        return True
-
     def _have_samples(self, round: int, now: float, out: list[a.Action]) -> bool:
         """Whether those of the round are here; asked for as soon as the seals are there that deal them."""
         if not self.takes_samples:
@@ -469,14 +440,15 @@ class RoundMachine:
     def _hear_neighbours(self, now: float) -> None:
         """Whoever keeps a pipe open is there."""
         assert self.slot is not None
-        for link, want in self._neighbours.items():
+        for link in self._neighbours.connected:
             holder = self.view.holder(self.slot[0], self.stage + (1 if link == "next" else -1))
-            if want.round is not None and holder is not None:
+            if holder is not None:
                 self._liveness.heard(holder, now)
 
     def _abandon(self, reason: str, out: list[a.Action]) -> None:
         if self.training is not None and not self._stopping:
-            self._told, self._stopping = {}, True
+            self._neighbours.take_back()
+            self._stopping = True
             out.append(a.AbandonRound(self.training, reason))
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
@@ -486,9 +458,6 @@ class RoundMachine:
             return False
         out.append(action)
         return True
-
-    def _links(self) -> list[str]:
-        return ["previous"] * (self.stage > 0) + ["next"] * (self.stage < self.rules.stages - 1)
 
     def _overdue_at(self) -> float:
         return (self.view.opened_at or 0) + self.rules.round_timeout
