@@ -1,10 +1,12 @@
 """Can others reach me? A peer is asked to open a TCP connection back to whoever asks, and says what came of it.
 
-It dials the address that the question came from and no other: nobody has a member knock at somebody else's door.
+It dials the address that the question came from and no other: nobody has a member knock at somebody else's door. Nor at
+those of its own network, from behind a proxy: whoever announces a public address dials only such ones back.
 """
 
+import ipaddress
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 from libp2p.abc import INetStream
@@ -58,6 +60,9 @@ class DialBack:
             with self._streams.admit(peer, address) as served, trio.move_on_after(DEADLINE):
                 if served is None:
                     return
+                if not may_dial(address, self._host.addresses):
+                    self._host.reject("dialback_private", peer)
+                    return
                 if not self._asked.take(address):
                     self._host.reject("dialback_busy", peer)
                     return
@@ -72,6 +77,14 @@ class DialBack:
                 await read_short(stream, 0)  # until it lets go: what we leave is reset, with all that it has not read
         except (StreamBroken, OSError) as error:
             log.debug("dialling %s back: %r", peer, error)
+
+
+def may_dial(address: str, announced: Iterable[str]) -> bool:
+    """Whether the asker's IP address is dialled by a node that announces these multiaddrs; a name counts as public."""
+    if ipaddress.ip_address(address).is_global:
+        return True
+    parts = [one.split("/") for one in announced]
+    return not any(one[1].startswith("dns") or ipaddress.ip_address(one[2]).is_global for one in parts)
 
 
 async def _knock(address: str, port: int, reached: dict[int, bool]) -> None:

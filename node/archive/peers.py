@@ -21,6 +21,7 @@ from dlx.ledger.nodes import NodeRecord
 from dlx.ledger.typed import Domain
 from dlx.node import version
 from dlx.node.archive.blobs import Attempt, Wrong
+from dlx.node.home import shown
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire
 from dlx.p2p.addresses import parse_address
@@ -34,6 +35,7 @@ _CONNECT_SECONDS = 15.0
 _DIALS = 16  # at once
 _ASKED = 8  # peers, for verdicts
 _FETCH_SECONDS = 120.0  # without anything worth mentioning; a peer that delivers is given longer
+_TELL_SECONDS = 0.5  # between two lines about a download
 _STOP_SECONDS = 10.0
 _WRONG = {"bad_blob", "blob_size", "blob_malformed"}  # reasons for which a peer's answer was no blob of that name
 
@@ -42,7 +44,8 @@ class Peers:
     """A blob source: peers of the run, dialled at the first blob that no other source has. Use it as a context.
 
     `nodes` gives the ledger's (account -> record), `bootstrap` are more multiaddrs; the peers drop whoever is of
-    another run. libp2p runs in a thread of its own. `say(line)` hears whom it reached.
+    another run. libp2p runs in a thread of its own. `say(line)` hears whom it reached, `show(line)` how far a download
+    is.
     """
 
     own = False
@@ -54,11 +57,12 @@ class Peers:
         nodes: Callable[[], Mapping[str, NodeRecord]],
         bootstrap: Sequence[str],
         say: Callable[[str], None] = lambda line: None,
+        show: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._hello = wire.Hello(
             wire.VERSIONS, wire.FEATURES, domain.chain_id, account_bytes(domain.ledger), run, version()
         )
-        self._nodes, self._bootstrap, self._say = nodes, tuple(bootstrap), say
+        self._nodes, self._bootstrap, self._say, self._show = nodes, tuple(bootstrap), say, show
         self._stack = ExitStack()
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -114,7 +118,26 @@ class Peers:
         return list(found)
 
     async def _fetch(self, digest: bytes, limit: int) -> Path:
-        return await self._exchange.fetch(digest, limit, patience_s=_FETCH_SECONDS)
+        found: Path | Exception
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, digest, limit)
+            try:
+                found = await self._exchange.fetch(digest, limit, patience_s=_FETCH_SECONDS)
+            except Exception as error:  # outside, so that it comes alone and in no group
+                found = error
+            nursery.cancel_scope.cancel()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def _tell(self, digest: bytes, limit: int) -> None:
+        """How much of a blob came, of at most `limit` bytes: of weights just as many."""
+        began, before = trio.current_time(), self._host.bytes_received
+        while True:
+            await trio.sleep(_TELL_SECONDS)
+            came = self._host.bytes_received - before
+            rate = came / (trio.current_time() - began)
+            self._show(f"{shown.bar(came, limit)} {digest.hex()[:16]}: {shown.size(came)}, {shown.size(rate)}/s")
 
     def _start(self) -> None:
         self._known = self._nodes()
@@ -144,6 +167,7 @@ class Peers:
             bootstrap=self._bootstrap,
             on_reject=self._rejected,
         )
+        self._host = host
         # Beside nothing of the user's: the caller's working folder gets finished blobs only.
         store = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-blobs-"))
         self._exchange = BlobExchange(host, BlobStore(Path(store)))

@@ -41,9 +41,13 @@ def heard_verdicts(
 
 @contextmanager
 def open_sources(
-    client: LedgerClient, run: bytes, places: Places, say: Callable[[str], None]
+    client: LedgerClient,
+    run: bytes,
+    places: Places,
+    say: Callable[[str], None],
+    show: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[Source]]:
-    """The user's own folders, then those that nodes wrote, then the run's peers.
+    """The user's own folders, then those that nodes wrote, then the run's peers. `show` hears how far a download is.
 
     Nodes' folders are peers that need no network: a wrong blob there is as little a finding as wrong bytes from afar.
     Raises UsageFailure for an own folder that is none, NotReady for one that may not be looked into.
@@ -55,5 +59,5 @@ def open_sources(
             raise NotReady(f"{path}: this user may not look into the blob folder")
     folders = [*(Folder(path, own=True) for path in places.own), *(Folder(path, own=False) for path in places.nodes)]
     domain = Domain(client.rpc.chain_id(), client.ledger)
-    with Peers(domain, run, lambda: client.nodes().nodes, places.bootstrap, say) as peers:
+    with Peers(domain, run, lambda: client.nodes().nodes, places.bootstrap, say, show) as peers:
         yield [*folders, peers]

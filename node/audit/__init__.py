@@ -42,7 +42,7 @@ def audit_run(
     from dlx.node.archive.sources import heard_verdicts, open_sources
 
     with (
-        open_sources(client, run, places, say) as sources,
+        open_sources(client, run, places, say, show) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
     ):
         heard = partial(heard_verdicts, client, run, places, sources)

@@ -23,6 +23,7 @@ from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
 from dlx.node.audit.source import name_source
 from dlx.node.home.errors import Failure
+from dlx.node.home.shown import bar
 
 LEVEL = 1
 
@@ -205,7 +206,10 @@ class Recount:
             self._report.add(LEVEL, "run id", "FAIL", detail, hash=event.run)
 
     def _seal(self, event: Sealed) -> None:
-        self._progress(f"seals: round {event.round}, stage {event.stage}, of {self._view.config.rounds} rounds")
+        rounds = self._view.config.rounds
+        self._progress(
+            f"{bar(event.round, rounds)} seals: round {event.round}, stage {event.stage}, of {rounds} rounds"
+        )
         problems = verify_seal(self._view, event)
         by_line: dict[str, list[Problem]] = {"seal": [], "quorum": [], "contributions": []}
         for problem in problems:

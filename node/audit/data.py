@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dlx.node.archive.blobs import BlobMissing, Blobs
 from dlx.node.audit.report import Report
+from dlx.node.home.shown import bar
 from dlx.training.data.shards import (
     MAX_MANIFEST_BYTES,
     DataError,
@@ -25,7 +26,7 @@ def audit_data(report: Report, manifest: Manifest, blobs: Blobs, progress: Calla
         return
     listed = list(dict.fromkeys(data.blobs()))
     for number, blob in enumerate(listed):
-        progress(f"data: blob {number + 1} of {len(listed)}")
+        progress(f"{bar(number, len(listed))} data: blob {number + 1} of {len(listed)}")
         digest = bytes.fromhex(blob.sha256)
         what = "tokenizer" if blob == data.tokenizer else "shard"
         try:

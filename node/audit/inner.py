@@ -12,6 +12,7 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.inner import Absent, Inner, Lie, Unknown
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.home.shown import bar
 from dlx.node.round import turns
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
@@ -151,7 +152,8 @@ def audit_inner(
     training.total, training.drawn = _counted(view), len({_place(one) for one in found})
     findings: dict[tuple[int, int], list[Finding | None]] = {}
     for number, drawn in enumerate(chosen):
-        progress(_bar(number, len(chosen), drawn))
+        where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
+        progress(f"{bar(number, len(chosen))} training: {number} of {len(chosen)}, {where}")
         replayed = replays.check(view, drawn)
         findings.setdefault(_place(drawn), []).append(replayed.finding)
         _add(report, view, drawn, replayed, told.get(drawn.statement, {}))
@@ -247,9 +249,3 @@ def _by_statement(verdicts: Iterable[ReportedVerdict]) -> dict[bytes, dict[str, 
 
 def _place(drawn: Drawn) -> tuple[int, int]:
     return drawn.round, drawn.replica
-
-
-def _bar(done: int, total: int, drawn: Drawn) -> str:
-    filled = 20 * done // total
-    where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
-    return f"training: [{'#' * filled}{'.' * (20 - filled)}] {done} of {total}: {where}"

@@ -17,6 +17,7 @@ from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.lineage import audit_lineage
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.home.shown import bar
 from dlx.node.round.pace import fewest_steps
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers
@@ -128,7 +129,7 @@ class _Audit:
         for round in range(rounds):
             for stage in stages:
                 if (stage, round) in self._view.sealed:
-                    self._progress(f"replay: round {round}, stage {stage}, of {rounds} rounds")
+                    self._progress(f"{bar(round, rounds)} replay: round {round}, stage {stage}, of {rounds} rounds")
                     self._round(stage, round)
         if finished(self._replay.terms, self._view):
             self._report.facts["state"] = "complete"  # perhaps by its inner steps, of which the ledger knows nothing

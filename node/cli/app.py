@@ -32,6 +32,7 @@ from dlx.node.cli import (
     pull,
     rank,
     run,
+    serve,
     start,
     status,
     top,
@@ -73,6 +74,7 @@ app.command("watch")(watch.command)
 app.command("web")(web.command)
 app.command("pull")(pull.command)
 app.command("verify")(verify.command)
+app.command("serve")(serve.command)
 app.command("evaluate")(evaluate.command)
 
 

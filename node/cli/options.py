@@ -110,12 +110,15 @@ RestingOption = Annotated[str | None, setting("resting")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def _run_id(context: typer.Context, given: str | None) -> str | None:
-    """A citation also says on which chain and ledger the run is: see `folder` and `cited_version`."""
-    if given is None:
-        return None
+def _run_id(given: str | None) -> str | None:
+    return None if given is None else named_run(given)
+
+
+def named_run(given: str) -> str:
+    """The id of a run, or its first digits. A citation also says on which chain and ledger the run is: see `folder` and
+    `cited_version`. Raises UsageFailure."""
     if given.startswith(citation.SCHEME):
-        cited = context.meta[_CITED] = citation.parse(given)
+        cited = get_current_context().meta[_CITED] = citation.parse(given)
         return cited.run
     from dlx.node.runs.find import id_digits
 

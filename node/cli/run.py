@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options, plan, wizard
-from dlx.node.cli.audit import BlobsOption
+from dlx.node.cli.audit import BlobsOption, Progress
 from dlx.node.home import extras, shown
 
 app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
@@ -47,8 +47,8 @@ def create(
     from dlx.node.runs import create
 
     account = load_account(folder, settings)
-    with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client:
-        record = create.create_run(manifest, folder, client, options.note)
+    with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress() as progress:
+        record = create.create_run(manifest, folder, client, progress.say, progress.show)
     if json:
         options.print_json(record)
         return
@@ -111,7 +111,8 @@ def show(
     from dlx.node.runs.history import utc
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        found = find.show_run(find.view_of(index, find.resolve(index, run)), folder.blob_folders)
+        view = find.view_of(index, find.resolve(index, run))
+        found = find.show_run(view, folder.blob_folders, index.tip.time if index.tip else None)
     if json:
         options.print_json(found)
         return
@@ -187,7 +188,6 @@ def publish(
         max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
     from dlx.node.archive.sources import Places
-    from dlx.node.cli.audit import Progress
     from dlx.node.home.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find

@@ -44,8 +44,8 @@ def command(
     whoever has the token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it.
     """
     extras.require("web")
-    host, port = _place(bind)
-    token = None if token_file is None else _token(token_file)
+    host, port = place_of(bind)
+    token = None if token_file is None else token_in(token_file)
     if token is None and not is_loopback(host):
         raise UsageFailure(f"--bind {bind}: others could reach that, so name a --token-file, or bind to 127.0.0.1")
     folder, settings = options.folder(
@@ -90,14 +90,16 @@ def command(
             reader.close()
 
 
-def _place(bind: str) -> tuple[str, int]:
+def place_of(bind: str) -> tuple[str, int]:
+    """Host and port of a --bind. Raises UsageFailure."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):([0-9]{1,5})", bind)
     if found is None or int(found[2]) > 65535:
         raise UsageFailure(f"--bind {bind}: expected HOST:PORT, such as 127.0.0.1:4680 or [::1]:4680")
     return found[1].strip("[]"), int(found[2])
 
 
-def _token(path: Path) -> str:
+def token_in(path: Path) -> str:
+    """The token of a --token-file. Raises UsageFailure, and Failure where others may read it."""
     from dlx.node.home.datadir import check_private
     from dlx.node.web.guard import MAX_TOKEN, MIN_TOKEN
 

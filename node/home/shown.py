@@ -14,6 +14,13 @@ def size(count: float) -> str:
     raise AssertionError(count)
 
 
+def bar(done: float, total: float) -> str:
+    """How much of something is done: [#####...............] 25%."""
+    part = min(1.0, max(0.0, done / total)) if total else 1.0
+    filled = int(20 * part)
+    return f"[{'#' * filled}{'.' * (20 - filled)}] {part:.0%}"
+
+
 def text(hostile: str, most: int = 200) -> str:
     """Somebody's text as one line that cannot steer a terminal, at most so many characters of it."""
     plain = "".join(one if one.isprintable() else "\ufffd" for one in hostile[:most])

@@ -13,6 +13,7 @@ from dlx.ground import durable
 from dlx.ground.blobs import write_blob
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
+from dlx.node.home import shown
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.runs.checkpoint import PROVENANCE, read_provenance
@@ -38,9 +39,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create_run(
-    draft_path: Path, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None] = lambda line: None
+    draft_path: Path,
+    datadir: DataDir,
+    client: LedgerClient,
+    progress: Callable[[str], None] = lambda line: None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> RunRecord:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
+    `progress` hears each step, `show` how far the data is.
 
     A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
     naming the key for a bad draft, DataError for bad sources, LedgerError.
@@ -50,7 +56,7 @@ def create_run(
         progress(f"warning: {warning}")
     if not client.balance(client.account):  # said before hours go into a corpus
         raise Failure(f"account {client.account} has no funds to register the run with: send it some and try again")
-    manifest = _frozen(draft, datadir, client, progress)
+    manifest = _frozen(draft, datadir, client, progress, show)
     digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)
     existed = any(created.run == run for created in client.runs())
@@ -69,9 +75,11 @@ def create_run(
     )
 
 
-def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None]) -> Manifest:
+def _frozen(
+    draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None], show: Callable[[str], None]
+) -> Manifest:
     """The manifest with data and genesis as blobs. Kept, so that its random salt is drawn once for a run."""
-    data_manifest = _data(draft, datadir.blobs, progress)
+    data_manifest = _data(draft, datadir.blobs, progress, show)
     # What the data manifest says already is left out: where the data lay does not make it another run.
     data = msgspec.structs.replace(
         draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text"
@@ -96,15 +104,18 @@ def _frozen(draft: Draft, datadir: DataDir, client: LedgerClient, progress: Call
     return manifest
 
 
-def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef:
+def _data(draft: Draft, blobs: Path, progress: Callable[[str], None], show: Callable[[str], None]) -> BlobRef:
     """The data as blobs. Raises DataError, and ManifestError where it does not fit the model."""
     from dlx.training.data import prepare, shards
+
+    def seen(done: int, total: int) -> None:
+        show(f"{shown.bar(done, total)} {shown.size(done)} of {shown.size(total)}")
 
     if draft.data.prepared:
         folder = Path(draft.data.prepared)
         _check_vocabulary(draft, shards.read_prepared(folder).vocab_size)
         progress("checking the prepared data")
-        blob = prepare.adopt_folder(folder, blobs)
+        blob = prepare.adopt_folder(folder, blobs, seen)
     else:
         given = draft.data
         tokenizer = Path(given.tokenizer) if given.tokenizer else None
@@ -113,7 +124,7 @@ def _data(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> BlobRef
         )
         _check_vocabulary(draft, chosen.vocabulary.size if chosen.vocabulary else shards.BYTE_VALUES)
         progress("freezing the data into shards")
-        blob = prepare.prepare_blobs(chosen, blobs)
+        blob = prepare.prepare_blobs(chosen, blobs, seen)
     if not shards.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):
         length = draft.data.sequence_length
         raise ManifestError(f"data.sequence_length: the training data has no sample of {length} tokens and one more")

@@ -16,6 +16,7 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure
+from dlx.node.home.shown import bar
 from dlx.node.runs import harness
 from dlx.node.runs.pull import pull, read_manifest
 from dlx.training.data.shards import (
@@ -55,7 +56,7 @@ def evaluate_run(
 
     with (
         tempfile.TemporaryDirectory(prefix="dlx-evaluate-") as work,
-        open_sources(client, view.run, places, say) as all,
+        open_sources(client, view.run, places, say, show) as all,
     ):
         return evaluate(client.domain, view, version, Path(work), all, tasks, samples, device, wrong, show)
 
@@ -94,7 +95,7 @@ def evaluate(
         length = manifest.data.sequence_length
         chosen = heldout_samples(dataset, length, samples)
         for done, sample in enumerate(chosen):
-            progress(f"held-out sample {done} of {len(chosen)}")
+            progress(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
             _fetch(dataset, sample, length, blobs)
         progress("computing the loss")
         loss = heldout_loss(work / "model", dataset, length, samples, device)

@@ -159,11 +159,11 @@ def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
     return [summary(view_of(index, run), folders) for run in index.runs()]
 
 
-def show_run(view: RunView, folders: Sequence[Path]) -> RunDetails:
-    """A run's terms and members."""
+def show_run(view: RunView, folders: Sequence[Path], now: int | None = None) -> RunDetails:
+    """A run's terms and members, at a time of the chain (Unix seconds; None: this machine's, which may be wrong)."""
     config = view.config
     voters = {account for stage in range(config.stages) for account in view.voters(stage)}
-    now = int(time.time())
+    now = int(time.time()) if now is None else now
     members = sorted((slot, account) for account, slot in view.members().items())
     return RunDetails(
         summary=summary(view, folders),

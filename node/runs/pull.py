@@ -19,6 +19,7 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.shown import bar
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, published, write_sums
 from dlx.node.runs.find import RunReader, summary
@@ -45,7 +46,7 @@ def pull_run(
     def wrong(digest: bytes, where: str) -> None:
         say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
 
-    with open_sources(client, view.run, places, say) as sources:
+    with open_sources(client, view.run, places, say, show) as sources:
         return pull(client.domain, view, version, out, sources, wrong, show)
 
 
@@ -108,7 +109,8 @@ def pull(
         replay = Replay(read_manifest(view, blobs), view, blobs)
         files = []
         for stage in range(view.config.stages):
-            progress(f"stage {stage} of {view.config.stages}: weights {view.weights(stage, chosen).hex()[:16]}")
+            named = view.weights(stage, chosen).hex()[:16]
+            progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
             files.append(replay.rebuild(stage, chosen, progress).weights)
         vocabulary, whole = read_vocabulary(replay.manifest, blobs, progress)
         model = export(replay.manifest, files, work / "model", vocabulary)

@@ -75,3 +75,11 @@ def test_what_a_killed_writer_left_goes_and_what_is_being_written_stays(tmp_path
         writer.kill()
     durable.drop_drafts(tmp_path)
     assert os.listdir(tmp_path) == [".hidden.tmp"]
+
+
+def test_a_link_is_pointed_elsewhere_at_once(tmp_path: Path) -> None:
+    link = tmp_path / "latest"
+    for target in ("one", "two"):
+        durable.point(link, target)
+        assert os.readlink(link) == target
+    assert list(tmp_path.iterdir()) == [link]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dlx.p2p.dialback import DIALBACK, DialBack
+from dlx.p2p.dialback import DIALBACK, DialBack, may_dial
 from dlx.p2p.streams import StreamBroken, read_short, write_short
 from tests.p2p.network import Node, running
 
@@ -43,3 +43,20 @@ async def test_an_answer_that_fits_no_question_is_none(tmp_path: Path, answer: b
         asks.host.known(serves.id, serves.host.addresses)
         with pytest.raises(StreamBroken):
             await dial_back.ask(serves.id, [4650, 4651])
+
+
+@pytest.mark.parametrize(
+    ("address", "announced", "may"),
+    [
+        ("8.8.8.8", "/ip4/10.0.0.2/tcp/1", True),
+        ("8.8.8.8", "/ip4/9.9.9.9/tcp/1", True),
+        ("172.17.0.1", "/ip4/9.9.9.9/tcp/1", False),
+        ("127.0.0.1", "/dns4/node.example.org/tcp/1", False),
+        ("::1", "/ip6/2620:fe::fe/tcp/1", False),
+        ("10.0.0.3", "/ip4/10.0.0.2/tcp/1", True),
+        ("127.0.0.1", "/ip4/127.0.0.1/tcp/1", True),
+    ],
+)
+def test_a_public_node_knocks_at_no_door_of_its_own_network(address: str, announced: str, may: bool) -> None:
+    """Behind a proxy everybody seems to come from a private address: who asks would have it look around inside."""
+    assert may_dial(address, [announced]) == may

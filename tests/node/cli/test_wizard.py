@@ -40,6 +40,10 @@ def test_options_and_defaults_make_a_run_with_its_cost(text: Path, tmp_path: Pat
     assert "run create" in done.stderr and out.read_text().count("#") > 10
     before = out.read_bytes()
     assert "cannot be made" in dlx("run", "new", out, *given, code=2).stderr
+    limited = dlx(
+        "run", "plan", "--manifest", out, "--json", HOME=str(tmp_path), DLX_UP_LIMIT="1MB", DLX_DOWN_LIMIT="2MB"
+    )
+    assert json.loads(limited.stdout)["conditions"]["link"] == 8e6, "the plan follows the operator's limit"
     assert out.read_bytes() == before
 
 

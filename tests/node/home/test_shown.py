@@ -1,6 +1,6 @@
 import pytest
 
-from dlx.node.home.shown import counted, size
+from dlx.node.home.shown import bar, counted, size
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,8 @@ def test_counted_work_says_of_what() -> None:
     assert counted([2, 2], 3) == "2 of 3 replicas"
     assert counted([1], 1) == "1 of 1 replica"
     assert counted([2, 0, 1], 2) == "0 to 2 of 2 replicas"
+
+
+def test_a_bar_says_how_much_is_done_and_never_more_than_all() -> None:
+    assert bar(0, 4) == f"[{'.' * 20}] 0%" and bar(1, 4) == f"[#####{'.' * 15}] 25%"
+    assert bar(9, 4) == bar(0, 0) == f"[{'#' * 20}] 100%"

@@ -1,0 +1,119 @@
+"""`dlx-node serve`: try a version with the clients that people have for OpenAI's endpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlx.node.cli import options
+from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.cli.web import place_of, token_in
+from dlx.node.home import extras, shown
+from dlx.node.home.config import is_loopback
+from dlx.node.home.errors import Failure, UsageFailure
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="FOLDER|RUN", help="A folder that `pull` wrote, or a run or citation to pull.")
+    ],
+    round: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of a run: version N.", show_default="the newest sealed")
+    ] = None,
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    ] = "127.0.0.1:4690",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File whose first line is the token (API key) that asking takes; needed off loopback.",
+            show_default="none",
+        ),
+    ] = None,
+    blobs: BlobsOption = None,
+    datadir: options.DataDirOption = None,
+    network: options.NetworkOption = None,
+    rpc_url: options.RpcUrlOption = None,
+    chain_id: options.ChainIdOption = None,
+    ledger: options.LedgerOption = None,
+    bootstrap: options.BootstrapOption = None,
+    device: options.DeviceOption = None,
+    threads: options.ThreadsOption = None,
+) -> None:
+    """Answer at /v1/completions and /v1/chat/completions, whole or streamed, as OpenAI's endpoint does, until Ctrl-C.
+
+    For trying a version, not for many: answers that are asked for together are written in turns. It speaks plain HTTP.
+    """
+    extras.require("train")
+    host, port = place_of(bind)
+    token = None if token_file is None else token_in(token_file)
+    if token is None and not is_loopback(host):
+        raise UsageFailure(f"--bind {bind}: others could reach that, so name a --token-file, or bind to 127.0.0.1")
+    is_folder = Path(model).is_dir()
+    if is_folder and round is not None:
+        raise UsageFailure(f"--round {round}: {model} is a folder, which has one version")
+    run = None if is_folder else options.named_run(model)
+    folder, settings = options.folder(
+        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device,
+        threads=threads,
+    )  # fmt: skip
+    import tempfile
+
+    import trio
+
+    from dlx.node.web.completions import Completions
+    from dlx.node.web.serving import listener, serve_on
+    from dlx.training.models.evaluate import EvaluateError
+    from dlx.training.models.generate import Writer
+    from dlx.training.models.placement import settle, take
+
+    found, url = listener(host, port, "--bind")
+    with found, ExitStack() as stack:
+        if is_folder:
+            source = Path(model)
+        else:
+            source = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-serve-"))) / "model"
+            from dlx.node.archive.sources import Places
+            from dlx.node.home.ledgers import open_index, open_ledger
+            from dlx.node.runs import find
+            from dlx.node.runs.pull import pull_run
+
+            kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+            places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+            with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
+                view = find.view_of(index, find.resolve(index, run))
+                pull_run(client, view, options.cited_version(round), source, places, progress.show, progress.say)
+        placement = settle(settings.placement)
+        take(placement)
+        try:
+            writer = Writer(source, placement.device)
+        except EvaluateError as error:
+            raise Failure(f"{error}: no model that could answer") from None
+        name = _name(source)
+
+        async def serve() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(serve_on, found, Completions(writer, name, token).app())
+                    options.note(f"{name} answers at {url}/v1")
+                    await anext(aiter(signals))
+                    nursery.cancel_scope.cancel()
+
+        trio.run(serve)
+
+
+def _name(folder: Path) -> str:
+    """How the version is cited, where the folder says what it is."""
+    from dlx.node.runs.card import citation
+    from dlx.node.runs.checkpoint import PROVENANCE
+
+    try:
+        return shown.text(str(citation(json.loads((folder / PROVENANCE).read_bytes()))))
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder.absolute().name

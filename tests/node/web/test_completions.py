@@ -1,0 +1,192 @@
+"""An OpenAI-compatible endpoint over a tiny model: whole and streamed answers, limits, and who may ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import trio
+
+from dlx.node.web import completions as module
+from dlx.node.web.completions import Completions
+from dlx.training.models.evaluate import EvaluateError
+from dlx.training.models.export import _byte_tokenizer
+from dlx.training.models.generate import Sampling, Writer, _overlap
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT, eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name, content in _byte_tokenizer(CONTEXT).items():
+        (folder / name).write_text(json.dumps(content))
+    return Writer(folder)
+
+
+def asked(app: Any, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+    async def go() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            content = body if isinstance(body, str | bytes) or body is None else json.dumps(body)
+            return await client.request(method, path, content=content, headers=headers, timeout=60)
+
+    return trio.run(go)
+
+
+def whole(writer: Writer, prompt: str, how: Sampling) -> tuple[str, str | None]:
+    pieces = list(writer.write(writer.tokens(prompt), how))
+    assert all(end is None for _, end in pieces[:-1])
+    return "".join(text for text, _ in pieces), pieces[-1][1]
+
+
+# ---- the model
+
+
+def test_the_likeliest_tokens_are_transformers_own(writer: Writer) -> None:
+    ids = torch.tensor([writer.tokens("hello")])
+    expected = writer._model.generate(ids, max_new_tokens=12, do_sample=False)[0, 5:]
+    found, _ = whole(writer, "hello", Sampling(12, temperature=0))
+    assert found == writer._tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_chance_is_repeated_by_its_seed_and_the_least_top_p_leaves_one_choice(writer: Writer) -> None:
+    texts = [whole(writer, "hello", Sampling(20, temperature=2.0, seed=seed))[0] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    greedy = whole(writer, "hello", Sampling(20, temperature=0))
+    assert whole(writer, "hello", Sampling(20, top_p=1e-6)) == greedy
+
+
+def test_an_answer_ends_before_a_stop_of_which_nothing_is_said_early(writer: Writer) -> None:
+    text, _ = whole(writer, "hello", Sampling(30, temperature=2.0, seed=5))
+    stop = text[4:7]
+    cut = text[: text.find(stop)]
+    pieces = list(writer.write(writer.tokens("hello"), Sampling(30, temperature=2.0, seed=5, stop=(stop,))))
+    assert ("".join(piece for piece, _ in pieces), pieces[-1][1]) == (cut, "stop")
+    assert _overlap("abc", "cd") == 1 and _overlap("abc", "abcd") == 3 and _overlap("abc", "x") == 0
+
+
+def test_a_folder_without_a_model_is_told_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(EvaluateError):
+        Writer(tmp_path)
+
+
+# ---- the endpoint
+
+
+def test_models_completions_and_chats_are_answered(writer: Writer) -> None:
+    app = Completions(writer, "dlx:1/0x/0x@3").app()
+    assert asked(app, "GET", "/v1/models").json()["data"][0]["id"] == "dlx:1/0x/0x@3"
+    given = {"model": "any", "prompt": "hello", "max_tokens": 6, "temperature": 0, "user": "ignored"}
+    found = asked(app, "POST", "/v1/completions", given).json()
+    text = whole(writer, "hello", Sampling(6, temperature=0))[0]
+    assert found["object"] == "text_completion" and found["choices"][0]["text"] == text
+    assert found["choices"][0]["finish_reason"] in ("length", "stop") and found["usage"]["prompt_tokens"] == 5
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+    found = asked(app, "POST", "/v1/chat/completions", chat).json()
+    assert found["object"] == "chat.completion" and found["choices"][0]["message"]["role"] == "assistant"
+    expected = whole(writer, "user: hi\nassistant:", Sampling(4, temperature=0))[0]
+    assert found["choices"][0]["message"]["content"] == expected
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_streamed_answer_is_the_whole_one_in_pieces(writer: Writer, path: str) -> None:
+    app = Completions(writer, "m").app()
+    given: dict[str, Any] = {"max_tokens": 10, "temperature": 0}
+    chat = "chat" in path
+    given |= {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    one = asked(app, "POST", path, given).json()["choices"][0]
+    streamed = asked(app, "POST", path, given | {"stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *lines, done = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    texts = [each["delta"]["content"] if chat else each["text"] for each in choices]
+    assert "".join(texts) == (one["message"]["content"] if chat else one["text"])
+    assert [each["finish_reason"] for each in choices][:-1] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == one["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("{", 400),
+        ({"prompt": 5}, 400),
+        ({}, 400),
+        ({"prompt": "a", "n": 2}, 400),
+        ({"prompt": "a", "temperature": -1}, 400),
+        ({"prompt": "a", "max_tokens": CONTEXT}, 400),
+        ({"prompt": "a" * CONTEXT}, 400),
+        (b"x" * (module.MOST_BYTES + 1), 413),
+        ("[" * 100_000, 400),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_openais_form(writer: Writer, body: Any, code: int) -> None:
+    found = asked(Completions(writer, "m").app(), "POST", "/v1/completions", body)
+    assert found.status_code == code and found.json()["error"]["message"]
+
+
+def test_too_many_at_a_time_are_sent_away(writer: Writer) -> None:
+    served = Completions(writer, "m")
+    served._answering = module.WAITING
+    assert asked(served.app(), "POST", "/v1/completions", {"prompt": "a"}).status_code == 429
+
+
+def test_only_this_machine_or_who_has_the_token_is_answered(writer: Writer) -> None:
+    near, far = Completions(writer, "m").app(), Completions(writer, "m", token="t" * 16).app()
+    given = {"prompt": "a", "max_tokens": 1}
+    assert asked(near, "POST", "/v1/completions", given, host="evil.example").status_code == 400
+    assert asked(near, "POST", "/v1/completions", given, origin="http://evil.example").status_code == 403
+    for headers, code in (
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "Bearer " + "t" * 16}, 200),
+    ):
+        assert asked(far, "POST", "/v1/completions", given, host="node.example", **headers).status_code == code
+
+
+def test_who_hangs_up_ends_the_answer(writer: Writer) -> None:
+    served = Completions(writer, "m")
+    app, sent = served.app(), list[Any]()
+    body = json.dumps({"prompt": "a", "max_tokens": 60, "stream": True, "temperature": 0, "stop": None}).encode()
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"127.0.0.1")], "http_version": "1.1", "scheme": "http",
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    came, pieces = trio.Event(), 0
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            sent.append("asked")
+            return {"type": "http.request", "body": body, "more_body": False}
+        await came.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal pieces
+        if message.get("body"):
+            pieces += 1
+            came.set()
+            await trio.sleep(0.05)
+
+    async def go() -> None:
+        nonlocal came
+        came = trio.Event()
+        with trio.fail_after(60):
+            await app(scope, receive, send)
+
+    trio.run(go)
+    assert pieces < 20 and served._answering == 0

@@ -1,0 +1,93 @@
+"""Text that a Hugging Face folder's model writes, token by token."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dlx.training.models.evaluate import EvaluateError
+
+_UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
+
+
+class Sampling(NamedTuple):
+    """`temperature` 0: always the likeliest token."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0  # of the probability, that the likeliest tokens make up between which is chosen
+    seed: int | None = None
+    stop: tuple[str, ...] = ()  # texts that end it, and are not part of it
+
+
+class Writer:
+    """A loaded model. One thread at a time. Raises EvaluateError for a folder that holds none."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise EvaluateError(f"{folder}: {str(error).splitlines()[0]}") from None
+        self._model, self._device = model.to(device).eval(), device
+        ends = self._model.generation_config.eos_token_id
+        self._ends = frozenset(ends if isinstance(ends, list) else [ends])
+        self.context: int = self._model.config.max_position_embeddings  # tokens, of prompt and answer together
+
+    def tokens(self, text: str) -> list[int]:
+        """Of a prompt."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt that a conversation comes to: by the model's own template, else as roles and lines."""
+        if self._tokenizer.chat_template:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
+        return f"{said}assistant:"
+
+    def write(self, prompt: Sequence[int], how: Sampling) -> Iterator[tuple[str, str | None]]:
+        """Pieces of the answer, a token or more each, with None; the last with "stop" or "length": why it ends there.
+        `prompt` and `max_tokens` have to fit into `context` together."""
+        chance = torch.Generator().manual_seed(how.seed) if how.seed is not None else None
+        given, kept, ids, said = torch.tensor([[*prompt] or [0]]), None, list[int](), ""
+        for _ in range(how.max_tokens):
+            with torch.inference_mode():
+                found = self._model(given.to(self._device), past_key_values=kept, use_cache=True)
+                chosen = _choose(found.logits[0, -1].float().cpu(), how, chance)
+            kept, given = found.past_key_values, torch.tensor([[chosen]])
+            if chosen in self._ends:
+                yield self._rest(ids, said), "stop"
+                return
+            ids.append(chosen)
+            text = self._tokenizer.decode(ids, skip_special_tokens=True)
+            ends = [at for one in how.stop if (at := text.find(one)) >= 0]
+            if ends:
+                yield text[: min(ends)][len(said) :], "stop"
+                return
+            held = max((_overlap(text, one) for one in how.stop), default=0)  # it may be the beginning of a stop
+            if not text.endswith(_UNDECIDED) and len(text) - held > len(said):
+                yield text[len(said) : len(text) - held], None
+                said = text[: len(text) - held]
+        yield self._rest(ids, said), "length"
+
+    def _rest(self, ids: Sequence[int], said: str) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(said) :]
+
+
+def _choose(logits: Tensor, how: Sampling, chance: torch.Generator | None) -> int:
+    if how.temperature == 0:
+        return int(logits.argmax())
+    odds, order = torch.softmax(logits / how.temperature, -1).sort(descending=True)
+    before = odds.cumsum(-1) - odds
+    odds[before >= how.top_p] = 0.0  # the likeliest stays, whatever top_p
+    return int(order[torch.multinomial(odds, 1, generator=chance)])
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How much of the text's end is a beginning of `stop`."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
