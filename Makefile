@@ -7,17 +7,17 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man clean
+.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
-# Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
+# All tests but those of the benchmarks. Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
 # order, which tests/conftest.py makes: the long ones first. Three on two cores, because many tests mostly wait: for
 # blocks, deadlines and other processes.
 WORKERS ?= 3
 test: $(VENV)/.dev contracts/node_modules/.installed
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --ignore tests/benchmarks --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff check .
@@ -45,6 +45,10 @@ contracts-test: contracts/node_modules/.installed
 slither: contracts/node_modules/.installed $(SLITHER)/.installed
 	cd contracts && PATH="$$PWD/node_modules/.bin:$$PATH" ../$(SLITHER)/bin/slither . --filter-paths "node_modules/" \
 		--exclude-low --exclude-informational --exclude-optimization --fail-medium
+
+# The benchmarks in short versions: what they print and write, and what they are made of.
+bench-test: $(VENV)/.dev
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile tests/benchmarks $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead

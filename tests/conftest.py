@@ -19,7 +19,7 @@ settings.register_profile("steady", deadline=None, derandomize=True, database=No
 settings.load_profile("steady")
 
 # What takes longest, in this order, so that no worker is left with one of them at the end.
-_FIRST = ("e2e", "training/slot", "training/inner", "ledger", "node/round", "benchmarks")
+_FIRST = ("e2e", "training/slot", "training/inner", "ledger", "node/round", "node/trainer", "node/audit", "p2p")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

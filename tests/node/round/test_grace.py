@@ -104,8 +104,7 @@ def play(sim: SlowLinks, rounds: int = ROUNDS) -> None:
     assert sim.run(lambda: sim.view.open_round == rounds or sim.finished, rounds * 2 * TIMEOUT)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("payload", [0.1, PAYLOAD])
+@pytest.mark.parametrize(("delay", "payload"), [(0, PAYLOAD), (1, 0.1), (1, PAYLOAD)])
 def test_all_are_counted_in_every_round_where_training_and_payloads_take_longer_than_the_grace(
     delay: int, payload: float
 ) -> None:
@@ -184,8 +183,9 @@ def hurry(member: Member) -> None:
     member.machine._pace.steps = lambda *known: fewest_steps(STEPS)  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("replicas", [3, REPLICAS])
-@pytest.mark.parametrize("attack", [AtOnce, Late, SlowServer, Silent])
+@pytest.mark.parametrize(
+    ("attack", "replicas"), [(AtOnce, 3), (AtOnce, REPLICAS), (Late, REPLICAS), (SlowServer, 3), (Silent, REPLICAS)]
+)
 def test_one_that_is_early_late_slow_or_silent_has_nobody_left_out_and_costs_a_grace_and_what_payloads_take(
     attack: type[Hostile], replicas: int
 ) -> None:

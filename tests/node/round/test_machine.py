@@ -53,8 +53,7 @@ def test_lost_repeated_and_reordered_messages_only_cost_time(seed: int, loss: fl
     assert sim.view.members().keys() == sim.members.keys(), "nobody is evicted for a bad network"
 
 
-@pytest.mark.parametrize("victim", range(4))
-@pytest.mark.parametrize("after", [0.3, 1.5, 3.2])
+@pytest.mark.parametrize(("victim", "after"), [(0, 0.3), (1, 1.5), (2, 3.2), (3, 0.3), (0, 3.2), (3, 1.5)])
 def test_a_killed_member_is_evicted_the_rest_goes_on_and_it_comes_back(victim: int, after: float) -> None:
     sim = Simulation(make_rules(rounds=16), replicas=2, seed=victim)
     account = list(sim.members)[victim]
