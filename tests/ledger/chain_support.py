@@ -39,7 +39,7 @@ class Chain:
 
     def call(self, method: str, *params: Any) -> dict[str, Any]:
         request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
-        response = self.session.post(self.url, json=request, timeout=20).json()
+        response = self.session.post(self.url, json=request, timeout=PATIENCE).json()
         assert response["id"] == request["id"]
         return response
 

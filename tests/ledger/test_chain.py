@@ -24,6 +24,7 @@ from web3.exceptions import ContractCustomError, ContractLogicError
 
 from dlx.ledger.chain import ChainError, filters, serve
 from dlx.ledger.chain.node import Node
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_web3_fills_in_fees_and_gas_deploys_calls_and_decodes_events(chain: Chai
     def send(transaction: Any) -> Any:
         filled = transaction | {"nonce": w3.eth.get_transaction_count(account.address, "pending")}
         raw = account.sign_transaction(filled).raw_transaction
-        return w3.eth.wait_for_transaction_receipt(w3.eth.send_raw_transaction(raw), timeout=20, poll_latency=0.02)
+        return w3.eth.wait_for_transaction_receipt(w3.eth.send_raw_transaction(raw), timeout=PATIENCE, poll_latency=0.02)
 
     factory = w3.eth.contract(abi=PROBE["abi"], bytecode=PROBE["bytecode"])
     receipt = send(factory.constructor().build_transaction({"from": account.address}))
@@ -69,7 +70,7 @@ def test_web3_fills_in_fees_and_gas_deploys_calls_and_decodes_events(chain: Chai
 
 def test_importing_the_package_does_not_load_the_evm() -> None:
     check = "import dlx.ledger.chain, sys; sys.exit('eth' in sys.modules or 'sqlite3' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=30, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=PATIENCE, cwd=Path(__file__).parents[2])
 
 
 def test_the_faucet_pays_an_address_once(chain: Chain) -> None:
@@ -264,7 +265,7 @@ def test_a_waiting_transaction_is_mined_soon_and_empty_blocks_come_slowly(tmp_pa
         assert time.monotonic() - began > 3 * 0.3
         blocks = [chain.w3.eth.get_block(n) for n in range(chain.w3.eth.block_number + 1)]
         times = [block["timestamp"] for block in blocks]
-        assert times == sorted(times) and abs(times[-1] - time.time()) < 5
+        assert times == sorted(times) and abs(times[-1] - time.time()) < 60
         assert all(b["parentHash"] == a["hash"] for a, b in itertools.pairwise(blocks))
 
 
@@ -284,7 +285,7 @@ def test_who_waits_for_a_block_hears_of_it_at_once_and_else_of_nothing(tmp_path:
         waiting = threading.Thread(target=lambda: answers.append(chain.result("dlx_waitForBlock", head["hash"], 30)))
         waiting.start()
         receipt = chain.mined(chain.result("dlx_faucet", Account.create().address))
-        waiting.join(timeout=10)
+        waiting.join(PATIENCE)
         (news,) = answers
         block = chain.result("eth_getBlockByHash", receipt["blockHash"], False)
         assert news == {name: block[name] for name in news if name != "hasLogs"} | {"hasLogs": False}
@@ -297,7 +298,7 @@ def test_an_answer_is_compressed_for_who_takes_that(tmp_path: Path) -> None:
     with serving(tmp_path / "chain") as chain:
         request = {"jsonrpc": "2.0", "id": 1, "method": "eth_getBlockByNumber", "params": ["latest", False]}
         plain, packed = (
-            requests.post(chain.url, json=request, headers={"Accept-Encoding": how}, timeout=10)
+            requests.post(chain.url, json=request, headers={"Accept-Encoding": how}, timeout=PATIENCE)
             for how in ("identity", "gzip")
         )
         assert plain.json().keys() == packed.json().keys()

@@ -15,7 +15,7 @@ from dlx.ledger.rpc import Header, Rpc
 
 @pytest.fixture
 def rpc(fake_chain):
-    return Rpc(fake_chain.url, patience=1)
+    return Rpc(fake_chain.url, patience=3)
 
 
 def follow(run=RUN, confirmations=0, since=0):

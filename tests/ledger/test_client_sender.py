@@ -29,11 +29,11 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def sender(fake_chain, tmp_path, quick):
-    return Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path)
+    return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
 
 
 def reopen(fake_chain, tmp_path) -> Sender:
-    return Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path)
+    return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
 
 
 def entries(tmp_path):
@@ -54,7 +54,7 @@ def test_mined_transactions_leave_the_outbox(fake_chain, sender, tmp_path):
     pending = sender.send(TO, b"a", 100_000)
     assert len(files(tmp_path)) == 1
     fake_chain.mine()
-    assert sender.wait(pending, 5)["status"] == "0x1"
+    assert sender.wait(pending, 30)["status"] == "0x1"
     assert files(tmp_path) == []
 
 
@@ -62,7 +62,7 @@ def test_nonces_follow_each_other_without_waiting_for_blocks(fake_chain, sender)
     pendings = [sender.send(TO, bytes([i]), 100_000) for i in range(5)]
     assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4]
     fake_chain.mine()
-    assert all(sender.wait(p, 5) for p in pendings)
+    assert all(sender.wait(p, 30) for p in pendings)
 
 
 def test_a_transaction_takes_two_exchanges_however_many_wait(fake_chain, sender):
@@ -107,7 +107,7 @@ def test_the_same_waiting_call_is_not_sent_twice(fake_chain, sender):
     assert first == second and len(fake_chain.pool) == 1
     fake_chain.mine()
     assert sender.send(TO, b"a", 100_000).nonce == 0  # mined meanwhile, and nobody was told
-    sender.wait(first, 5)
+    sender.wait(first, 30)
     assert sender.send(TO, b"a", 100_000).nonce == 1  # a new one
 
 
@@ -118,7 +118,7 @@ def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
     assert fake_chain.submitted == [first.raw, first.raw]
     assert again.known(TO, b"a").waiting and again.send(TO, b"b", 100_000).nonce == 1
     fake_chain.mine()
-    assert again.wait(first, 5)["transactionHash"] == first.hashes[0]
+    assert again.wait(first, 30)["transactionHash"] == first.hashes[0]
 
 
 def test_mined_while_away_is_told_to_whoever_asks_again(fake_chain, sender, tmp_path):
@@ -126,7 +126,7 @@ def test_mined_while_away_is_told_to_whoever_asks_again(fake_chain, sender, tmp_
     fake_chain.mine()
     again = reopen(fake_chain, tmp_path)
     assert files(tmp_path) == [] and again.known(TO, b"a").mined == 1
-    assert again.wait(again.send(TO, b"a", 100_000), 5)["blockNumber"] == "0x1"  # whoever asks again is told
+    assert again.wait(again.send(TO, b"a", 100_000), 30)["blockNumber"] == "0x1"  # whoever asks again is told
     assert len(fake_chain.submitted) == 1
 
 
@@ -150,7 +150,7 @@ def test_mined_before_the_retry_is_success(fake_chain, sender):
 
     fake_chain.faults.append(lose)
     pending = sender.send(TO, b"a", 100_000)  # the retry is told "nonce too low"
-    assert pending.nonce == 0 and sender.wait(pending, 5)["status"] == "0x1"
+    assert pending.nonce == 0 and sender.wait(pending, 30)["status"] == "0x1"
 
 
 def test_a_nonce_used_elsewhere_is_skipped(fake_chain, sender, tmp_path):
@@ -172,7 +172,7 @@ def test_a_vanished_transaction_is_sent_again(fake_chain, sender):
             return {"transactionHash": pending.hashes[0], "status": "0x1"}
 
     fake_chain.faults.append(mine_when_back)
-    assert sender.wait(pending, 5)["status"] == "0x1"
+    assert sender.wait(pending, 30)["status"] == "0x1"
 
 
 def test_a_gap_left_by_a_lost_transaction_is_filled(fake_chain, sender):
@@ -180,7 +180,7 @@ def test_a_gap_left_by_a_lost_transaction_is_filled(fake_chain, sender):
     second = sender.send(TO, b"b", 100_000)
     del fake_chain.pool[first.hashes[0]]
     miner = Miner(fake_chain)
-    assert sender.wait(second, 5)["status"] == "0x1"
+    assert sender.wait(second, 30)["status"] == "0x1"
     miner.stop()
 
 
@@ -189,7 +189,7 @@ def test_a_higher_fee_is_offered_when_the_base_fee_rises(fake_chain, sender, tmp
     fake_chain.pool.clear()
     fake_chain.base_fee = 1000
     miner = Miner(fake_chain)
-    receipt = sender.wait(pending, 5)
+    receipt = sender.wait(pending, 30)
     miner.stop()
     assert receipt["transactionHash"] != pending.hashes[0] and files(tmp_path) == []
 
@@ -199,7 +199,7 @@ def test_another_transaction_took_the_nonce(fake_chain, sender):
     fake_chain.pool.clear()
     fake_chain.counts[ACCOUNT] = 1
     with pytest.raises(LedgerError, match="took nonce 0"):
-        sender.wait(pending, 5)
+        sender.wait(pending, 30)
 
 
 def test_not_mined_in_time_stays_in_the_outbox(sender, tmp_path):
@@ -226,7 +226,7 @@ def test_a_silent_node_is_unavailable_and_the_transaction_goes_out_later(fake_ch
     assert sender.send(TO, b"b", 100_000).nonce == 1
     waiting = sender.send(TO, b"a", 100_000)  # the caller tries again: the same transaction
     miner = Miner(fake_chain)
-    assert waiting.nonce == 0 and sender.wait(waiting, 5)["status"] == "0x1"
+    assert waiting.nonce == 0 and sender.wait(waiting, 30)["status"] == "0x1"
     miner.stop()
 
 
@@ -237,21 +237,21 @@ def test_an_outbox_from_before_the_chain_was_reset_does_not_block(fake_chain, se
     fake_chain.pool.clear()
     fresh = reopen(fake_chain, tmp_path)
     with pytest.raises(LedgerError, match="try again"):
-        fresh.wait(fresh.send(TO, b"b", 100_000), 5)
+        fresh.wait(fresh.send(TO, b"b", 100_000), 30)
     fake_chain.pool.clear()
     pending = fresh.send(TO, b"b", 100_000)
     fake_chain.mine()
-    assert pending.nonce == 0 and fresh.wait(pending, 5) and files(tmp_path) == []
+    assert pending.nonce == 0 and fresh.wait(pending, 30) and files(tmp_path) == []
 
 
 def test_a_reorg_that_drops_earlier_transactions_is_reported_once(fake_chain, sender, tmp_path):
     fake_chain.counts[ACCOUNT] = 5
     first = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    sender.wait(first, 5)
+    sender.wait(first, 30)
     fake_chain.counts[ACCOUNT] = 3  # and nobody has the transactions 3 to 5 any more
     with pytest.raises(LedgerError, match="try again"):
-        sender.wait(sender.send(TO, b"b", 100_000), 5)
+        sender.wait(sender.send(TO, b"b", 100_000), 30)
     fake_chain.pool.clear()
     assert entries(tmp_path) == [] and sender.send(TO, b"b", 100_000).nonce == 3
 
@@ -290,7 +290,7 @@ def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
     pendings = [one.send(TO, bytes([i]), 100_000) for i, one in enumerate([sender, other, other, sender, other])]
     assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4] and sender.known(TO, bytes([4])).waiting
     fake_chain.mine()
-    assert all(other.wait(p, 5)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
+    assert all(other.wait(p, 30)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
     assert sender.send(TO, b"x", 100_000).nonce == 5
 
 
@@ -368,7 +368,7 @@ def test_what_the_contract_would_refuse_by_now_is_never_sent_again(fake_chain, s
     assert fake_chain.submitted == []
     fresh = again.send(TO, b"seal 2", 100_000)
     fake_chain.mine()
-    assert fresh.nonce == stale.nonce and again.wait(fresh, 5)["transactionHash"] == fresh.hashes[-1]
+    assert fresh.nonce == stale.nonce and again.wait(fresh, 30)["transactionHash"] == fresh.hashes[-1]
     assert stale.raw not in fake_chain.submitted
 
 
@@ -400,7 +400,7 @@ def test_later_nonces_are_not_stuck_behind_a_stale_one(fake_chain, sender, tmp_p
     again = reopen(fake_chain, tmp_path)
     monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.01)
     miner = Miner(fake_chain)
-    assert again.wait(later, 5)["status"] == "0x1"
+    assert again.wait(later, 30)["status"] == "0x1"
     miner.stop()
     (taken,) = {entry["to"] for entry in map(read, entries(tmp_path)) if entry["nonce"] == stale.nonce}
     assert taken == ACCOUNT and stale.raw not in fake_chain.submitted[2:]
@@ -411,7 +411,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
     fake_chain.pool.clear()
     refusing(fake_chain, b"seal")
     with pytest.raises(Pointless) as caught:
-        sender.wait(pending, 5)
+        sender.wait(pending, 30)
     assert caught.value.error.revert == bytes.fromhex("12345678")
 
 
@@ -419,7 +419,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
 def test_a_reorged_transaction_is_sent_again(fake_chain, sender, tmp_path, depth):
     pending = sender.send(TO, b"a", 100_000)
     block = fake_chain.mine()
-    sender.wait(pending, 5)
+    sender.wait(pending, 30)
     for _ in range(depth - 1):
         fake_chain.mine()
     reopen(fake_chain, tmp_path)  # a restart in between changes nothing
@@ -438,7 +438,7 @@ def test_a_reorged_transaction_is_sent_again(fake_chain, sender, tmp_path, depth
 def test_a_confirmed_transaction_is_forgotten(fake_chain, sender, tmp_path):
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    sender.wait(pending, 5)
+    sender.wait(pending, 30)
     for _ in range(CONFIRMED - 1):
         fake_chain.mine()
     sender.tend()
@@ -452,7 +452,7 @@ def test_the_same_call_may_be_sent_once_the_first_is_mined(fake_chain, sender):
     """As the answer to a second question."""
     first = sender.send(TO, b"answer", 100_000)
     fake_chain.mine()
-    sender.wait(first, 5)
+    sender.wait(first, 30)
     assert sender.known(TO, b"answer").mined == 1 and not sender.known(TO, b"answer").waiting
     assert sender.send(TO, b"answer", 100_000).nonce == 1
 
@@ -465,7 +465,7 @@ def test_a_late_chain_node_does_not_make_us_pay_twice(fake_chain, sender, tmp_pa
     fake_chain.receipts, fake_chain.counts = {}, {}
     again = sender.send(TO, b"a", 100_000)
     fake_chain.receipts, fake_chain.counts = receipts, counts
-    assert again.nonce == first.nonce and sender.wait(again, 5)["transactionHash"] == first.hashes[0]
+    assert again.nonce == first.nonce and sender.wait(again, 30)["transactionHash"] == first.hashes[0]
     assert set(fake_chain.submitted) == {first.raw}
 
 
@@ -508,7 +508,7 @@ def test_a_chain_node_without_the_tip_is_asked_otherwise(fake_chain, sender):
 
 def test_a_stuck_transaction_offers_more_of_both_up_to_the_limits(fake_chain, tmp_path, quick):
     limits = Limits(max_fee=100, max_tip=10)
-    sender = Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, limits)
+    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
     fake_chain.eth_maxPriorityFeePerGas = lambda: "0x4"
     fake_chain.eth_sendRawTransaction = lambda raw: "0x00"  # the miners want more
     pending = sender.send(TO, b"a", 100_000)
@@ -531,10 +531,10 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
     limits = Limits(budget=2 * cap)
 
     def reopened():
-        return Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, limits)
+        return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
 
     sender = reopened()
-    sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 5)
+    sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 30)
     sender = reopened()
     sender.send(TO, b"b", 100_000)
     line = r"the daily budget of 0\.000000000003 ETH is used up: 0\.0000000000004 paid, 0\.0000000000015 on its way"
@@ -546,7 +546,7 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
 
 
 def test_a_tenth_of_the_budget_is_for_what_keeps_the_seat(fake_chain, tmp_path, quick):
-    sender = Sender(Rpc(fake_chain.url, patience=0.5), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
+    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
     with pytest.raises(BudgetSpent, match="a tenth kept back"):
         sender.send(TO, b"accuse", 100_000)
     assert sender.send(TO, b"answer", 100_000, keeps_seat=True).nonce == 0

@@ -16,7 +16,7 @@ CONTRACTS = Contracts(LEDGER, REGISTRY)
 
 @pytest.fixture
 def rpc(fake_chain):
-    return Rpc(fake_chain.url, patience=1)
+    return Rpc(fake_chain.url, patience=3)
 
 
 @pytest.fixture

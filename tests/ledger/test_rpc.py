@@ -30,7 +30,7 @@ def word(number: int) -> str:
 @pytest.fixture
 def asked(fake_chain):
     """Asks a view of the ledger; the chain node gives the answer of the test's choice."""
-    interface = Interface("TrainingLedger", Rpc(fake_chain.url, patience=0.5))
+    interface = Interface("TrainingLedger", Rpc(fake_chain.url, patience=3.0))
 
     def ask(answer, function="nextRound", args=(RUN, 0), **by):
         fake_chain.eth_call = lambda *params: fake_chain.calls.append(params) or answer
