@@ -28,7 +28,7 @@ REPLICAS = 2
 CONFIRMATIONS = 1  # a reorg of one block takes back what no node has acted on; deeper ones take back what all have
 TROUBLES = (("hang", 1.0), ("429", 1.0), ("html", 1.0))  # all the time: until every node says so
 NUISANCES = (("hang", 0.2), ("drip", 0.1), ("limited", 0.2), ("lost", 0.3), ("late", 0.4))  # a round is sealed in each
-ROUNDS = {"embedded": 16, "anvil": 20, "hardhat": 20}  # more than are sealed while something is wrong
+ROUNDS = {"embedded": 24, "anvil": 30, "hardhat": 30}  # more than are sealed while something is wrong
 
 pytestmark = pytest.mark.timeout(1200)
 

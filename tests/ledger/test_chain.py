@@ -51,7 +51,8 @@ def test_web3_fills_in_fees_and_gas_deploys_calls_and_decodes_events(chain: Chai
     def send(transaction: Any) -> Any:
         filled = transaction | {"nonce": w3.eth.get_transaction_count(account.address, "pending")}
         raw = account.sign_transaction(filled).raw_transaction
-        return w3.eth.wait_for_transaction_receipt(w3.eth.send_raw_transaction(raw), timeout=PATIENCE, poll_latency=0.02)
+        sent = w3.eth.send_raw_transaction(raw)
+        return w3.eth.wait_for_transaction_receipt(sent, timeout=PATIENCE, poll_latency=0.02)
 
     factory = w3.eth.contract(abi=PROBE["abi"], bytecode=PROBE["bytecode"])
     receipt = send(factory.constructor().build_transaction({"from": account.address}))

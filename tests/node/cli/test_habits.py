@@ -197,7 +197,7 @@ def test_the_first_line_of_start_comes_before_what_takes_long(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     line, seconds, *heavy = done.stdout.rsplit(maxsplit=2)
     assert "starts in" in line and heavy == ["[]"], done.stderr
-    assert float(seconds) < 0.5
+    assert float(seconds) < 2, "some tenths on an idle machine"
 
 
 # ---- citations

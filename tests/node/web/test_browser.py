@@ -68,7 +68,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def opened(browser: Any, **how: Any) -> tuple[Any, list[str]]:
     """A tab, and what its console complains of."""
     tab, said = browser.new_context(**how).new_page(), list[str]()
-    tab.set_default_timeout(30_000)
+    tab.set_default_timeout(120_000)
     tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: said.append(str(error)))
     return tab, said
@@ -83,8 +83,8 @@ def test_it_draws_the_curve_and_shows_a_new_seal_by_itself(browser: Any, site: S
     tab.wait_for_selector("#r130")
     assert tab.evaluate("document.activeElement.id") == "r129", "who is somewhere stays there"
     tab.wait_for_selector("figure.chart .uplot canvas")
-    assert "131" in tab.inner_text(".figures")
-    assert tab.inner_text("[role=status]") == "Round 130 sealed by 2 of 2 stages"
+    tab.wait_for_selector(".figures:has-text('131')")
+    tab.wait_for_selector("[role=status]:text-is('Round 130 sealed by 2 of 2 stages')", state="attached")
     assert said == [], "and the page's policy was in nothing's way"
 
 
