@@ -21,7 +21,7 @@ from dlx.training import selftest
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import serve
 from dlx.training.models.placement import Placement, take
-from dlx.training.slot.owned import take_part
+from dlx.training.slot.ranked import take_part
 
 _GRACE_SECONDS = 5.0  # an agent that ends takes its ranks with it, and nobody complains
 

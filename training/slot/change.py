@@ -15,6 +15,7 @@ from dlx.training.codecs.base import AT_ONCE, Codec, combine, spans
 from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
+from dlx.training.outer.products import Decodable
 from dlx.training.recipe.recipe import Plan
 
 _CACHED = 1 << 17  # values: with all that comes of them in a core's own cache
@@ -31,16 +32,24 @@ class Difference:
     slot's own payload that is not in it yet; and a residual, of a change and the payload that encodes it."""
 
     def __init__(self, whole: Source, payload: Payload | None, factor: float = 1.0) -> None:
-        self._whole, self._payload, self._factor = whole, payload, factor
+        self.whole, self.payload, self.factor = whole, payload, factor
 
     def block(self, name: str) -> int:
         """Of so many values a multiple may be read alone."""
-        return 1 if self._payload is None else self._payload.decoder(name).block
+        return 1 if self.payload is None else self.payload.decoder(name).block
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
-        self._whole.read_into(out, name, start)
-        if self._payload is not None:
-            combine(np.subtract, out, self._payload.decoder(name), self._factor, start)
+        self.whole.read_into(out, name, start)
+        if self.payload is not None:
+            combine(np.subtract, out, self.payload.decoder(name), self.factor, start)
+
+
+class Last(Protocol):
+    """A payload from which a codec may start its search."""
+
+    plan: Plan
+
+    def part(self, name: str) -> np.ndarray: ...
 
 
 class Change:
@@ -58,8 +67,8 @@ class Change:
         plan: Plan,
         start: Difference,
         residual: Difference,
-        folded: Sequence[Payload],
-        newest: Payload | None,
+        folded: Sequence[Decodable],
+        newest: Last | None,
         threads: int = 1,
     ) -> None:
         self._codec, self._shapes, self._plan = codec, shapes, plan
@@ -99,7 +108,7 @@ def change_into(
     end: np.ndarray,
     residual: Difference,
     decay: float,
-    folded: Sequence[Payload],
+    folded: Sequence[Decodable],
 ) -> None:
     """u[t] = start - end + decay * residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""

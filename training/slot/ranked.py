@@ -1,8 +1,8 @@
 """The slot of a stage that ranks share, on rank 0, which has the pipes, the data and `slot.json`.
 
-At a segment's and a round's end each rank of this machine writes the tensors that it owns (see `owned`) to files that
-are made here; a file's sha256 is one sequence, so it is taken here too, as far as the file is whole while the owners go
-on.
+Where all ranks are on one machine each reads its own rows of a round's start. At a segment's and a round's end each
+writes or encodes the tensors that it owns (see `owned`), into files that are made here; a file's sha256 is one
+sequence, so it is taken here too, as far as the file is whole while the owners go on.
 """
 
 import mmap
@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,21 +21,50 @@ from dlx.ground import durable, known
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.inner.ranks.share import Share
-from dlx.training.models.weights import Shapes, layout
-from dlx.training.slot.change import Difference
+from dlx.training.models.weights import Shapes, Stored, layout, weights_hash
+from dlx.training.slot.change import Difference, Scratch
 from dlx.training.slot.files import Own
-from dlx.training.slot.owned import Encoding, Made, Trouble, Work, fill
+from dlx.training.slot.orders import Encoding, Fill, Made, Start, Trouble
+from dlx.training.slot.owned import fill
 from dlx.training.slot.records import RoundInputs
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot
+from dlx.training.slot.starting import take_up
 
 _PIECE = 1 << 20  # bytes hashed at a time
+
+
+def take_part(group: Group, share: Share, work: bytes, device: str | None) -> None:
+    """Another rank's part (see `ranks.loop.serve`). `device`: where its codec computes; None: in main memory."""
+    match order := msgspec.msgpack.decode(work, type=Start | Fill):
+        case Start():
+            take_up(group, share, order)
+        case Fill():
+            fill(group, share, order, device)
 
 
 class RankedSlot(Slot):
     """Whatever fails at another rank raises what it would raise here."""
 
     _loop: RankedLoop
+
+    def _load(self, start: Difference, known: bytes | None) -> bytes:
+        if not self._loop.is_on_one_machine:
+            return super()._load(start, known)  # rank 0 reads it for all
+        assert isinstance(start.whole, Stored)
+        version, own, shapes = start.whole.path, start.payload, self._loop.shapes
+        Stored(version, shapes, sha256=bytes.fromhex(version.name)).verify()
+        work = Start(
+            codec=self._manifest.codec.name,
+            version=str(version),
+            own=None if own is None else Made(str(own.path), own.plan),
+            alpha=start.factor,
+        )
+        with ThreadPoolExecutor(1, "start") as threads:
+            hashed = None if known else threads.submit(weights_hash, Scratch(shapes).filled(start))
+            if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, start=work)):
+                raise trouble.error
+            return known or hashed.result()  # type: ignore[union-attr]
 
     def _end(
         self, inputs: RoundInputs, start: Difference, residual: Difference, folded: Sequence[Own], folder: Path
@@ -56,7 +86,7 @@ class RankedSlot(Slot):
                 payload=str(payload),
                 change=str(change.path),
             )
-            ended = self._filled(Work(str(optimiser.path), encoding=encoding), optimiser, change)
+            ended = self._filled(Fill(str(optimiser.path), encoding=encoding), optimiser, change)
             with open(payload, "rb") as reader:
                 data = np.frombuffer(mmap.mmap(reader.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             return data, ended
@@ -65,9 +95,9 @@ class RankedSlot(Slot):
         shapes = self._loop.optimiser_shapes, self._loop.shapes
         with ExitStack() as stack:
             optimiser, weights = (_Growing(one, folder, stack) for one in shapes)
-            return self._filled(Work(str(optimiser.path), str(weights.path)), optimiser, weights)
+            return self._filled(Fill(str(optimiser.path), str(weights.path)), optimiser, weights)
 
-    def _filled(self, work: Work, optimiser: "_Growing", weights: "_Growing") -> SegmentState:
+    def _filled(self, work: Fill, optimiser: "_Growing", weights: "_Growing") -> SegmentState:
         """Once the ranks have written both files, and each is a blob of the folder."""
 
         def written(names: Sequence[str]) -> None:

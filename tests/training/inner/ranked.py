@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import serve
-from dlx.training.slot.owned import take_part
+from dlx.training.slot.ranked import take_part
 
 
 @contextmanager

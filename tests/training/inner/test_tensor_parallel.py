@@ -1,23 +1,32 @@
 """Ranks that compute every matrix product together, two by two, train a stage as one process does."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
+from dlx.ground.blobs import write_blob
+from dlx.training.codecs import codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.pipeline import Link
 from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
+from dlx.training.models import weights
 from dlx.training.models.placement import Placement, PlacementError
 from dlx.training.models.stages import initialise
+from dlx.training.models.weights import Stored, WeightsError, weights_hash
+from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner, Model, parse_model
+from dlx.training.recipe.recipe import Inner, Model, Outer, parse_model
+from dlx.training.slot.change import Difference
+from dlx.training.slot.ranked import RankedSlot
 from tests.training.inner.ranked import meet
 from tests.training.recipe.test_families import CASES
 
@@ -89,6 +98,36 @@ def test_steps_and_state_are_those_of_one_process(
     shared.close()
 
 
+def test_each_rank_reads_its_own_rows_of_a_rounds_start(
+    group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
+) -> None:
+    """Less the slot's own payload, whose blocks do not end where rows do; and what no round may start from is found."""
+    manifest = tiny_run([(0, 3)], model=_model("qwen3_moe"), outer=Outer(lr=0.8, delay=1, alpha=0.8))
+    loop = RankedLoop(group, manifest, 0, dataset, TWO_BY_TWO)
+    slot = RankedSlot(manifest, loop, 0, tmp_path, blobs)
+    genesis, plan, chosen = bytes.fromhex(manifest.genesis[0].sha256), manifest.plan, codec("int4")
+    own = chosen.encode({name: torch.randn(shape) for name, shape in loop.shapes.items()}, plan)
+    payload = Payload(chosen, loop.shapes, blobs / write_blob(blobs, [own]).hex(), plan)
+
+    def start(version: bytes) -> Difference:
+        return Difference(Stored(blobs / version.hex(), loop.shapes, sha256=version, finite=True), payload, 0.8)
+
+    digest = slot._load(start(genesis), None)
+    expected = start(genesis)
+    for name, tensor in loop.weights().items():
+        values = np.empty(tensor.numel(), np.float32)
+        expected.read_into(values, name)
+        assert np.array_equal(values, tensor.numpy().ravel()), name
+    assert digest == weights_hash(loop.weights())
+    assert slot._load(Difference(start(genesis).whole, None), genesis) == genesis
+    assert weights_hash(loop.weights()) == genesis
+    broken = dict(loop.weights()) | {"model.norm.weight": torch.full((16,), torch.nan)}
+    with pytest.raises(WeightsError, match="not finite"):
+        slot._load(start(weights.write_blob(broken, blobs)), None)
+    assert _losses(loop, 1)
+    loop.close()
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_stage_fits_between_stages_of_one_process_with_a_tied_head(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, together: Callable[..., list[Any]], stage: int
@@ -138,5 +177,8 @@ def test_what_cannot_be_shared_is_refused_before_any_rank_hears_of_it(
 def test_a_tensor_is_whole_again_from_its_pieces(shape: tuple[int, ...], dim: int | None) -> None:
     cut, whole = Cut(shape, 4, 2, dim), torch.arange(float(torch.Size(shape).numel())).view(shape)
     pieces = cut.pieces(whole)
+    for rank, piece in enumerate(pieces):
+        mine = whole[cut.place(rank)]
+        assert torch.equal(mine, piece[: len(mine)]) and not piece[len(mine) :].any()
     assert {tuple(one.shape) for one in pieces} == {cut.piece}
     assert torch.equal(cut.joined(torch.stack(pieces)), whole)

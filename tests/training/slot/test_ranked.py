@@ -36,7 +36,7 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """Two ranks with rank 0's files, and one as of another machine."""
+    """Two ranks with rank 0's files, and one as of another machine, which encodes its share."""
     with meet(tmp_path_factory.mktemp("ranks"), 3, beside=2) as made:
         yield made
 

@@ -31,6 +31,18 @@ class Cut:
         """What tensor parallelism leaves of it to a rank, a view; which is then shared by rows."""
         return whole if self._dim is None else whole.chunk(self._parallel, self._dim)[rank % self._parallel]
 
+    def place(self, rank: int) -> tuple[slice, ...]:
+        """Where a rank's piece lies in the whole tensor, without what fills it up."""
+        index, neighbour = divmod(rank, self._parallel)
+        low = min(index * self.piece[0], self._rows)
+        high = min(low + self.piece[0], self._rows)
+        first = neighbour * self._rows if self._dim == 0 else 0
+        rows = slice(first + low, first + high)
+        if self._dim in (None, 0):
+            return (rows,)
+        width = self.piece[1]
+        return rows, slice(neighbour * width, (neighbour + 1) * width)
+
     def pieces(self, whole: Tensor) -> list[Tensor]:
         """One for each rank."""
         parts = [self.part(whole, rank) for rank in range(self._parallel)]

@@ -25,7 +25,8 @@ class RankLost(DlxError):
 
 
 class Group:
-    """This process's place among the ranks. Every method is a collective: all ranks call it, in the same order.
+    """This process's place among the ranks. Methods are collectives, but where they say otherwise: all ranks call them,
+    in the same order.
 
     Nothing is pickled. What passes in main memory goes over gloo, what lies on a GPU over NCCL.
     """
@@ -102,6 +103,15 @@ class Group:
     def break_off(self, error: PipeBroken) -> None:
         """Rank 0 alone: the next decision is that the step is over."""
         self._broken = error
+
+    # ---- a tensor in main memory, from one rank to another: no collectives
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        dist.send(tensor, to)
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Into `tensor`, contiguous and as large as what is sent."""
+        dist.recv(tensor, source)
 
     # ---- tensors, of which each rank has a piece
 

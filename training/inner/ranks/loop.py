@@ -101,6 +101,10 @@ class RankedLoop(InnerLoop):
             self._group.tell(orders.Free())
             self._share.free_gradients()
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        return self._group.beside == self._group.size
+
     def do(self, work: bytes, mine: Callable[[Group, Share], T]) -> T:
         """Have all ranks do this work together: the others what `serve` was told, this one what `mine` does."""
         with self._in_step():

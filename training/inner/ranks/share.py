@@ -79,6 +79,10 @@ class Share:
             name for name in self._parameters if parallel > 1 and self._model.layout.sharding(name) == "per head"
         ]
 
+    def piece(self, name: str) -> tuple[Tensor, tuple[slice, ...]]:
+        """This rank's of a parameter, to be filled, and its place in the whole one. No collective."""
+        return self._weights[name], self._cuts[name].place(self._group.rank)
+
     @torch.no_grad()
     def load(self, name: str, whole: Tensor | None) -> None:
         """`whole` is rank 0's."""
