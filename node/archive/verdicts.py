@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_round ON verdicts (round);
 """
+_LISTED = "SELECT report, signature FROM verdicts WHERE round >= ? ORDER BY round, statement, checker LIMIT ?"
 
 
 class VerdictStore:
@@ -65,9 +66,8 @@ class VerdictStore:
 
     def listed(self, round: int, most: int) -> list[tuple[bytes, bytes]]:
         """(report, signature) of the first so many of the same, as they lie there."""
-        query = "SELECT report, signature FROM verdicts WHERE round >= ? ORDER BY round, statement, checker LIMIT ?"
         with self._table() as table:
-            return table.execute(query, (round, most)).fetchall()
+            return table.execute(_LISTED, (round, most)).fetchall()
 
     def forget(self, before: int) -> None:
         """Remove what is honest of earlier rounds; the rest stays."""
@@ -96,6 +96,15 @@ class VerdictStore:
             db.close()
             raise
         return db
+
+
+def listed_in(path: Path, round: int, most: int) -> list[tuple[bytes, bytes]]:
+    """`VerdictStore.listed` of a file that is another process's, and is only read. Raises OSError."""
+    try:
+        with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", timeout=2, uri=True)) as db:
+            return db.execute(_LISTED, (round, most)).fetchall()
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def verdicts_beside(folders: Iterable[Path], run: bytes, domain: Domain) -> list[ReportedVerdict]:

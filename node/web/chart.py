@@ -43,26 +43,27 @@ def chart(facts: Facts, evaluations: Sequence[Evaluation], axis: Axis) -> Chart 
     if place is None or not points:
         return None
     points = _thinned(points)
-    held_out = [(place(one.version - 1), one.loss) for one in evaluations if 0 <= one.version <= facts.rounds]
-    losses = [loss for _, loss in points] + [loss for _, loss in held_out]
-    left, right, xs = _ticks(0.0, max(place(round) for round, _ in points) or 1.0, _X_LABELS[axis], least=1)
+    known = [one for one in evaluations if 0 <= one.version <= facts.rounds]
+    held_out = {max(0.0, place(one.version - 1)): one.loss for one in known}  # where the round that made it lies
+    trained = {place(number): loss for number, loss in points}
+    shared = sorted({*trained, *held_out})
+    left, right, xs = _ticks(0.0, shared[-1] or 1.0, _X_LABELS[axis], least=1)
+    losses = [*trained.values(), *held_out.values()]
     low, high, ys = _ticks(min(losses), max(losses), lambda value: f"{value:.6g}", least=0)
 
     def at(x: float, loss: float) -> tuple[float, float]:
         return round(WIDTH * (x - left) / (right - left), 1), round(HEIGHT * (high - loss) / (high - low), 1)
 
-    line = [at(place(number), loss) for number, loss in points]
-    drawn = [(place(number), loss, None) for number, loss in points] + [(x, None, loss) for x, loss in held_out]
-    drawn.sort(key=lambda one: one[0])
-    data = json.dumps([list(column) for column in zip(*drawn, strict=True)], separators=(",", ":"))
+    line = [at(x, loss) for x, loss in trained.items()]
+    columns = [shared, [trained.get(x) for x in shared], [held_out.get(x) for x in shared]]
     return Chart(
         axis=axis,
         path="M" + "L".join(f"{x:g} {y:g}" for x, y in line),
-        marks=tuple(at(max(0.0, x), loss) for x, loss in held_out),
+        marks=tuple(at(x, loss) for x, loss in held_out.items()),
         xs=tuple(xs),
         ys=tuple(Tick(100 - one.at, one.label) for one in ys),
         newest=line[-1],
-        data=data,
+        data=json.dumps(columns, separators=(",", ":")),
     )
 
 

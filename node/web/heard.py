@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from dlx.ledger.typed import Domain
-from dlx.node.archive.verdicts import FILE, VerdictStore
+from dlx.node.archive.verdicts import FILE, MOST, listed_in
 from dlx.node.round.verdicts import ReportedVerdict, VerdictError
 
-_MOST = 4096  # verdicts read for a page
+_MOST = 4096  # verdicts of a folder that are read for a page
 _KEPT = 4 * _MOST
 
 
@@ -21,10 +20,11 @@ class Heard:
         self._folders, self._domain = folders, domain
         self._read: dict[tuple[bytes, bytes], ReportedVerdict | None] = {}
 
-    def about(self, run: bytes, rounds: range) -> list[ReportedVerdict]:
-        """The verdicts on work of these rounds, each once."""
+    def about(self, run: bytes, rounds: range, whole: bool = False) -> list[ReportedVerdict]:
+        """The verdicts on work of these rounds, each once; of very many the oldest, unless all are wanted (`whole`)."""
+        most = MOST if whole else _MOST
         found = dict.fromkeys(
-            one for path in self._stores(run) for one in self._of(path, run, rounds) if one.report.round in rounds
+            one for path in self._stores(run) for one in self._of(path, run, rounds, most) if one.report.round in rounds
         )
         return sorted(found, key=lambda one: (one.report.round, one.report.stage, one.report.replica, one.checker))
 
@@ -32,10 +32,9 @@ class Heard:
         paths = (blobs.parent / "state" / run.hex()[:16] / FILE for blobs in self._folders)
         return (path for path in paths if path.is_file())
 
-    def _of(self, path: Path, run: bytes, rounds: range) -> Iterable[ReportedVerdict]:
+    def _of(self, path: Path, run: bytes, rounds: range, most: int) -> Iterable[ReportedVerdict]:
         try:
-            with closing(VerdictStore(path, run, self._domain)) as store:
-                listed = store.listed(rounds.start, _MOST)
+            listed = listed_in(path, rounds.start, most)
         except OSError:
             return
         if len(self._read) > _KEPT:

@@ -14,7 +14,7 @@ from dlx.ledger.index import Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.rows import SealRow
 from dlx.ledger.seal_log import taken
-from dlx.ledger.typed import Domain, recover, split_entries
+from dlx.ledger.typed import recover, split_entries
 from dlx.node.round.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.draws import Drawn
@@ -202,7 +202,6 @@ def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLi
 
 def seal_page(
     sealed: Sealed,
-    domain: Domain,
     weights: tuple[bytes, bytes],
     drawn: frozenset[int] | None,
     verdicts: Sequence[ReportedVerdict],

@@ -22,6 +22,7 @@ from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure
+from dlx.node.round.verdicts import ReportedVerdict
 from dlx.node.runs import evaluations, find
 from dlx.node.runs.evaluations import Evaluation
 from dlx.node.runs.find import RunDetails, RunSummary
@@ -40,7 +41,7 @@ from dlx.training.recipe.recipe import Plan
 RUNS = 50  # on a page
 _FRESH_SECONDS = 1.0  # that the index is believed to be at the head
 _PATIENCE = 2.0  # with a silent chain node; what was read before is shown
-_DRAW_SECONDS = 0.3  # to ask for the blocks that draw, for one page
+_DRAW_SECONDS, _FILE_SECONDS = 0.3, 20.0  # to ask for the blocks that draw, for one page, and for a file
 _OPEN_RUNS = 64  # replayed and kept in memory
 _TRIES = 5
 _FORMER = 50  # members that hold no seat any more
@@ -120,6 +121,14 @@ class VersionPage(NamedTuple):
 
 class NotThere(Failure):
     """No such run, round or version."""
+
+
+class _Shown(NamedTuple):
+    """Some rounds: what the grid has of them, newest first, the verdicts on their work, and what was drawn."""
+
+    rows: list[GridRow]
+    verdicts: list[ReportedVerdict]
+    drawn: Drawn
 
 
 class _Run:
@@ -237,23 +246,17 @@ class Reader:
         """The run with a window of its rounds: from `first` on, or the newest. `every`: all of them from that round on,
         as a file has them. Raises NotThere."""
         with self._open(run) as one:
-            view, facts, seats = one.view, one.facts, one.seats
+            view, facts = one.view, one.facts
             details, stages = find.show_run(view, self.folders), view.config.stages
             total = max(view.next_round(stage) for stage in range(stages))
             window = page.window(total, stages * view.config.max_replicas, first)
             if every is not None:
                 window = Window(every, total, total, total, None, None)
-            shown = range(window.first, window.end)
-            found = takewhile(lambda row: row.round < window.end, rows.read(self._index, run, window.first))
-            verdicts = self._heard.about(run, shown)
-            drawn: Drawn = {}
-            if one.manifest is not None and (head := self._index.tip) is not None:
-                drawn = self._draws.of(view, one.manifest, reversed(shown), head, _DRAW_SECONDS)
-            opened = facts.opened_before(self._index, window.first)
+            shown = self._shown(one, range(window.first, window.end), whole=every is not None)
             measured = evaluations.read(self.folders, run)
             lines = page.member_lines(details, facts.members())
             most = len(details.members) + _FORMER
-            words = [one.finding.word for one in verdicts]
+            words = [one.finding.word for one in shown.verdicts]
             return RunPage(
                 source=self._source(),
                 details=details,
@@ -267,7 +270,7 @@ class Reader:
                 shown_share=facts.share(window.first, window.end),
                 strip=page.strip(facts),
                 window=window,
-                rows=page.grid(found, stages, facts, seats, opened, drawn, verdicts),
+                rows=shown.rows,
                 findings={word: words.count(word) for word in dict.fromkeys(words)},
                 has_manifest=one.manifest is not None,
                 members=lines[:most],
@@ -279,27 +282,23 @@ class Reader:
     def round_page(self, run: bytes, number: int) -> RoundPage:
         """Raises NotThere."""
         with self._open(run) as one:
-            view, facts = one.view, one.facts
+            view = one.view
             stages = range(view.config.stages)
             newest = max(map(view.next_round, stages)) - 1
             if not 0 <= number <= newest:
-                raise NotThere(f"no stage has sealed round {number} yet" if number >= 0 else "there is no such round")
-            row = self.run_page(run, number).rows[-1]
-            verdicts = self._heard.about(run, range(number, number + 1))
-            drawn, head = None, self._index.tip
-            if one.manifest is not None and head is not None:
-                drawn = self._draws.of(view, one.manifest, [number], head, _DRAW_SECONDS).get(number)
+                raise NotThere(f"no stage has sealed round {number} yet")
+            shown = self._shown(one, range(number, number + 1))
             convictions = [one for one in view.convictions if one.round == number]
             return RoundPage(
                 source=self._source(),
                 summary=find.summary(view, self.folders),
                 number=number,
-                newest=max(newest, facts.rounds - 1),
-                row=row,
+                newest=newest,
+                row=shown.rows[0],
                 seals=[
                     page.seal_page(
-                        view.sealed[stage, number], view.domain, view.sealed.hashes_after(stage, number), drawn,
-                        verdicts, convictions,
+                        view.sealed[stage, number], view.sealed.hashes_after(stage, number), shown.drawn.get(number),
+                        shown.verdicts, convictions,
                     )
                     for stage in stages
                     if number < view.next_round(stage)
@@ -328,6 +327,19 @@ class Reader:
                     one for one in find.show_run(view, self.folders).checkpoints if one.version == number
                 ],
             )  # fmt: skip
+
+    def _shown(self, one: _Run, rounds: range, whole: bool = False) -> _Shown:
+        """Of these rounds. `whole`: for a file, which cannot be asked again."""
+        view, index = one.view, self._index
+        seals = takewhile(lambda row: row.round < rounds.stop, rows.read(index, view.run, rounds.start))
+        verdicts = self._heard.about(view.run, rounds, whole)
+        drawn: Drawn = {}
+        if one.manifest is not None and (head := index.tip) is not None:
+            seconds = _FILE_SECONDS if whole else _DRAW_SECONDS
+            drawn = self._draws.of(view, one.manifest, reversed(rounds), head, seconds)
+        opened = one.facts.opened_before(index, rounds.start)
+        found = page.grid(seals, view.config.stages, one.facts, one.seats, opened, drawn, verdicts)
+        return _Shown(found, verdicts, drawn)
 
     def _versions(self, one: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:
         """The newest, those that were measured or published, and the genesis; newest first."""

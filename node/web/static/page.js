@@ -25,7 +25,7 @@ function draw(figure) {
     ],
     cursor: { y: false, drag: { x: true, y: false } },
   }, heldOut ? data : data.slice(0, 2));
-  chart.setLegend({ idx: data[0].length - 1 }); // the newest, until something is pointed at
+  requestAnimationFrame(() => chart.setLegend({ idx: data[0].length - 1 })); // the newest, until something is pointed at
   chart.root.setAttribute("aria-hidden", "true");
   plot.classList.add("sr"); // stays for who listens: its picture has the description
   figure.prepend(chart.root);

@@ -7,14 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
+from eth_utils import to_canonical_address
 
 from dlx.ledger import rows
 from dlx.ledger.events import CheckpointPublished, Left
+from dlx.ledger.keys import account_of
+from dlx.ledger.typed import Domain
+from dlx.node.archive.verdicts import FILE, VerdictStore
+from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.runs import evaluations
 from dlx.node.runs.evaluations import Evaluation
 from dlx.node.web.page import percent
 from dlx.node.web.reader import NotThere, Reader, RunPage
 from dlx.node.web.render import STATIC, render
+from tests.ledger.ledger_logs import LEDGER
 from tests.node.web.books import RUN, STEPS, TOKENS, Books, Silent, account
 
 ALL = {0: STEPS, 1: STEPS}
@@ -74,6 +80,17 @@ def test_a_round_that_one_stage_has_sealed_is_open_in_the_other(books: Books) ->
     assert "open" in text(shown(page))
 
 
+def test_what_a_reorg_takes_back_is_gone_from_the_sums(books: Books) -> None:
+    reader = Reader(Silent(books), (), "--datadir x")
+    assert reader.run_page(RUN).share.counted == 10
+    first = books.index.rows("SELECT min(block) FROM seals WHERE round = 2")[0][0]
+    with books.index._writing():
+        books.index._drop_after(first - 1)
+    page = reader.run_page(RUN)
+    assert [row.number for row in page.rows] == [1, 0] and page.share.counted == 8
+    assert sum(line.seen.counted for line in page.members if line.seen) == 8
+
+
 def test_who_was_counted_how_often_and_when_last(books: Books) -> None:
     books.tell(lambda at: Left(RUN, account(0, 0), 0, 0, at))
     page = page_of(books)
@@ -93,13 +110,38 @@ def test_the_curve_is_drawn_by_rounds_and_tokens_with_held_out_losses(books: Boo
     with (tmp_path / "state" / RUN.hex()[:16] / evaluations.FILE).open("a") as file:
         file.write("{cut")
     by_rounds = page_of(books, (tmp_path / "blobs",)).chart
-    assert json.loads(by_rounds.data) == [[0, 1, 1, 2], [5.5, 5.0, None, 5.0], [None, None, 4.25, None]]
+    assert json.loads(by_rounds.data) == [[0, 1, 2], [5.5, 5.0, 5.0], [None, 4.25, None]]
     by_tokens = page_of(books, (tmp_path / "blobs",), axis="tokens").chart
-    assert json.loads(by_tokens.data)[0] == [2 * TOKENS, 2 * TOKENS + 1400, 2 * TOKENS + 1400, 4400]
+    assert json.loads(by_tokens.data)[0] == [2 * TOKENS, 2 * TOKENS + 1400, 4400]
     assert by_rounds.path.startswith("M0 ") and by_rounds.path.count("L") == 2
     assert page_of(books, axis="bytes").chart is None, "nobody knows without the manifest"
     said = text(shown(page_of(books, (tmp_path / "blobs",))))
     assert "held-out loss, measured with this folder" in said and "4.2500" in said
+
+
+def test_verdicts_that_the_folders_nodes_heard_mark_the_work(books: Books, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    path = tmp_path / "state" / RUN.hex()[:16] / FILE
+    domain = Domain(31337, LEDGER)
+    store = VerdictStore(path, RUN, domain)
+    for replica, finding, key in ((0, Finding.HONEST, 1), (1, Finding.HONEST, 1), (1, Finding.FALSE, 2)):
+        checker, maker = account_of(bytes([key]) * 32), account(replica, 0)
+        report = VerdictReport(
+            run=RUN, round=0, stage=0, replica=replica, account=to_canonical_address(maker), finding=int(finding),
+            statement=bytes([0, 0, replica, 2]) * 8, segment=0, reasons=("<b>weights</b> differ",),
+            checker=to_canonical_address(checker),
+        )  # fmt: skip
+        store.add(ReportedVerdict.make(report, domain, bytes([key]) * 32))
+    store.close()
+    page = page_of(books, (tmp_path / "blobs",))
+    assert [cell.finding for cell in page.rows[-1].stages[0].cells] == ["honest", "false", ""], "the worst of each"
+    assert page.findings == {"honest": 2, "false": 1}
+    said = text(shown(page))
+    assert "Verdicts heard: 2 honest, 1 false." in said and "drawn: 0 honest, 1 false" in said
+    seals = shown(Reader(Silent(books), (tmp_path / "blobs",), "").round_page(RUN, 0), "round.html")
+    assert "&lt;b&gt;weights&lt;/b&gt; differ" in seals and "<b>" not in seals
+    path.write_bytes(b"no database" * 1000)
+    assert page_of(books, (tmp_path / "blobs",)).findings == {} and path.exists(), "a page changes nothing"
 
 
 def test_ten_thousand_rounds_are_a_page_in_less_than_a_second() -> None:
