@@ -87,8 +87,8 @@ class Custody:
         names = set(handed_over(finished.trace, segment, trained).values())
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
-        for name in names - {trained.payload_before}:
-            self._store.note(name, Kind.VERSION)
+        for name in names:
+            self._store.note(name, Kind.PAYLOAD if name == trained.payload_before else Kind.VERSION)
         slot.decide(round, segment, self._store.folder)
         log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segment=segment)
 

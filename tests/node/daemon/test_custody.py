@@ -1,6 +1,7 @@
 """What a holder shows of its own work: the drawn segment's files are public, and the rest is gone."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
+from tests.node.home.test_signed import contribution
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
 ROUNDS, WINDOW, SEGMENTS = 8, 1, 2
@@ -138,6 +140,24 @@ def test_payload_statement_and_trace_of_drawn_work_stay_as_long(tmp_path: Path, 
     holder.know((4, 1.0))
     holder.store.evict(Kind.PAYLOAD)
     assert all(holder.store.path(name).exists() for name in said)
+
+
+def test_earlier_statements_that_say_of_which_plan_the_last_payload_is_stay_with_drawn_work(
+    tmp_path: Path, view: RunView
+) -> None:
+    """Without them its residual could not be told, and its maker would be the one who hides it."""
+    holder = Holder(tmp_path, view)
+    holder.train(4)
+    before = contribution(round=3)
+    said = replace(contribution(round=4), previous=before.hash())
+    for one in (before, said):
+        holder.store.path(one.hash()).write_bytes(one.encode())
+        holder.store.note(one.hash(), Kind.PAYLOAD)
+    draw = draw_of(view, 4, 1.0)
+    drawn = tuple(replace(one, statement=said.hash()) if one.account == holder.account else one for one in draw.drawn)
+    holder.custody._settle(view, {4: replace(draw, drawn=drawn)})
+    holder.store.evict(Kind.PAYLOAD)
+    assert all(holder.store.path(one.hash()).exists() for one in (before, said))
 
 
 def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:
