@@ -54,6 +54,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.round
+	$(BIN)/python -m benchmarks.latency
 
 # Where a GPU is at hand: the tests that take every device, two nodes on one GPU, a node's speed beside a bare loop.
 device: $(VENV)/.dev

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 from eth_hash.auto import keccak
 
 from dlx.ledger import book
-from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.birth import birth
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
@@ -25,7 +24,7 @@ from dlx.ledger.logs import LAG
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc import Rpc
-from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
+from dlx.ledger.sender import CONFIRMED, Pointless, Sender
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
@@ -59,7 +58,6 @@ _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
-_GAS_DEPLOY = 6_000_000
 _KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
 _TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
@@ -434,47 +432,6 @@ def seal_argument(seal: Seal, signatures: bytes) -> tuple[Any, ...]:
     """The struct that the contract's `seal` takes."""
     outcome = (*seal.outcome.hashes, seal.outcome.plans)
     return (seal.run, seal.stage, seal.round, outcome, encode_records(seal.records), signatures)
-
-
-def deploy(
-    rpc_url: str | Sequence[str],
-    key: bytes,
-    outbox: Path | None = None,
-    timeout: float = 60.0,
-    limits: Limits | None = None,
-    chain_id: int | None = None,
-) -> Contracts:
-    """Creates both contracts with the account's funds; `chain_id` as in Rpc."""
-    rpc = Rpc(rpc_url, chain_id=chain_id)
-    sender = Sender(rpc, rpc.chain_id(), key, outbox, limits)
-
-    def create(name: str, *args: Any) -> tuple[str, int]:
-        data = Interface(name).creation_data(*args)
-        pending = sender.send(None, data, _GAS_DEPLOY, unsure=lambda: None)
-        receipt = sender.wait(pending, timeout)
-        if int(receipt["status"], 16) != 1:
-            raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {pending.gas}")
-        return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
-
-    registry, block = create("NodeRegistry")
-    return Contracts(create("TrainingLedger", registry)[0], registry, block)
-
-
-def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chain_id: int | None = None) -> None:
-    """Asks the embedded chain's faucet for the account's first funds and waits for them; `chain_id` as in Rpc.
-
-    Raises LedgerError where the chain has no faucet.
-    """
-    rpc = Rpc(rpc_url, chain_id=chain_id)
-    try:
-        granted = rpc.call("dlx_faucet", account)
-    except RpcError as error:
-        raise LedgerError(f"{rpc.name} gives no funds ({error.message}): send some to {account}") from None
-    deadline = time.monotonic() + timeout
-    while granted is not None and rpc.call("eth_getTransactionReceipt", granted) is None:
-        if time.monotonic() > deadline:
-            raise Unconfirmed(f"the faucet's transaction {granted} was not mined within {timeout:.0f} s")
-        time.sleep(0.1)
 
 
 def _receipt(receipt: dict[str, Any]) -> Receipt:

@@ -133,7 +133,7 @@ class Endpoint:
         """Whether it tells of new blocks: by a subscription over a websocket, or as the embedded chain does. Raises as
         `ask` does."""
         if self._socket is None:
-            return str(self.ask(*_request("web3_clientVersion"), timeout)).startswith("dlx-chain/")
+            return str(self.ask(*request("web3_clientVersion"), timeout)).startswith("dlx-chain/")
         with _garbled():
             return self._socket.tells(timeout)
 
@@ -142,7 +142,7 @@ class Endpoint:
         logs of these contracts; None after so many seconds. Raises as `ask` does."""
         if self._socket is None:
             more = [list(contracts)] if contracts else []
-            return self.ask(*_request("dlx_waitForBlock", "0x" + known.hex(), seconds, *more), timeout)
+            return self.ask(*request("dlx_waitForBlock", "0x" + known.hex(), seconds, *more), timeout)
         with _garbled():
             return self._socket.newer(known, seconds, timeout)
 
@@ -189,7 +189,8 @@ def _garbled() -> Iterator[None]:
         raise Garbled(str(error)) from None
 
 
-def _request(method: str, *params: Any) -> tuple[str, bytes]:
+def request(method: str, *params: Any) -> tuple[str, bytes]:
+    """A method, and the request for it, as `ask` takes them."""
     return method, msgspec.json.encode({"jsonrpc": "2.0", "id": 0, "method": method, "params": params})
 
 

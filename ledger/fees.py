@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.rpc import Header, Request, Rpc, as_number
+from dlx.ledger.quantity import as_number
+from dlx.ledger.rpc import Header, Request, Rpc
 
 GWEI, ETH = 10**9, 10**18
 _BLOCKS, _PERCENTILE = 20, 40  # of eth_feeHistory

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
+from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.rpc import Header, Rpc
 
@@ -77,6 +78,8 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
         return []
     if block.logs is not None and filters == [{"address": list(block.logs.of)}]:
         found = [_parsed(rpc, block.logs.found)]
+    elif not _may_have(block, filters):
+        return []
     else:
         queries = [{**one, "blockHash": "0x" + block.hash.hex()} for one in filters]
         found = [insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}") for query in queries]
@@ -84,6 +87,15 @@ def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
     if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)]
+
+
+def _may_have(block: Header, filters: list[LogFilter]) -> bool:
+    """Whether its bloom has one of the addresses; where its hash does not prove the bloom, perhaps."""
+    bloom = proven_bloom(block.told)
+    if bloom is None:
+        return True
+    wanted = [bloom_of([octets(address, 20)]) for one in filters for address in one["address"]]
+    return any(bloom & bits == bits for bits in wanted)
 
 
 def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from dlx.ledger.errors import LedgerError
+
 STORED = 63  # bits of what SQLite holds: of blocks, times, indices and chain ids
 
 
@@ -11,3 +13,11 @@ def quantity(text: Any, bits: int = 256) -> int:
     if number < 0 or number.bit_length() > bits:
         raise ValueError(f"{text[:40]!r} is no number of at most {bits} bits")
     return number
+
+
+def as_number(text: Any, bits: int = 256) -> int:
+    """What a chain node answers as a quantity. Raises LedgerError."""
+    try:
+        return quantity(text, bits)
+    except (TypeError, ValueError):
+        raise LedgerError(f"not a number: {str(text)[:40]!r}") from None

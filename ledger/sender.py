@@ -22,7 +22,8 @@ from dlx.ledger.budget import Budget
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
-from dlx.ledger.rpc import Header, Request, Rpc, as_number
+from dlx.ledger.quantity import as_number
+from dlx.ledger.rpc import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _LAG = 8  # blocks by which a chain node behind a load balancer may be late

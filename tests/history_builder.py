@@ -28,7 +28,8 @@ from dlx.ground.blobs import write_blob
 from dlx.ground.constants import UNIT
 from dlx.ground.merkle import tree_root
 from dlx.ledger.chain import serve
-from dlx.ledger.client import LedgerClient, deploy, fund
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribution, account_of, entries, sign
 from dlx.ledger.typed import Plan as LedgerPlan

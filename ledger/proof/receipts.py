@@ -10,7 +10,7 @@ import rlp
 
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.proof.headers import Header, bloom_of, octets, quantity
+from dlx.ledger.headers import Header, bloom_of, octets, quantity
 from dlx.ledger.proof.tries import list_root
 from dlx.ledger.rpc import Rpc
 

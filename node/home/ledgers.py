@@ -114,7 +114,7 @@ def index_folder(datadir: DataDir | None) -> Path | None:
 
 def ask_first_funds(settings: Settings, account: str) -> None:
     """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
-    from dlx.ledger.client import fund
+    from dlx.ledger.deployment import fund
     from dlx.ledger.rpc import Rpc
 
     rpc = Rpc(settings.rpc_url, chain_id=settings.chain_id)
@@ -135,7 +135,8 @@ def open_index(client: LedgerClient) -> Iterator[EventIndex]:
 def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: Path | None = None) -> dict[str, Any]:
     """Deploy both contracts from the account of `key`, and note them in the folder's address book:
     {"rpc_url", "chain_id", "registry", "ledger"}."""
-    from dlx.ledger.client import LedgerClient, deploy
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.deployment import deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)

@@ -22,7 +22,8 @@ from libp2p.pubsub.pb import rpc_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from dlx.ledger.abi import checksum
-from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import fund
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
 from dlx.node.daemon.messages import contributions_topic, seals_topic

@@ -14,7 +14,8 @@ import trio
 from coincurve import PrivateKey
 
 from dlx.ledger.bindings import Interface
-from dlx.ledger.client import fund, seal_argument
+from dlx.ledger.client import seal_argument
+from dlx.ledger.deployment import fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign

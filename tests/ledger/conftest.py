@@ -18,7 +18,8 @@ from eth_account.typed_transactions import TypedTransaction
 from eth_hash.auto import keccak
 from hexbytes import HexBytes
 
-from dlx.ledger.client import LedgerClient, deploy, fund
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
 from tests.ports import lasting_port

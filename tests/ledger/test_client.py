@@ -9,14 +9,18 @@ from dataclasses import replace
 
 import pytest
 from eth_account.typed_transactions import TypedTransaction
+from fault_proxy import FaultProxy
 from hexbytes import HexBytes
 from ledger_run import NAME, PLAN, STEPS, Run, config, seal_of, signatures_of, verdicts_of, work
 
 from dlx.ledger.bindings import Interface
-from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import fund
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLedger
 from dlx.ledger.events import RunCreated
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
+from dlx.ledger.logs import fetch_logs
+from dlx.ledger.rpc import Rpc
 from dlx.ledger.typed import Outcome, registration_digest
 from tests.patience import PATIENCE
 
@@ -276,6 +280,27 @@ def test_a_follower_waits_for_news_for_less_than_a_kilobyte(tmp_path):
         assert 0 < spent < 800 * (blocks + 1) + 3_000, "the logs of one block, and little for each block"
     finally:
         world.stop()
+
+
+def test_a_header_that_proves_that_its_block_has_no_logs_of_ours_is_enough(world):
+    (member,) = world.members([1])
+    ours = member.set_addresses(["/ip4/127.0.0.1/tcp/4001"]).block
+    until_block(member, lambda head: head.block > ours + 1)
+    filters = [{"address": [world.ledger, world.registry]}]
+
+    def logs(proxy: FaultProxy, number: int) -> list[bytes]:
+        rpc = Rpc(proxy.url)
+        end = rpc.header(number)
+        return [log.tx for _, page in fetch_logs(rpc, filters, number, end, end.parent) for log, _ in page]
+
+    with FaultProxy(world.url) as proxy:
+        blooms = {n: proxy.ask("eth_getBlockByNumber", hex(n), False)["logsBloom"] for n in (ours - 1, ours + 1)}
+        empty = next(n for n, bloom in blooms.items() if not int(bloom, 16))
+        assert logs(proxy, empty) == [] and "eth_getLogs" not in proxy.seen
+        assert logs(proxy, ours) and "eth_getLogs" in proxy.seen
+        no_bloom = {"logsBloom": "0x" + "00" * 256}
+        proxy.lie = lambda method, params, result: result | no_bloom if method == "eth_getBlockByNumber" else result
+        assert logs(proxy, ours), "a bloom that the hash does not prove says nothing"
 
 
 def test_a_chain_node_that_cannot_tell_is_looked_at(embedded, fake_chain):

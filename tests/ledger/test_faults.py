@@ -12,7 +12,8 @@ import requests
 from fault_proxy import FaultProxy
 from ledger_run import NAME, config
 
-from dlx.ledger.client import LedgerClient, deploy
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import deploy
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.keys import account_of
 from dlx.ledger.sender import Unconfirmed

@@ -14,7 +14,7 @@ from eth.vm.forks.shanghai.headers import ShanghaiBlockHeader
 from ledger_run import Run, config
 
 from dlx.ledger.errors import Contradiction
-from dlx.ledger.proof.headers import UnknownFork, header_of
+from dlx.ledger.headers import UnknownFork, header_of
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, proves_code
 from dlx.ledger.proof.receipts import UnknownReceipt, logs_of
 from dlx.ledger.proof.tries import list_root

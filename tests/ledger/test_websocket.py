@@ -10,11 +10,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
+from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, RpcError
+from dlx.ledger.events import Event
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.rpc import Rpc
-from tests.ledger.conftest import FakeChain
+from tests.ledger.conftest import FakeChain, World
 from tests.ledger.ledger_logs import LEDGER, REGISTRY
 from tests.patience import PATIENCE
 
@@ -144,6 +146,18 @@ def test_a_chain_node_without_subscriptions_is_looked_at(fake_chain: FakeChain, 
     head = rpc.newer(rpc.head(), 10.0)
     fake_chain.mine()
     assert rpc.newer(head, 10.0).number == 1 and not rpc.tells
+
+
+def test_anvil_tells_of_its_blocks(world: World) -> None:
+    if world.kind != "anvil":
+        pytest.skip("the embedded chain has no websockets: it tells by HTTP")
+    client = LedgerClient(world.url.replace("http", "ws"), world.ledger, chain_id=31337)
+    feed, seen = client.feed(), list[Event]()
+    (member,) = world.members([7])
+    receipt = member.set_addresses(["/ip4/127.0.0.1/tcp/4007"])
+    while receipt.tx not in {event.at.tx for event in seen}:
+        seen += client.poll(feed, 5.0).events
+    assert any(client.poll(feed, 0.5) and client.tells for _ in range(50))
 
 
 @pytest.mark.parametrize("says", ["no JSON", "[]", "{}", "7", '{"id": 1}', '{"method": "eth_subscription"}', "[[]]"])

@@ -12,7 +12,7 @@ from dlx.training.recipe.recipe import Recipe, activation_bytes, embedding_bytes
 # Nanoseconds of processor time, as `python -m benchmarks.round` measured them at 97.5 million parameters and int4.
 SLOT_NS = 37.0  # of a slot's round, per parameter: start, payload, residual, hashes, files, the outer step
 PAYLOAD_NS = 4.0  # of checking and adding a received payload, per parameter
-SEAL = 1.0  # seconds by the clock from the last payload to the seal that all have seen, on the embedded chain
+SEAL = 0.3  # seconds by the clock from the last payload to the seal that all have seen, on the embedded chain
 
 # Operations with checkpointing: a layer's forward pass is a third of its training, and all of it or none is repeated.
 RECOMPUTED: dict[Checkpoint, float] = {"none": 1.0, "layers": 4 / 3, "selective": 1.0}

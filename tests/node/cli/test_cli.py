@@ -313,7 +313,8 @@ def test_history_of_a_run_read_from_the_chain_and_again_after_the_chain_has_stop
 
 def _sealed_run(chain: Chain, rounds: int) -> str:
     """A run of two stages and one replica with so many sealed rounds; its id."""
-    from dlx.ledger.client import LedgerClient, fund
+    from dlx.ledger.client import LedgerClient
+    from dlx.ledger.deployment import fund
     from dlx.ledger.keys import account_of
     from tests.ledger.ledger_run import Run, config
 

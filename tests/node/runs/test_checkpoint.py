@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger.client import LedgerClient, fund
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.deployment import fund
 from dlx.ledger.keys import account_of
 from dlx.node.audit import Folder
 from dlx.node.home.errors import Failure, UsageFailure

@@ -80,6 +80,18 @@ def header_of(answer: Any, expected: bytes, who: str) -> Header:
     )
 
 
+def proven_bloom(answer: Any) -> int | None:
+    """The bloom in an answer about a block, if the hash that the answer names is that of its header; None where that
+    cannot be told."""
+    try:
+        fields = _fields(answer)
+        if keccak(rlp.encode(fields)) != octets(answer["hash"], 32):
+            return None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return int.from_bytes(dict(zip(_LONDON, fields, strict=False))["logsBloom"], "big")
+
+
 def bloom_of(values: Sequence[bytes]) -> int:
     """The bits that each of these (an address, a topic) sets in the bloom of logs that have them."""
     bits = 0
