@@ -28,7 +28,7 @@ def served(page: Page) -> Iterator[str]:
     thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
     thread.start()
     try:
-        if not ready.wait(20):
+        if not ready.wait(60):
             raise TimeoutError("the page is not served")
         yield url
     finally:

@@ -50,7 +50,7 @@ class _site:
         self._served = served(Page(self._reader, Guard(token), self._auditing, places))
 
     def __enter__(self) -> httpx.Client:
-        self._client = httpx.Client(base_url=self._served.__enter__(), trust_env=False, timeout=30)
+        self._client = httpx.Client(base_url=self._served.__enter__(), trust_env=False, timeout=120)
         return self._client
 
     def __exit__(self, *error: object) -> None:
@@ -152,7 +152,7 @@ def test_a_stages_weights_are_downloaded_only_as_the_ledger_has_them(
     assert site.get(f"{run_of(honest_history)}/versions/2/stage-2.safetensors").status_code == 404
     (tmp_path / name.hex()).write_bytes(b"x" * len(got.content))
     reader = Reader(honest_history.client(), (tmp_path,), "")
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         with pytest.raises(httpx.RemoteProtocolError):  # cut off before its end
             client.get(f"{run_of(honest_history)}/versions/2/stage-1.safetensors")
     reader.close()
@@ -188,7 +188,7 @@ def test_a_new_seal_is_told_to_who_looks() -> None:
     books.open()
     books.seal(0, {0: STEPS})
     reader = Reader(Silent(books), (), "")
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         with client.stream("GET", f"/runs/0x{RUN.hex()}/events") as other:
             lines = other.iter_lines()
             with reader._lock:  # as another process would
