@@ -6,6 +6,7 @@ imported. `ground.forking` is the server's side.
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -77,6 +78,7 @@ class Forked:
             self._control.sendall(request)
             if (pid := self._number()) is None:
                 raise OSError("the fork server ended, or the machine has no room for another process")
+            self._control.settimeout(None)
         except BaseException:
             self._control.close()
             raise
@@ -84,24 +86,21 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit status, once it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self.returncode
+        return self.wait() if self._has_ended() else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            self._control.settimeout(timeout)
-            try:
-                status = self._number()
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0) from None
+            if timeout is not None and not self._has_ended(timeout):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            status = self._number()
             self.returncode = -signal.SIGKILL if status is None else status  # the server ended: its forks do too
             self._control.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        """Also where a signal's handler asks for it, while `wait` waits."""
+        if not self._has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -115,6 +114,14 @@ class Forked:
             self._control.settimeout(STOP_SECONDS)
             self.returncode = self._number()
         return self.returncode
+
+    def _has_ended(self, seconds: float = 0.0) -> bool:
+        """By then."""
+        if self.returncode is not None:
+            return True
+        ending = select.poll()
+        ending.register(self._control, select.POLLIN)
+        return bool(ending.poll(1000 * seconds))
 
     def _number(self) -> int | None:
         """None where the server hangs up."""

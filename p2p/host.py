@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,15 @@ from dlx.p2p.layout import check_layout
 from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
-from dlx.p2p.streams import StreamBroken, let_go, read_exact, read_short, write_all, write_short
+from dlx.p2p.ping import PING, answer_pings, until_silent
+from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 HELLO = TProtocol("/dlx/hello/2")
-PING = TProtocol("/dlx/ping/1")
 RECORDS, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
 GOSSIP = (PROTOCOL_ID_V11, RECORDS, VERDICTS)  # what carries what members say
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
 HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
-PING_INTERVAL = 5.0
-PING_DEADLINE = 3.0
-PING_MISSES = 3
 SAVE_INTERVAL, SAVE_PAUSE = 300.0, 5.0  # s between two savings of the peers, at most and at least
 CROWDED = 60.0  # s before a peer is dialled again whose connection had to go
 BAN = 60.0  # s that a peer that misbehaved stays out
@@ -120,7 +118,7 @@ class Host:
         self._dialer = Dialer(self._network, self.peer_id, self._await_agreement)
         self._discovery = Discovery(self.libp2p, hello.run, self._dialer.found)
         self.libp2p.set_stream_handler(HELLO, self._answer_hello)
-        self.serve(PING, self._answer_ping)
+        self.serve(PING, answer_pings)
         for text in bootstrap:
             address, peer = parse_address(text)
             if peer is None:
@@ -451,42 +449,18 @@ class Host:
     # -- ping
 
     async def _watch(self, peer: _Peer) -> None:
-        """Ping for as long as the peer is connected; the library notices a dead one only when it writes."""
-        misses, heard, stream = 0, 0, None
-        with peer.gone:
-            try:
-                while True:
-                    answered = False
-                    with trio.move_on_after(PING_DEADLINE):
-                        try:
-                            stream = stream or await self.libp2p.new_stream(peer.id, [PING])
-                            started = time.perf_counter()
-                            await write_all(stream, b"dlx-ping")
-                            await read_exact(stream, 8)
-                            peer.rtt = time.perf_counter() - started
-                            answered = True
-                        except Exception as error:
-                            log.debug("ping of %s failed: %r", peer.id, error)
-                    if stream is not None and not answered:
-                        await let_go(stream)
-                        stream = None
-                    before, heard = heard, self._status(peer).bytes_received
-                    # whoever is busy sending may be late with the answer, but is there
-                    misses = 0 if answered or heard > before else misses + 1
-                    if misses >= PING_MISSES:
-                        self.reject("silent", str(peer.id))
-                        hard_close(self._network, peer.id)
-                        return
-                    await trio.sleep(PING_INTERVAL - PING_DEADLINE if misses else PING_INTERVAL)
-            finally:
-                if stream is not None:
-                    await let_go(stream)
+        """For as long as the peer is connected."""
 
-    async def _answer_ping(self, stream: INetStream, peer_id: str) -> None:
-        with trio.move_on_after(math.inf) as scope:
-            while True:
-                scope.deadline = trio.current_time() + 6 * PING_INTERVAL
-                await write_all(stream, await read_exact(stream, 8))
+        def answered(seconds: float) -> None:
+            peer.rtt = seconds
+
+        def received() -> int:
+            return sum(stream_of(conn).received for conn in self._network.get_connections(peer.id))
+
+        with peer.gone:
+            await until_silent(partial(self.libp2p.new_stream, peer.id, [PING]), received, answered)
+            self.reject("silent", str(peer.id))
+            hard_close(self._network, peer.id)
 
 
 class _Notifee(INotifee):

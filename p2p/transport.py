@@ -25,6 +25,7 @@ from dlx.p2p.streams import Data, drop
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
 UNSENT = 128 * 1024  # bytes that wait in the kernel, before which everything new on the connection has to wait
 _ROOM = 128 * 1024  # bytes that are read at once
+_MOST_WRITES = 16  # in a row, while the kernel takes all
 _LENGTH = 2  # bytes before a packet
 _MOST_PACKET = _LENGTH + (1 << 16) - 1
 NO_LIMIT = Limit()
@@ -47,6 +48,7 @@ class MeteredStream(TrioTCPStream):
         self._buffer = memoryview(bytearray(_ROOM))
         self._start = self._end = 0  # of what came and nobody has taken
         self._unsent: list[Data] = []
+        self._writes = 0
         self._tune()
 
     async def write(self, data: bytes) -> None:
@@ -69,6 +71,9 @@ class MeteredStream(TrioTCPStream):
                     await self._up.take(sent)
                 if self._unsent:
                     await trio.lowlevel.wait_writable(self.stream.socket)
+            self._writes += 1
+            if self._writes % _MOST_WRITES == 0:
+                await trio.lowlevel.checkpoint()  # who writes without end lets others run
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
 

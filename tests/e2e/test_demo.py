@@ -37,7 +37,7 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         watched = Watched(Devnet.open(root))
         watched.until("the first seals", lambda: works() and watched.sealed_rounds())
         family = psutil.Process(demo.pid)
-        # A chain, the fork server, two processes of each node; and the chain's for calls, as many as were wanted.
+        # A chain, the fork servers, two processes of each node; and the chain's for calls, as many as were wanted.
         until("all processes", lambda: len(family.children(recursive=True)) >= 6)
         children = family.children(recursive=True)
         demo.send_signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def test_it_runs_until_it_is_told(server: Server, tmp_path: Path) -> None:
         forked.wait(0.01)
     forked.send_signal(signal.SIGTERM)
     assert forked.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_it_is_signalled_while_somebody_waits_for_it(server: Server, tmp_path: Path) -> None:
+    forked = fork(server, "import signal; signal.pause()", tmp_path / "log")
+    before = signal.signal(signal.SIGUSR1, lambda *_: forked.send_signal(signal.SIGTERM))
+    try:
+        other = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        other.start()
+        assert forked.wait() == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        other.join()
 
 
 def test_it_ends_with_whoever_forgets_it(server: Server, tmp_path: Path) -> None:

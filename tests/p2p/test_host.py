@@ -235,8 +235,8 @@ async def test_a_disconnected_peer_comes_back(tmp_path):
 
 
 async def test_a_peer_that_falls_silent_is_noticed_and_may_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(p2p.host, "PING_INTERVAL", 0.6)
-    monkeypatch.setattr(p2p.host, "PING_DEADLINE", 0.3)
+    monkeypatch.setattr(p2p.ping, "PING_INTERVAL", 0.6)
+    monkeypatch.setattr(p2p.ping, "PING_DEADLINE", 0.3)
     node = Node(1, tmp_path)
     with other_process(tmp_path) as peer:
         async with node.host.run():
