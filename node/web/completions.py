@@ -172,16 +172,12 @@ class _Answer(Response):
 
     async def _whole(self, send: Any) -> None:
         pieces = self._of._writer.write(self._prompt, self._how)
-        found, end, steps = "", None, 0
+        found, end = "", None
         while end is None:
             text, end = await self._next(pieces)
-            found, steps = found + text, steps + 1
+            found += text
         said = {"message": {"role": "assistant", "content": found}} if self._is_chat else {"text": found}
-        made = len(await trio.to_thread.run_sync(self._of._writer.tokens, found, limiter=self._of._turn))
-        usage = {
-            "prompt_tokens": len(self._prompt), "completion_tokens": made, "total_tokens": len(self._prompt) + made
-        }  # fmt: skip
-        body = msgspec.json.encode(self._said("", said, end) | {"usage": usage})
+        body = msgspec.json.encode(self._said("", said, end))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
 EXTRAS = "[train,chain,plot]"
+MAN = sorted((ROOT / "docs" / "man").glob("*.1"))
 
 
 def main() -> None:
@@ -47,7 +48,10 @@ def build(work: Path, python: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     top = {name.partition("/")[0] for name in names}
-    holds("installed are dlx and its metadata", top == {"dlx", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}, top)
+    name = wheel.name.rsplit("-", 3)[0]
+    holds("installed are dlx, its manual and its metadata", top == {"dlx", f"{name}.data", f"{name}.dist-info"}, top)
+    manual = {one for one in names if one.startswith(f"{name}.data/")}
+    holds("man finds the manual", {*manual} == {f"{name}.data/data/share/man/man1/{one.name}" for one in MAN}, manual)
     wanted = {"dlx/py.typed", "dlx/contracts/artifacts/TrainingLedger.json", "dlx/training/codecs/int4.py"}
     wanted |= {f"dlx/node/web/{name}" for name in ("templates/run.html", "static/page.js", "static/LICENSES.txt")}
     holds("the wheel has what it needs", wanted <= set(names), wanted - set(names))

@@ -93,7 +93,7 @@ def test_models_completions_and_chats_are_answered(writer: Writer) -> None:
     found = asked(app, "POST", "/v1/completions", given).json()
     text = whole(writer, "hello", Sampling(6, temperature=0))[0]
     assert found["object"] == "text_completion" and found["choices"][0]["text"] == text
-    assert found["choices"][0]["finish_reason"] in ("length", "stop") and found["usage"]["prompt_tokens"] == 5
+    assert found["choices"][0]["finish_reason"] in ("length", "stop")
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
     found = asked(app, "POST", "/v1/chat/completions", chat).json()
     assert found["object"] == "chat.completion" and found["choices"][0]["message"]["role"] == "assistant"
