@@ -276,6 +276,8 @@ class _Rounds:
         with self._timed(slot):
             for t in range(ROUNDS):
                 self._round(slot, t, begin)
+                if t == 0:
+                    self._spent.clear()  # there was no change before, and the optimiser's zeros were hashed
         self._receive(begin)
 
     def result(self) -> dict[str, Any]:
