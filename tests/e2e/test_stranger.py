@@ -96,10 +96,10 @@ class Terminal:
 
 
 def refused(*arguments: object, code: int) -> str:
-    """The one line with which a command refuses."""
+    """The line with which a command refuses; `start` says before it that it starts."""
     done = dlx(*arguments, code=code)
-    (line,) = done.stderr.splitlines()
-    assert not done.stdout
+    *before, line = done.stderr.splitlines()
+    assert not done.stdout and len(before) == (arguments[0] == "start"), done.stderr
     return line
 
 
@@ -167,7 +167,7 @@ def test_a_chain_that_does_not_answer(tmp_path: Path, terminal: Terminal) -> Non
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     terminal.start("node", "--rpc-url", closed, "--ledger", "0x" + "11" * 20)
     until("the reason why it waits", lambda: "waiting for the chain" in terminal.log("node").read_text())
-    (line,) = terminal.log("node").read_text().splitlines()
+    _, line = terminal.log("node").read_text().splitlines()
     assert line.startswith("dlx-node: waiting for the chain, to find the run: no answer from the chain node")
     code, seconds = terminal.ctrl_c("node")
     assert code != 0 and seconds < LEAVING and "Traceback" not in terminal.log("node").read_text()
