@@ -104,7 +104,7 @@ class Codec(ABC):
         previous: tuple[np.ndarray, Plan] | None = None,
     ) -> Encoder:
         """To fill `out` as `encode_part` does. A codec that cannot take a tensor apart takes it as one block."""
-        return self._in_blocks(name, shape, plan, out) or _Whole(self, name, shape, plan, out, previous)
+        return self._in_blocks(name, shape, plan, out) or Whole(self, name, shape, plan, out, previous)
 
     def decode_part(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> np.ndarray:
         """The finite float32 array of one tensor's part (uint8) of a payload of unknown origin, which has the size that
@@ -213,7 +213,7 @@ class Examiner:
         return self._fault
 
 
-class _Whole(Encoder):
+class Whole(Encoder):
     def __init__(
         self,
         codec: Codec,
