@@ -906,4 +906,4 @@ def _proxy(upstream: str, change: Callable[[str, list[Any], Any], Any]) -> Itera
 def test_progress_is_told(honest_history: History, folder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     audit(honest_history.client(), honest_history.run, [Folder(folder, True)], tmp_path, lines.append)
-    assert any(line.startswith("replay: round 2, stage 1, of 3 rounds") for line in lines)
+    assert any("] 67% replay: round 2, stage 1, of 3 rounds" in line for line in lines)

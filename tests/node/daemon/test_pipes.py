@@ -36,11 +36,10 @@ class FakePipe:
     async def send(self, data: bytes, rest: memoryview = NO_DATA) -> None:
         self.sent.append(decode_frame(data + rest))
 
-    async def receive(self) -> bytes:
-        try:
-            return await self._arrived.receive()
-        except trio.EndOfChannel:
-            raise PipeClosed("the neighbour hung up") from None
+    async def each(self, hear: Callable[[bytearray], None]) -> None:
+        async for data in self._arrived:
+            hear(bytearray(data))
+        raise PipeClosed("the neighbour hung up")
 
     async def aclose(self) -> None:
         self.closed = True

@@ -195,13 +195,13 @@ def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tm
     manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref))
     told: list[str] = []
     blobs = Blobs([Folder(tmp_path / "blobs", own=False)], tmp_path / "work")
-    found, whole = pull._vocabulary(manifest, blobs, told.append)
+    found, whole = pull.read_vocabulary(manifest, blobs, told.append)
     assert whole and found is not None and (found.size, found.separator) == (320, 0)
     lost = read_prepared(prepared).tokenizer
     assert not isinstance(lost, str)
     for folder in ("blobs", "work"):
         (tmp_path / folder / lost.sha256).unlink()
-    assert pull._vocabulary(manifest, blobs, told.append) == (None, False)
+    assert pull.read_vocabulary(manifest, blobs, told.append) == (None, False)
     assert len(told) == 1 and lost.sha256 in told[0]
 
 

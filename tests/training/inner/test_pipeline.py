@@ -142,7 +142,7 @@ def test_at_most_as_many_micro_batches_are_in_flight_as_stages_follow(
         (lambda kind, data: data[:-4], "expected 2048 bytes, got 2044"),
         (lambda kind, data: data + bytes(4), "expected 2048 bytes, got 2052"),
         (lambda kind, data: b"", "expected 2048 bytes, got 0"),
-        (lambda kind, data: None, r"no activation of step 0, micro-batch 0 within 0\.5 s"),
+        (lambda kind, data: None, r"no activation of step 0, micro-batch 0 within 2 s"),
     ],
 )
 def test_a_neighbour_that_sends_something_else_breaks_the_pipe(
