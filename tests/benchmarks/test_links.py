@@ -139,7 +139,7 @@ def test_the_picture_has_every_row_that_was_measured(tmp_path: Path) -> None:
     found = [measured("ddp", 20.0), measured("delay1", 4000.0, 0.99), measured("sparse", 0.0) | {"error": "no seal"}]
     (axes,) = picture.drawn(found[:2]).axes
     assert {line.get_label(): list(line.get_ydata()) for line in axes.lines} == {"ddp": [20.0], "delay1": [4000.0]}
-    (tmp_path / "table.json").write_text(json.dumps({"rows": found}))
+    (tmp_path / "table.json").write_text(json.dumps({"command": "-", "machine": "-", "rows": found}))
     picture.main(tmp_path / "table.json", tmp_path / "links.png")
     assert picture.described(found[:2]).encode() in (tmp_path / "links.png").read_bytes()
     assert picture.LOOKS.keys() == rows.ROWS.keys()
