@@ -1,9 +1,9 @@
 """What a decentralised run costs beside bare loops: the same model and steps on the same cores, measured in one run.
 
-`python -m benchmarks.overhead [--rounds N] [--json FILE]`. REPLICAS bare loops at once, a process each, train the
-demo's model with plain torch; then REPLICAS x STAGES nodes (with their chain, libp2p and level 3) train it through the
-whole protocol; then the bare loops once more. The ratio is that of processor seconds for each token, which other work
-on the machine hardly changes; tokens per second mean something on a quiet machine alone.
+`python -m benchmarks.overhead [--replicas N] [--stages N] [--inner-steps N] [--json FILE]`. As many bare loops as
+replicas at once, a process each, train the demo's model with plain torch; then the nodes (with their chain, libp2p and
+level 3) train it through the whole protocol; then the bare loops once more. The ratio is that of processor seconds for
+each token, which other work on the machine hardly changes; tokens per second mean something on a quiet machine alone.
 """
 
 import json
@@ -23,17 +23,19 @@ import typer
 from benchmarks import parts
 from benchmarks.processes import trainer
 from dlx.node.devnet import demo
-from dlx.node.devnet.devnet import Devnet
+from dlx.node.devnet.devnet import Devnet, draft
 from dlx.node.trainer.spawn import SHARED, ForkServer
 from dlx.training.models.placement import cores
 
-REPLICAS, STAGES = 2, 2
 TARGET_RATIO, TARGET_RSS_MB = 0.9, 900
 LOOK_SECONDS = 10.0  # between two questions for the nodes' status, which cost each of them 2 ms
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=4, help="Outer rounds of the nodes' run.")] = 12,
+    replicas: Annotated[int, typer.Option(min=2, max=14, help="Of the nodes' run, and bare loops.")] = 2,
+    stages: Annotated[int, typer.Option(min=1, max=4, help="Of each replica, a node for each.")] = 2,
+    inner_steps: Annotated[int, typer.Option(min=1, max=100, help="Of each round.")] = 10,
     steps: Annotated[int, typer.Option(min=5, help="Inner steps of each bare measurement.")] = 60,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result there.")
@@ -41,18 +43,20 @@ def main(
 ) -> None:
     """Print the processor seconds for each token of bare loops and of nodes, and what the nodes' go into."""
     with tempfile.TemporaryDirectory(prefix="dlx-overhead-") as folder:
-        devnet = Devnet.create(Path(folder) / "net", rounds, REPLICAS, STAGES, _note)
+        text = draft(rounds, replicas, stages).replace("inner_steps = 10", f"inner_steps = {inner_steps}")
+        text = text.replace('"text/*.py"', f'"{Path(os.__file__).parent}/*.py"')
+        devnet = Devnet.create(Path(folder) / "net", rounds, replicas, stages, _note, text)
         with demo.stopping(devnet):
-            _note(f"{REPLICAS} bare loops, before")
-            before = _bare(devnet, steps)
-            _note(f"{REPLICAS} x {STAGES} nodes")
+            _note(f"{replicas} bare loops, before")
+            before = _bare(devnet, replicas, steps)
+            _note(f"{replicas} x {stages} nodes")
             nodes = Nodes(devnet, Path(folder))
             try:
                 seen = nodes.run()
             finally:
                 nodes.stop()
-            _note(f"{REPLICAS} bare loops, after")
-            after = _bare(devnet, steps)
+            _note(f"{replicas} bare loops, after")
+            after = _bare(devnet, replicas, steps)
     bare = min(before, after, key=lambda one: one["cpu_seconds_per_token"])
     spent = {part: seconds / nodes.tokens(seen) for part, seconds in nodes.spent().items()}
     result: dict[str, Any] = {
@@ -152,16 +156,16 @@ def _seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _bare(devnet: Devnet, steps: int) -> dict[str, float]:
+def _bare(devnet: Devnet, replicas: int, steps: int) -> dict[str, float]:
     """As many bare loops as replicas at once, sharing the cores; each in a process of its own."""
     manifest, blobs = demo.manifest_file(devnet)
-    threads = max(1, cores() // REPLICAS)
+    threads = max(1, cores() // replicas)
     command = [sys.executable, "-m", "benchmarks.bare", str(manifest), str(blobs), str(steps), str(threads)]
-    loops = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(REPLICAS)]
+    loops = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(replicas)]
     found = [json.loads(loop.communicate(timeout=600)[0]) for loop in loops]
     return {
         "tokens_per_second": sum(one["tokens_per_second"] for one in found),
-        "cpu_seconds_per_token": sum(one["cpu_seconds_per_token"] for one in found) / REPLICAS,
+        "cpu_seconds_per_token": sum(one["cpu_seconds_per_token"] for one in found) / replicas,
     }
 
 
