@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dlx.node.cli import options
+from dlx.node.cli import listening, options
 from dlx.node.cli.audit import BlobsOption, Progress
-from dlx.node.cli.web import place_of, token_in
 from dlx.node.home import extras, shown
-from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import Failure, UsageFailure
 
 
@@ -51,10 +48,7 @@ def command(
     For trying a version, not for many: answers that are asked for together are written in turns. It speaks plain HTTP.
     """
     extras.require("train")
-    host, port = place_of(bind)
-    token = None if token_file is None else token_in(token_file)
-    if token is None and not is_loopback(host):
-        raise UsageFailure(f"--bind {bind}: others could reach that, so name a --token-file, or bind to 127.0.0.1")
+    host, port, token = listening.asked(bind, token_file)
     is_folder = Path(model).is_dir()
     if is_folder and round is not None:
         raise UsageFailure(f"--round {round}: {model} is a folder, which has one version")
@@ -65,10 +59,8 @@ def command(
     )  # fmt: skip
     import tempfile
 
-    import trio
-
     from dlx.node.web.completions import Completions
-    from dlx.node.web.serving import listener, serve_on
+    from dlx.node.web.serving import listener
     from dlx.training.models.evaluate import EvaluateError
     from dlx.training.models.generate import Writer
     from dlx.training.models.placement import settle, take
@@ -96,16 +88,7 @@ def command(
         except EvaluateError as error:
             raise Failure(f"{error}: no model that could answer") from None
         name = _name(source)
-
-        async def serve() -> None:
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(serve_on, found, Completions(writer, name, token).app())
-                    options.note(f"{name} answers at {url}/v1")
-                    await anext(aiter(signals))
-                    nursery.cancel_scope.cancel()
-
-        trio.run(serve)
+        listening.until_stopped(found, Completions(writer, name, token).app(), f"{name} answers at {url}/v1")
 
 
 def _name(folder: Path) -> str:

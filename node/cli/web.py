@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dlx.node.cli import options
+from dlx.node.cli import listening, options
 from dlx.node.cli.audit import BlobsOption
 from dlx.node.home import extras
-from dlx.node.home.config import is_loopback
-from dlx.node.home.errors import UsageFailure
 
 _STOP_SECONDS = 10.0  # for an audit that runs
 
@@ -44,15 +40,10 @@ def command(
     whoever has the token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it.
     """
     extras.require("web")
-    host, port = place_of(bind)
-    token = None if token_file is None else token_in(token_file)
-    if token is None and not is_loopback(host):
-        raise UsageFailure(f"--bind {bind}: others could reach that, so name a --token-file, or bind to 127.0.0.1")
+    host, port, token = listening.asked(bind, token_file)
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    import trio
-
     from dlx.node.archive.sources import Places
     from dlx.node.home.config import shown_urls
     from dlx.node.home.ledgers import open_index, open_ledger
@@ -60,7 +51,7 @@ def command(
     from dlx.node.web.auditing import Auditing
     from dlx.node.web.guard import Guard
     from dlx.node.web.reader import Reader
-    from dlx.node.web.serving import listener, serve_on
+    from dlx.node.web.serving import listener
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
@@ -75,39 +66,8 @@ def command(
         reader, auditing = Reader(client, (*kept, *folder.blob_folders), reach), Auditing(client, places)
         page = Page(reader, Guard(token), auditing, places)
 
-        async def serve() -> None:
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(serve_on, found, page.app())
-                    options.note(f"the page is at {url}")
-                    await anext(aiter(signals))
-                    nursery.cancel_scope.cancel()
-
         try:
-            trio.run(serve)
+            listening.until_stopped(found, page.app(), f"the page is at {url}")
         finally:
             auditing.stop(_STOP_SECONDS)
             reader.close()
-
-
-def place_of(bind: str) -> tuple[str, int]:
-    """Host and port of a --bind. Raises UsageFailure."""
-    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):([0-9]{1,5})", bind)
-    if found is None or int(found[2]) > 65535:
-        raise UsageFailure(f"--bind {bind}: expected HOST:PORT, such as 127.0.0.1:4680 or [::1]:4680")
-    return found[1].strip("[]"), int(found[2])
-
-
-def token_in(path: Path) -> str:
-    """The token of a --token-file. Raises UsageFailure, and Failure where others may read it."""
-    from dlx.node.home.datadir import check_private
-    from dlx.node.web.guard import MAX_TOKEN, MIN_TOKEN
-
-    try:
-        check_private(path)
-        token = path.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFailure(f"--token-file {path}: cannot be read ({error})") from None
-    if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
-        raise UsageFailure(f"--token-file {path}: its first line needs {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
-    return token
