@@ -2,8 +2,9 @@
 
 `python -m benchmarks.codecs [--params N] [--quick] [--json FILE]`. Every codec runs in a process of its own, with one
 thread, on random weights of a Llama of about N parameters. Speed is MB of float32 per second of processor time, the
-best of several tries, so that other work on the machine hardly shows. Extra memory is the highest resident size beside
-the input, the decoded tensors included, as a multiple of the input.
+best of several tries, so that other work on the machine hardly shows. Bits are a payload's for each value
+that it sends: of topk's each that is kept. Extra memory is the highest resident size beside the input, the decoded
+tensors included, as a multiple of the input.
 """
 
 import json
@@ -91,6 +92,7 @@ def measure(label: str, params: int, tries: int) -> dict[str, Any]:
         "encode_mb_s": round(megabytes / _seconds(tries, lambda: chosen.encode(tensors, plan, (payload, plan))), 1),
         "decode_mb_s": round(megabytes / _seconds(tries, lambda: chosen.decode(payload, shapes, plan)), 1),
         "ratio": round(4 * count / len(payload), 2),
+        "bits": round(8 * len(payload) / (count * plan.rank / 4096 if name == "topk" else count), 2),
         "peak_extra": round(extra / (4 * count), 3),
     }
 
@@ -143,7 +145,7 @@ def _reached(row: dict[str, Any]) -> bool:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     columns = {"codec": "<12", "params": ">12,", "encode_mb_s": ">12.0f", "decode_mb_s": ">12.0f"}
-    columns |= {"ratio": ">7.1f", "peak_extra": ">11.2f"}
+    columns |= {"ratio": ">7.1f", "bits": ">7.2f", "peak_extra": ">11.2f"}
     head = " ".join(f"{key:{form.rstrip(',f').partition('.')[0]}}" for key, form in columns.items())
     lines = [" ".join(f"{row[key]:{form}}" for key, form in columns.items()) for row in rows]
     return "\n".join([head, *lines]) + "\n"

@@ -16,7 +16,7 @@ from dlx.ledger.errors import LedgerError
 
 # 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a
 # node did not have.
-FORMAT = 9
+FORMAT = 10
 _BUSY_SECONDS = 5.0  # that a writer waits for another process's transaction
 _SCHEMA = """
     CREATE TABLE origin (chain_id INTEGER, ledger TEXT, registry TEXT, since INTEGER, epoch BLOB);

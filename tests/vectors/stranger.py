@@ -207,18 +207,23 @@ def _lowrank(data: bytes, shape: list[int], rank: int) -> tuple[list[float], byt
 def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
     lengths = [min(4096, count - start) for start in range(0, count, 4096)]
     kept = [-(-rank * length // 4096) for length in lengths]
-    head, places = 4 * len(lengths), -(-12 * sum(kept) // 8)
-    size = head + places + -(-2 * sum(kept) // 8)
-    where = bits(data[head : head + places], 12, sum(kept))
-    choices = bits(data[head + places : size], 2, sum(kept))
+    low_bits = math.floor(math.log2(4096 / rank))
+    sizes = [-(-(k + ((length - 1) >> low_bits)) // 8) for k, length in zip(kept, lengths, strict=True)]
+    mark, head = 4 * len(lengths), 4 * len(lengths) + sum(sizes)
+    middle = head + -(-low_bits * sum(kept) // 8)
+    end = middle + -(-2 * sum(kept) // 8)
+    lows, choices = bits(data[head:middle], low_bits, sum(kept)), bits(data[middle:end], 2, sum(kept))
     values, at = [0.0] * count, 0
-    for chunk, number in enumerate(kept):
+    for chunk, (number, size) in enumerate(zip(kept, sizes, strict=True)):
         low, high = half(data[4 * chunk : 4 * chunk + 2]), half(data[4 * chunk + 2 : 4 * chunk + 4])
-        for place, choice in zip(where[at : at + number], choices[at : at + number], strict=True):
+        marks = [place for place, bit in enumerate(bits(data[mark : mark + size], 1, 8 * size)) if bit]
+        assert len(marks) == number
+        for index, where in enumerate(marks):
+            place, choice = ((where - index) << low_bits) + lows[at + index], choices[at + index]
             size_of = high if choice & 1 else low
             values[4096 * chunk + place] = (-size_of if choice & 2 else size_of) + 0.0
-        at += number
-    return values, data[size:]
+        at, mark = at + number, mark + size
+    return values, data[end:]
 
 
 def outer(

@@ -31,25 +31,28 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     return words.astype(np.uint8)  # the lowest byte
 
 
-def packed12(count: int) -> int:
-    """The bytes of `count` 12-bit numbers."""
-    return -(-12 * count // 8)
+def packed_size(count: int, bits: int) -> int:
+    """The bytes of so many numbers of that many bits."""
+    return -(-bits * count // 8)
 
 
-def pack12(numbers: np.ndarray) -> np.ndarray:
-    """Numbers [n] of 0 .. 4095 as uint8: two in three bytes, the earlier in the lower bits."""
-    pairs = np.zeros((-(-len(numbers) // 2), 2), np.uint16)
-    pairs.reshape(-1)[: len(numbers)] = numbers
-    packed = np.empty((len(pairs), 3), np.uint8)
-    packed[:, 0] = pairs[:, 0] & 255
-    packed[:, 1] = (pairs[:, 0] >> 8) | (pairs[:, 1] & 15) << 4
-    packed[:, 2] = pairs[:, 1] >> 4
-    return packed.reshape(-1)[: packed12(len(numbers))]
+def pack_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers [n] below 2^bits as uint8 [packed_size(n, bits)]; 1 to 8 bits."""
+    eights = np.zeros((-(-len(numbers) // 8), 8), np.uint64)
+    eights.reshape(-1)[: len(numbers)] = numbers
+    eights <<= np.arange(0, 8 * bits, bits, dtype=np.uint64)
+    words = np.bitwise_or.reduce(eights, axis=1).astype("<u8", copy=False)
+    return words.view(np.uint8).reshape(-1, 8)[:, :bits].reshape(-1)[: packed_size(len(numbers), bits)]
 
 
-def unpack12(packed: np.ndarray, count: int) -> np.ndarray:
-    """The uint16 numbers of uint8 [packed12(count)], and where `count` is odd one more from the last bits left over."""
-    triples = np.zeros((-(-count // 2), 3), np.uint8)
-    triples.reshape(-1)[: len(packed)] = packed
-    wide = triples.astype(np.uint16)
-    return np.stack([wide[:, 0] | (wide[:, 1] & 15) << 8, wide[:, 1] >> 4 | wide[:, 2] << 4], axis=1).reshape(-1)
+def unpack_numbers(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
+    """The uint16 numbers of uint8 [packed_size(count, bits)], and after them what the last bytes have left over, up to
+    a multiple of 8."""
+    padded = np.zeros((-(-count // 8), 8), np.uint8)
+    whole, rest = divmod(len(packed), bits)
+    padded[:whole, :bits] = packed[: whole * bits].reshape(whole, bits)
+    padded[whole:, :rest] = packed[whole * bits :]
+    words = padded.view("<u8").astype(np.uint64, copy=False)
+    numbers = words >> np.arange(0, 8 * bits, bits, dtype=np.uint64)
+    numbers &= np.uint64(2**bits - 1)
+    return numbers.astype(np.uint16).reshape(-1)

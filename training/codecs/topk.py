@@ -1,9 +1,14 @@
 """topk: of each chunk of 4,096 values the k = the plan's rank largest, two bits each (SparseLoCo, arXiv 2508.15706).
 
-A tensor is flattened and cut into chunks; a last, shorter one of length l keeps ceil(k * l / 4096) values. Layout of a
-tensor's part: for each chunk its two magnitudes, low and high (little-endian fp16); then the places of the kept values
-inside their chunks, ascending, 12 bits each; then two bits for each of them: bit 0 chooses the high magnitude, bit 1 is
-the sign. Numbers fill bytes from the lowest bits up; what the last byte of places and of values has left over is zero.
+A tensor is flattened and cut into chunks; a last, shorter one of length l keeps ceil(k * l / 4096) values. Their places
+inside a chunk, ascending, are coded as Elias and Fano did: the low b = floor(log2(4096 / k)) bits as they are, the
+others as marks in a row of bits, one at (place >> b) + i for place i. All counted that is a twentieth more than Rice
+codes of the gaps would take, and always the same: payloads of a plan have one size, no chunk has to be looked for, and
+no place costs more to decode than another.
+
+Layout of a tensor's part: for each chunk its two magnitudes, low and high (little-endian fp16); then each chunk's
+marks, whole bytes; then the low bits of all places; then two bits for each kept value: bit 0 chooses the high
+magnitude, bit 1 is the sign. Numbers fill bytes from the lowest bits up; what a last byte has left over is zero.
 
 Low is below high. Where a chunk needs only one magnitude, or has fewer than k values to send, low is zero; it then
 lists, as low and positive, the first places that hold nothing, and a chunk of zeros has both magnitudes zero.
@@ -14,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dlx.training.codecs.base import Codec, CodecError, Decoder, count, row_sums, too_large
-from dlx.training.codecs.packing import CODES, pack, pack12, packed12, unpack12
+from dlx.training.codecs.packing import CODES, pack, pack_numbers, packed_size, unpack_numbers
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 
@@ -29,26 +34,27 @@ class TopK(Codec):
     at_once = 32  # chunks encoded: the temporaries stay in the cache
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
-        chunks, kept = -(-count(shape) // _CHUNK), _kept(shape, plan)
-        return 4 * chunks + packed12(kept) + -(-kept // 4)
+        return _Layout(count(shape), plan.rank).size
 
     def _encode(
         self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
     ) -> None:
-        shape = tuple(tensor.shape)
         flat = tensor.reshape(-1)
-        kept = _kept(shape, plan)
-        magnitudes = np.empty((-(-count(shape) // _CHUNK), 2), "<f2")
-        places, codes = np.empty(kept, np.uint16), np.zeros(-(-kept // 4) * 4, np.int8)
-        for chunks, values, k, length in _pieces(len(flat), plan.rank, kept):
+        layout = _Layout(len(flat), plan.rank)
+        magnitudes = np.empty((layout.chunks, 2), "<f2")
+        places, codes = np.empty(layout.kept, np.uint16), np.zeros(-(-layout.kept // 4) * 4, np.int8)
+        for chunks, kept, k, length in layout.pieces(0, len(flat)):
             for start in range(chunks.start, chunks.stop, self.at_once):
                 here = slice(start, min(start + self.at_once, chunks.stop))
                 block = flat[start * _CHUNK : here.stop * _CHUNK].reshape(-1, length)
-                first = values.start + (start - chunks.start) * k
+                first = kept.start + (start - chunks.start) * k
                 there = slice(first, first + len(block) * k)
                 magnitudes[here], places[there], codes[there] = self.encode_chunks(name, block, k)
-        parts = (magnitudes.view(np.uint8).reshape(-1), pack12(places), pack(codes, _BITS))
-        np.concatenate(parts, out=out)
+                out[layout.marks(here)] = _marked(places[there].reshape(-1, k), length, layout.low_bits)
+        out[: 4 * layout.chunks] = magnitudes.view(np.uint8).reshape(-1)
+        everything = slice(0, layout.kept)
+        out[layout.lows(everything)] = pack_numbers(places & (2**layout.low_bits - 1), layout.low_bits)
+        out[layout.codes(everything)] = pack(codes, _BITS)
 
     def encode_chunks(self, name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Magnitudes fp16 [n, 2], places [n * k] and codes int8 [n * k] of float32 chunks [n, length]."""
@@ -64,48 +70,101 @@ class Chunks(Decoder):
     block = 64 * _CHUNK
 
     def __init__(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> None:
-        self._name, self._rank, self._count, self._kept = name, plan.rank, count(shape), _kept(shape, plan)
-        chunks = -(-self._count // _CHUNK)
-        self._magnitudes = np.frombuffer(data[: 4 * chunks].tobytes(), "<u2").reshape(-1, 2)
-        packed = data[4 * chunks :]
-        self._places, self._codes = packed[: packed12(self._kept)], packed[packed12(self._kept) :]
-        half, spare = self._kept % 2, self._kept % 4  # what the last bytes have left over is zero
-        if (half and self._places[-1] >> 4) or (spare and self._codes[-1] >> _BITS * spare):
-            raise CodecError(f"{name}: the padding is not zero")
+        self._name, self._data, self._layout = name, data, _Layout(count(shape), plan.rank)
+        self._magnitudes = np.frombuffer(data[: 4 * self._layout.chunks].tobytes(), "<u2").reshape(-1, 2)
 
     def into(self, out: np.ndarray, start: int) -> None:
         out[...] = 0
         for here, length, places, values in self.kept_values(start, len(out)):
             np.put_along_axis(out[here].reshape(-1, length), places.astype(np.int64), values, axis=1)
 
+    def square(self, start: int, length: int) -> float:
+        return sum(float(np.square(one[3], dtype=np.float64).sum()) for one in self.kept_values(start, length))
+
     def kept_values(self, start: int, length: int) -> Iterator[tuple[slice, int, np.ndarray, np.ndarray]]:
         """Of so many values, the chunks of each length: where they are, that length, and places uint16 [n, k] and
         values float32 [n, k] of what they keep."""
-        first, (full, rest) = start // _CHUNK, divmod(length, _CHUNK)
-        begin = first * self._rank  # of the kept values: a block's places and codes fill whole bytes
-        end = self._kept if rest else begin + full * self._rank
-        places = unpack12(self._places[packed12(begin) : packed12(end)], end - begin)
-        codes = CODES[_BITS][self._codes[begin // 4 : -(-end // 4)]].reshape(-1).view(np.uint8) & 3
-        for chunks, kept, k, size in _pieces(length, self._rank, end - begin):
-            magnitudes = self._magnitudes[first + chunks.start : first + chunks.stop]
-            found = places[kept].reshape(-1, k), codes[kept].reshape(-1, k)
-            here = slice(chunks.start * _CHUNK, chunks.start * _CHUNK + len(magnitudes) * size)
-            yield here, size, found[0], _values(self._name, magnitudes, *found, size)
+        layout, first = self._layout, start // _CHUNK
+        pieces = list(layout.pieces(start, length))
+        kept = slice(pieces[0][1].start, pieces[-1][1].stop)  # in whole bytes
+        number = kept.stop - kept.start
+        lows = unpack_numbers(self._data[layout.lows(kept)], number, layout.low_bits)
+        codes = CODES[_BITS][self._data[layout.codes(kept)]].reshape(-1).view(np.uint8) & 3
+        if lows[number:].any() or codes[number:].any():
+            raise CodecError(f"{self._name}: the padding is not zero")
+        for chunks, which, k, size in pieces:
+            mine = slice(which.start - kept.start, which.stop - kept.start)
+            marks = self._data[layout.marks(chunks)].reshape(chunks.stop - chunks.start, -1)
+            places = _highs(self._name, marks, k) << layout.low_bits | lows[mine].reshape(-1, k)
+            values = _values(self._name, self._magnitudes[chunks], places, codes[mine].reshape(-1, k), size)
+            begin = (chunks.start - first) * _CHUNK
+            yield slice(begin, begin + len(places) * size), size, places, values
 
 
-def _kept(shape: tuple[int, ...], plan: Plan) -> int:
-    """The values that are kept of a tensor."""
-    return -(-count(shape) * plan.rank // _CHUNK)
+class _Layout:
+    """Where what is in a tensor's part of so many values. A block's low bits and codes fill whole bytes."""
+
+    def __init__(self, values: int, rank: int) -> None:
+        self._values, self._rank = values, rank
+        self._full, self._rest = divmod(values, _CHUNK)
+        self.chunks, self.kept = -(-values // _CHUNK), -(-values * rank // _CHUNK)
+        self.low_bits = (_CHUNK // rank).bit_length() - 1
+        self._mark_bytes = _mark_bytes(rank, _CHUNK, self.low_bits)
+        self._lows = self.marks(slice(0, self.chunks)).stop
+        self._codes = self._lows + packed_size(self.kept, self.low_bits)
+        self.size = self._codes + packed_size(self.kept, _BITS)
+
+    def pieces(self, start: int, length: int) -> Iterator[tuple[slice, slice, int, int]]:
+        """Of so many values from one that begins a block: the full chunks, then the short one. Which chunks and which
+        kept values they are, and k and length of each."""
+        first, last = start // _CHUNK, min((start + length) // _CHUNK, self._full)
+        if last > first:
+            yield slice(first, last), slice(first * self._rank, last * self._rank), self._rank, _CHUNK
+        if start + length == self._values and self._rest:
+            begin = self._full * self._rank
+            yield slice(self._full, self.chunks), slice(begin, self.kept), self.kept - begin, self._rest
+
+    def marks(self, chunks: slice) -> slice:
+        """The bytes of some chunks' marks."""
+        return slice(self._marks_before(chunks.start), self._marks_before(chunks.stop))
+
+    def lows(self, kept: slice) -> slice:
+        """The bytes of some places' low bits."""
+        low, high = (self._lows + packed_size(end, self.low_bits) for end in (kept.start, kept.stop))
+        return slice(low, high)
+
+    def codes(self, kept: slice) -> slice:
+        """The bytes of some kept values' codes."""
+        low, high = (self._codes + packed_size(end, _BITS) for end in (kept.start, kept.stop))
+        return slice(low, high)
+
+    def _marks_before(self, chunk: int) -> int:
+        found = 4 * self.chunks + min(chunk, self._full) * self._mark_bytes
+        if chunk > self._full:
+            found += _mark_bytes(self.kept - self._full * self._rank, self._rest, self.low_bits)
+        return found
 
 
-def _pieces(length: int, rank: int, kept: int) -> Iterator[tuple[slice, slice, int, int]]:
-    """Of so many values, of which `kept` are kept: the full chunks, then the short one. Which chunks and which kept
-    values they are, and k and length of each."""
-    full, rest = divmod(length, _CHUNK)
-    if full:
-        yield slice(0, full), slice(0, full * rank), rank, _CHUNK
-    if rest:
-        yield slice(full, full + 1), slice(full * rank, kept), kept - full * rank, rest
+def _mark_bytes(k: int, length: int, low_bits: int) -> int:
+    """Of a chunk's marks: the last place there may be has its own at k - 1 beyond its high bits."""
+    return packed_size(k + (length - 1 >> low_bits), 1)
+
+
+def _marked(places: np.ndarray, length: int, low_bits: int) -> np.ndarray:
+    """The marks uint8 [n * bytes] of the high bits of ascending places [n, k]."""
+    n, k = places.shape
+    marks = np.zeros((n, 8 * _mark_bytes(k, length, low_bits)), np.uint8)
+    np.put_along_axis(marks, (places >> low_bits).astype(np.int64) + np.arange(k), 1, axis=1)
+    return np.packbits(marks, axis=1, bitorder="little").reshape(-1)
+
+
+def _highs(name: str, marks: np.ndarray, k: int) -> np.ndarray:
+    """The high bits uint16 [n, k] that marks [n, bytes] say, ascending. Raises CodecError for more or fewer than k."""
+    bits = np.unpackbits(marks, axis=1, bitorder="little")
+    if (np.count_nonzero(bits, axis=1) != k).any():
+        raise CodecError(f"{name}: a chunk has not {k} marks")
+    at = np.flatnonzero(bits).reshape(len(marks), k) - bits.shape[1] * np.arange(len(marks))[:, None]
+    return (at - np.arange(k)).astype(np.uint16)
 
 
 def _encode_chunks(name: str, values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from dlx.training.slot.records import Trained
 from dlx.training.slot.trace import Trace
 from dlx.training.slot.undecided import Undecided, most_undecided
 
-FORMAT = 5  # of slot.json; raised when an older dlx-node could not go on from what this one writes
+FORMAT = 6  # of slot.json; raised when an older dlx-node could not go on from what this one writes
 
 _STATE_FILE = re.compile(r"[0-9a-f]{64}|\..*\.tmp")  # also what a kill left half written
 
