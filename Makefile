@@ -7,17 +7,17 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man clean
+.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
-# All tests but those of the benchmarks. Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
+# All tests but those of the benchmarks and the documents. Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
 # order, which tests/conftest.py makes: the long ones first. Three on two cores, because many tests mostly wait: for
 # blocks, deadlines and other processes.
 WORKERS ?= 3
 test: $(VENV)/.dev contracts/node_modules/.installed
-	$(BIN)/pytest --ignore tests/benchmarks --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --ignore tests/benchmarks --ignore tests/docs --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff check .
@@ -95,6 +95,14 @@ wheel-test: $(VENV)/bin/python
 man: $(VENV)/.installed
 	$(BIN)/python -m dlx.node.cli.manual docs/man
 
+# The documentation as a site: build/site/index.html.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# What it says to do: every command of the tutorials, the notebooks; and the site in a browser.
+docs-test: docs
+	$(BIN)/pytest tests/docs $(ARGS)
+
 clean:
 	rm -rf $(VENV) $(SLITHER) contracts/node_modules contracts/out contracts/cache
 
@@ -110,6 +118,10 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ".[docs]"
 	@touch $@
 
 # An environment of its own, because slither wants another web3.
