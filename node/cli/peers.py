@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
-from dlx.node.daemon.status import PeerView
-
-
-class Peers(msgspec.Struct, frozen=True):
-    peers: list[PeerView]
+from dlx.node.daemon.status import Peers
 
 
 def command(

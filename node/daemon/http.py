@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from dlx.ground import durable
-from dlx.node.daemon.status import NodeStatus, PeerView
+from dlx.node.daemon.status import NodeStatus, Peers, PeerView, Rounds, RoundView
 from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import UsageFailure
 from dlx.node.web.serving import listener, serve_on
@@ -30,6 +30,7 @@ async def serve_http(
     port: int,
     status: Callable[[], NodeStatus],
     peers: Callable[[], list[PeerView]],
+    rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
     address_file: Path,
     page: Callable[[], Starlette],
@@ -46,7 +47,7 @@ async def serve_http(
     _write_address(address_file, url)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_on, found, _app(status, peers, registry, page))
+            await nursery.start(serve_on, found, _app(status, peers, rounds, registry, page))
             task_status.started(url)
     finally:
         address_file.unlink(missing_ok=True)
@@ -55,6 +56,7 @@ async def serve_http(
 def _app(
     status: Callable[[], NodeStatus],
     peers: Callable[[], list[PeerView]],
+    rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
     page: Callable[[], Starlette],
 ) -> Any:
@@ -72,7 +74,10 @@ def _app(
         return _json(status())
 
     async def v1_peers(_: Request) -> Response:
-        return _json({"peers": peers()})
+        return _json(Peers(peers()))
+
+    async def v1_rounds(_: Request) -> Response:
+        return _json(Rounds(rounds()))
 
     return Starlette(
         routes=[
@@ -81,6 +86,7 @@ def _app(
             Route("/metrics", metrics),
             Route("/v1/status", v1_status),
             Route("/v1/peers", v1_peers),
+            Route("/v1/rounds", v1_rounds),
             Mount("/", _Later(page)),
         ],
         # A web page can point a name of its own at 127.0.0.1 and read what answers: only our own names are served.

@@ -134,7 +134,7 @@ class Node:
             url = await nursery.start(
                 partial(
                     serve_http, settings.http_host, settings.http_port, self._overview.status, self._overview.peers,
-                    self._metrics.registry, datadir.http_address, self._page,
+                    self._overview.rounds, self._metrics.registry, datadir.http_address, self._page,
                 )
             )  # fmt: skip
             notify("READY=1")

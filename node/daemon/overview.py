@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dlx.ground.constants import MICRO
+from dlx.ledger.events import Sealed
 from dlx.node import version
 from dlx.node.daemon import standing
 from dlx.node.daemon.clock import ChainClock
@@ -17,13 +19,15 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
-from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
+from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_urls
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.turns import summary
 from dlx.p2p.host import Host
+
+_ROUNDS = 64  # newest ones that are told
 
 
 @dataclass(kw_only=True)
@@ -100,6 +104,27 @@ class Overview:
                 agreed=peer.agreed,
             )
             for peer in self.host.peers()
+        ]
+
+    def rounds(self) -> list[RoundView]:
+        """The newest sealed rounds of this node's stage, oldest first."""
+        seen, slot = self.follower.seen.value, self.membership.slot
+        if seen is None or not seen.view.created:
+            return []
+        sealed, last = seen.view.sealed, seen.view.config.stages - 1
+        stage = slot[1] if slot else last
+        newest = range(sealed.rounds(stage))[-_ROUNDS:]
+        return [
+            RoundView(
+                round=one.round,
+                loss=_loss(sealed.get((last, one.round))),
+                counted=one.count,
+                ours=self.account in one.accounts,
+                steps=one.outcome.inner_steps,
+                time=one.at.time,
+            )
+            for round in newest
+            if (one := sealed.get((stage, round))) is not None
         ]
 
     @property
@@ -196,3 +221,7 @@ class Overview:
         elif self._machine.diverged:
             reasons.append(f"stopped contributing: {self._machine.diverged}")
         return tuple(reasons)
+
+
+def _loss(sealed: Sealed | None) -> float | None:
+    return None if sealed is None or not sealed.records else sealed.mean_loss / MICRO

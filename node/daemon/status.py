@@ -1,4 +1,7 @@
-"""What a running node says about itself: the bodies of /v1/status and /v1/peers. Rounds are the ledger's, from 0."""
+"""What a running node says about itself: the bodies of /v1/status, /v1/peers and /v1/rounds.
+
+Rounds are the ledger's, from 0.
+"""
 
 from __future__ import annotations
 
@@ -101,3 +104,26 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
     connected_seconds: float
     rtt_ms: float | None
     agreed: bool  # said hello with the same chain, ledger and run
+
+
+class RoundView(msgspec.Struct, frozen=True, kw_only=True):
+    """A sealed round as the node's stage sealed it; of a node without a seat, the last stage."""
+
+    round: int
+    loss: float | None  # nats per token, of the last stage's seal; None: empty, or not sealed yet
+    counted: int  # contributions
+    ours: bool  # whether this node's is one of them
+    steps: int  # inner steps that the round's plan asks for
+    time: int  # of the seal's block, Unix seconds
+
+
+class Peers(msgspec.Struct, frozen=True):
+    """Those whom the node is connected to."""
+
+    peers: list[PeerView]
+
+
+class Rounds(msgspec.Struct, frozen=True):
+    """The newest sealed rounds that the node remembers, oldest first."""
+
+    rounds: list[RoundView]

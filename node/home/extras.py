@@ -15,6 +15,7 @@ from dlx.node.home.errors import NotReady
 EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "safetensors", "pyarrow", "zstandard"),
     "web": ("hypercorn", "jinja2", "starlette"),  # "train" brings them too
+    "top": ("textual",),  # likewise
     "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
     "evaluate": ("lm_eval", "accelerate", "peft"),

@@ -15,7 +15,16 @@ from starlette.routing import Route
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.metrics import Metrics
-from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, SealStatus, Traffic
+from dlx.node.daemon.status import (
+    CheckStatus,
+    LedgerStatus,
+    NodeStatus,
+    PeerView,
+    Rounds,
+    RoundView,
+    SealStatus,
+    Traffic,
+)
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from tests.node.command import dlx
@@ -67,6 +76,7 @@ STATUS = NodeStatus(
     started_at=1.0,
 )
 PEER = PeerView(peer_id="16Uiu2HAn", addresses=(), connected_seconds=2.0, rtt_ms=None, agreed=True)
+ROUND = RoundView(round=2, loss=2.6, counted=2, ours=True, steps=10, time=1_700_000_000)
 
 
 class Served:
@@ -97,7 +107,8 @@ def serve(folder: Path, test: Callable[[Served], Awaitable[None]], host: str = "
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                run = partial(serve_http, host, 0, lambda: served.status, lambda: [PEER], metrics.registry)
+                told = (lambda: served.status, lambda: [PEER], lambda: [ROUND])
+                run = partial(serve_http, host, 0, *told, metrics.registry)
                 served.url = await nursery.start(run, served.folder.http_address, served.page)
                 await test(served)
                 nursery.cancel_scope.cancel()
@@ -111,6 +122,7 @@ def test_status_and_peers_read_back_as_they_were_given(tmp_path: Path, host: str
         status = await trio.to_thread.run_sync(read, served.folder, "/v1/status", NodeStatus)
         assert status == STATUS
         assert (await served.get("/v1/peers")).json()["peers"][0]["peer_id"] == PEER.peer_id
+        assert (await trio.to_thread.run_sync(read, served.folder, "/v1/rounds", Rounds)).rounds == [ROUND]
         assert json.loads(served.folder.http_address.read_text())["url"] == served.url
 
     serve(tmp_path, test, host)
@@ -221,7 +233,7 @@ def test_only_loopback_addresses_are_served(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com"):
         with pytest.raises(UsageFailure, match="loopback"):
             registry = Metrics(STATUS.run).registry
-            trio.run(serve_http, host, 0, lambda: STATUS, list, registry, tmp_path / "http.json", Starlette)
+            trio.run(serve_http, host, 0, lambda: STATUS, list, list, registry, tmp_path / "http.json", Starlette)
 
 
 def test_a_taken_port_is_one_clear_failure(tmp_path: Path) -> None:
@@ -233,6 +245,7 @@ def test_a_taken_port_is_one_clear_failure(tmp_path: Path) -> None:
                 "127.0.0.1",
                 port,
                 lambda: STATUS,
+                list,
                 list,
                 Metrics(STATUS.run).registry,
                 tmp_path / "http.json",

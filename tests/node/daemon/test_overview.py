@@ -23,6 +23,7 @@ from dlx.node.daemon.tally import Tally
 from dlx.node.round.pending import Failing
 from dlx.node.trainer.client import Trainer
 from tests.ledger.ledger_run import config
+from tests.node.runs.test_history import Ledger
 
 RUN = b"\x01" * 32
 DOMAIN = Domain(31337, f"0x{9:040x}")
@@ -115,3 +116,23 @@ def test_a_training_process_that_does_not_start_has_a_reason_before_any_slot_is_
     trainer.trouble = "killed by signal 9 (3 times in a row)"
     assert node.status().failing == ("the training process: killed by signal 9 (3 times in a row)",)
     assert node.status().failing[0] in node.status().not_ready
+
+
+def test_rounds_are_those_of_the_nodes_stage_with_the_loss_of_the_last() -> None:
+    ledger, told = Ledger(), overview(None)
+    for round, steps in ((0, 2), (1, 0)):
+        ledger.seal(0, round, steps=steps)
+        ledger.seal(1, round, 4_250_000, steps)
+    ledger.seal(0, 2)
+    assert told.rounds() == [], "the chain has not answered yet"
+    told.follower.seen.value = ChainSeen(ledger.view, NodeTable(), Head(1, bytes(32), 0))
+    first, last = ledger.view.members()
+    for account, slot, ours in (
+        (first, (0, 0), [True, False, True]),
+        (last, (0, 1), [True, False]),
+        (ACCOUNTS[0], None, [False, False]),
+    ):
+        told.account, told.membership = account, SimpleNamespace(slot=slot)  # type: ignore[assignment]
+        found = told.rounds()
+        assert [one.round for one in found] == [*range(len(ours))] and [one.ours for one in found] == ours
+        assert [one.loss for one in found] == [4.25, None, None][: len(ours)], "an empty seal has none"

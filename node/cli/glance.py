@@ -1,0 +1,113 @@
+"""What `dlx-node top` shows of a node: as one frame for a pipe, and in parts for a terminal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from dlx.node.cli.status import answers
+from dlx.node.daemon.status import NodeStatus, PeerView, RoundView
+from dlx.node.home.shown import size
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ABOVE = ("ready", "connected", "slot", "counted", "vote", "notice", "rests", "waiting for", "fails", "checks")
+_FRAME_PEERS, _FRAME_ROUNDS = 16, 8  # that one frame shows
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the node said of itself at one moment, by this process's monotonic clock."""
+
+    status: NodeStatus
+    peers: list[PeerView]
+    rounds: list[RoundView]
+    at: float = 0.0
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the newest rounds that have one, oldest first."""
+        return [one.loss for one in self.rounds if one.loss is not None]
+
+
+def frame(seen: Look) -> Any:
+    """All of it, as one picture for a terminal of any size."""
+    status = seen.status
+    loss = Text(f"loss {_spark(seen.losses)}" if seen.losses else "no loss yet")
+    rounds = Table(*ROUND_COLUMNS, box=None, pad_edge=False)
+    for one in seen.rounds[-_FRAME_ROUNDS:]:
+        rounds.add_row(*round_cells(one))
+    peers = Table(*PEER_COLUMNS, box=None, pad_edge=False)
+    for peer in seen.peers[:_FRAME_PEERS]:
+        peers.add_row(*peer_cells(peer))
+    if len(seen.peers) > _FRAME_PEERS:
+        peers.add_row(f"and {len(seen.peers) - _FRAME_PEERS} more")
+    parts = (facts(status), now(status), loss, traffic(status), rounds, peers)
+    return Panel(Group(*(one for part in parts for one in (part, ""))), title=Text(title(status)))
+
+
+def title(status: NodeStatus) -> str:
+    return f"dlx-node {status.version}  run {status.run[:18]}  account {status.account}"
+
+
+def facts(status: NodeStatus) -> Table:
+    """What `status` says that a person wants to see all the time; what wants a look in amber."""
+    rows = Table.grid(padding=(0, 2))
+    for name, value in answers(status):
+        if name in _ABOVE:
+            shown = value if isinstance(value, Text) else Text(str(value), style="red" if name == "fails" else "")
+            rows.add_row(Text(name, style="bold"), shown)
+    return rows
+
+
+def now(status: NodeStatus) -> Text:
+    """The round under way."""
+    where = "no round" if status.round is None else f"round {status.round}, step {status.step} of {status.steps}"
+    loss = "" if status.loss is None else f"  loss {status.loss:.4f}"
+    speed = "" if status.tokens_per_second is None else f"  {status.tokens_per_second:,.0f} tokens/s"
+    return Text.assemble((status.phase, "bold"), f"  {where}{loss}{speed}")
+
+
+def traffic(status: NodeStatus, before: NodeStatus | None = None, seconds: float = 0.0) -> Table:
+    """Bytes so far; and a second, by what it was so many seconds ago."""
+    kinds = type(status.traffic).__struct_fields__
+    table = Table("", *kinds, box=None, pad_edge=False)
+    for way in ("sent", "received"):
+        cells = []
+        for kind in kinds:
+            count = getattr(getattr(status.traffic, kind), way)
+            cells.append(size(count))
+            if before is not None and seconds > 0:
+                # A node that was started anew counts from 0.
+                more = max(0, count - getattr(getattr(before.traffic, kind), way))
+                cells[-1] += f" {size(more / seconds)}/s"
+        table.add_row(way, *cells)
+    return table
+
+
+ROUND_COLUMNS = ("ROUND", "LOSS", "COUNTED", "OURS", "STEPS", "SEALED")
+
+
+def round_cells(one: RoundView) -> tuple[str, ...]:
+    loss = "" if one.loss is None else f"{one.loss:.4f}"
+    at = time.strftime("%H:%M:%S", time.localtime(one.time))
+    return str(one.round), loss, str(one.counted), "yes" if one.ours else "no", str(one.steps), at
+
+
+PEER_COLUMNS = ("PEER", "ADDRESS", "ROUND TRIP", "AGREED")
+
+
+def peer_cells(peer: PeerView) -> tuple[str, ...]:
+    trip = "" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms"
+    return peer.peer_id, (peer.addresses or ("",))[0], trip, "yes" if peer.agreed else "no"
+
+
+def _spark(values: list[float]) -> str:
+    """A line of bars, lowest to highest."""
+    low, high = min(values), max(values)
+    return "".join(_BARS[round((one - low) / (high - low or 1.0) * (len(_BARS) - 1))] for one in values)
