@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from dlx.node.cli import options, plan
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
+
+if TYPE_CHECKING:
+    from dlx.node.runs.draft_text import Size
 
 _T = TypeVar("_T")
 _STEPS = 10  # inner steps of a round, by default
@@ -58,44 +62,29 @@ def command(
         raise UsageFailure(f"{out} cannot be made: name a new file in a folder that exists")
     from dlx.ground import durable
     from dlx.node.runs.draft_text import SIZES, Answers, draft_text, even, suggested_rounds
-    from dlx.training.recipe.huggingface import read_config
-    from dlx.training.recipe.recipe import Model, parse_model
+    from dlx.training.recipe.recipe import Licence, Name
 
-    text = _ask("A file or folder with the text", data, None, Path)
-    if not text.exists():
-        raise UsageFailure(f"--data {text}: there is no such file or folder")
-    chosen = _ask(f"Model: a Hugging Face folder, or {', '.join(SIZES)}", model, "tiny", str)
-    tokenizer: Path | None = None
-    with plan.reading(out):
-        if chosen in SIZES:
-            start: Any = SIZES[chosen]
-            layers, length = start.layers, start.length
-        else:
-            start = options.existing_folder(Path(chosen), "--model").absolute()
-            config = parse_model(Model(read_config(start, untie=False)))
-            layers, length = config.layers, min(_LENGTH, config.positions_limit[1])
-            tokenizer = start / "tokenizer.json" if (start / "tokenizer.json").is_file() else None
-    machines = _ask(f"Machines that share the model's {layers} layers", stages, 1, int)
-    if not 1 <= machines <= layers:
-        raise UsageFailure(f"--stages {machines}: the model has {layers} layers")
-    begin = _ask("Replicas that begin together", replicas, 2, int)
-    size = _bytes_of(text)
-    per_step = _BATCH * length
-    once = suggested_rounds(size // (4 if tokenizer else 1), per_step, _STEPS, max(1, begin))
+    text, size = _ask("A file or folder with the text", data, None, _text)
+    sizes = ", ".join(SIZES)
+    start, layers, length, tokenizer = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
+    count = partial(_count, "--stages", most=layers, why=f"the model has {layers} layers")
+    machines = _ask(f"Machines that share the model's {layers} layers", stages, 1, count)
+    begin = _ask("Replicas that begin together", replicas, 2, partial(_count, "--replicas", most=64))
+    once = suggested_rounds(size // (4 if tokenizer else 1), _BATCH * length, _STEPS, begin)
     said = f"Rounds ({shown.size(size)} of text: about once through it is {once})"
     answers = Answers(
-        name=_ask("Name", name, re.sub(r"[^A-Za-z0-9._-]+", "-", text.stem).strip("-.") or "my-run", str),
+        name=_ask("Name", name, _plain(text.stem), partial(_valid, "--name", Name)),
+        rounds=_ask(said, rounds, once, partial(_count, "--rounds", most=10**7)),
+        licence=_ask("Licence of the data", licence, "", partial(_valid, "--licence", Licence)),
         model=start,
         data=text.absolute(),
         stages=even(layers, machines),
         min_replicas=begin,
         max_replicas=max(8, begin),
-        rounds=_ask(said, rounds, once, int),
         length=length,
         batch_size=_BATCH,
         micro_batches=4 if machines > 1 else 1,
         tokenizer=tokenizer,
-        licence=_ask("Licence of the data", licence, "", str),
     )
     durable.write_bytes(out, draft_text(answers).encode())
     try:
@@ -111,19 +100,81 @@ def command(
     options.note(f"wrote {out}: look through it, then `dlx-node run create --manifest {out}`")
 
 
-def _ask(question: str, given: _T | None, default: Any, kind: type[_T]) -> _T:
-    """The option, else what the person at the terminal says, else the default."""
-    if given is not None:
-        return given
-    if sys.stdin.isatty():
-        return kind(typer.prompt(question, default=default, type=kind, err=True))  # type: ignore[call-arg]
-    if default is None:
+def _ask(question: str, given: object, default: object, meant: Callable[[str], _T]) -> _T:
+    """What the option means, else what the person at the terminal says, who is told why where that cannot be and asked
+    again, else what the default means. `meant` raises UsageFailure."""
+    if given is None and sys.stdin.isatty():
+        while True:
+            try:
+                return meant(_said(question, default))
+            except UsageFailure as error:
+                options.note(str(error))
+    if given is None and default is None:
         raise UsageFailure(f"{question}: name it by an option, there is nobody to ask")
-    return kind(default)  # type: ignore[call-arg]
+    return meant(str(default if given is None else given))
 
 
-def _bytes_of(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    files = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
-    return sum(one.stat().st_size for one in files if one.is_file())
+def _said(question: str, default: object) -> str:
+    try:
+        return str(typer.prompt(question, default=default, type=str, err=True)).strip()
+    except typer.Abort:  # Ctrl-C, or the end of the input
+        sys.stderr.write("\n")
+        raise KeyboardInterrupt from None
+
+
+def _text(given: str) -> tuple[Path, int]:
+    """The path, and the bytes that would be read of it."""
+    from dlx.training.data.formats import find
+    from dlx.training.data.shards import DataError
+
+    path = Path(given)
+    try:
+        sources = find([path], "text")
+    except DataError as error:
+        raise UsageFailure(f"--data {error}") from None
+    files = (file for one in sources for file in ([one.path] if one.path.is_file() else one.path.rglob("*")))
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    if not size:
+        raise UsageFailure(f"--data {path}: there is no text in it")
+    return path, size
+
+
+def _model(given: str) -> tuple[Path | Size, int, int, Path | None]:
+    """Folder or size, layers, tokens of a sample, and the tokenizer where it has one."""
+    from dlx.node.runs.draft_text import SIZES
+    from dlx.training.recipe.huggingface import read_config
+    from dlx.training.recipe.recipe import Model, parse_model
+    from dlx.training.recipe.strict import ManifestError
+
+    if given in SIZES:
+        return SIZES[given], SIZES[given].layers, SIZES[given].length, None
+    folder = options.existing_folder(Path(given), "--model").absolute()
+    try:
+        config = parse_model(Model(read_config(folder, untie=False)))
+    except ManifestError as error:
+        raise UsageFailure(f"--model {given}: {error}") from None
+    tokenizer = folder / "tokenizer.json"
+    length = min(_LENGTH, config.positions_limit[1])
+    return folder, config.layers, length, tokenizer if tokenizer.is_file() else None
+
+
+def _count(option: str, given: str, most: int, why: str = "") -> int:
+    number = int(given) if re.fullmatch(r"\d{1,9}", given, re.ASCII) else 0
+    if not 1 <= number <= most:
+        raise UsageFailure(f"{option} {shown.text(given, 40)}: {why or f'expected a number from 1 to {most}'}")
+    return number
+
+
+def _valid(option: str, kind: Any, given: str) -> str:
+    from dlx.training.recipe.strict import ManifestError, convert
+
+    try:
+        return convert(given, kind)
+    except ManifestError as error:
+        said = str(error).partition(": ")[2].rpartition(", got ")[0]
+        raise UsageFailure(f"{option} {shown.text(given, 40)}: {said}") from None
+
+
+def _plain(stem: str) -> str:
+    """A file's name as a run's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64] or "my-run"

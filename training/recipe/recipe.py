@@ -15,6 +15,7 @@ from dlx.training.recipe.presets import INNER_STEPS, MIN_INNER_STEPS
 from dlx.training.recipe.strict import convert, fail
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Licence = Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*\Z")]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Size = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -52,7 +53,7 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     micro_batches: Count = 1
     seed: Seed = 0  # of the sample order and of the genesis
     private: bool = False  # whether a replica may train on a folder of its own, which never leaves it
-    licence: Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*\Z")] = ""  # of the data, as the creator states it
+    licence: Licence = ""  # of the data, as the creator states it
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):

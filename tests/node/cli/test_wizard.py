@@ -57,11 +57,12 @@ def test_it_starts_from_a_hugging_face_folder(text: Path, tmp_path: Path) -> Non
     assert (draft.name, draft.rounds, draft.model.source) == ("mine", 3, str(model))
 
 
-def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(f"{text}\nsmall\n3\n1\nasked\n7\nMIT\n"))
     out = tmp_path / "run.toml"
     dlx("run", "new", out)
@@ -70,9 +71,37 @@ def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert draft.data.licence == "MIT" and draft.model.config["hidden_size"] == 384
 
 
+def test_a_person_who_errs_is_told_why_and_asked_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    answers = ["nowhere", tmp_path / "empty", text, "/etc", "tiny", 0, 5, 2, -1, 1, "a b", "mine", "many", 0, 4, ""]
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{one}\n" for one in answers)))
+    done = dlx("run", "new", tmp_path / "run.toml")
+    draft = draft_from_toml(tmp_path / "run.toml")
+    assert (draft.name, draft.rounds, draft.min_replicas, len(draft.stages)) == ("mine", 4, 1, 2)
+    for why in ("no such file", "no text", "config.json", "has 4 layers", "1 to 64", "letters, digits"):
+        assert why in done.stdout + done.stderr, why
+
+
+@pytest.mark.parametrize("answers", ["", "{text}\n", "{text}\ntiny\n1\n"])
+def test_who_stops_answering_gets_no_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: str
+) -> None:
+    """The end of input, and Ctrl-C, which a prompt cannot tell from it."""
+    monkeypatch.setattr(sys, "stdin", Terminal(answers.format(text=text)))
+    done = dlx("run", "new", tmp_path / "run.toml", code=130)
+    assert "Aborted" not in done.stderr and not (tmp_path / "run.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["--data", "empty"], "--data empty: there is no text"),
+        (["--data", ".", "--model", "/etc"], "--model /etc"),
+        (["--data", ".", "--name", "a b"], "--name a b"),
+        (["--data", ".", "--licence", "x" * 201], "licence"),
+        (["--data", ".", "--link", "0"], "--link 0"),
         (["--data", "nowhere"], "no such file or folder"),
         ([], "there is nobody to ask"),
         (["--data", ".", "--model", "nowhere"], "--model nowhere"),
@@ -86,5 +115,7 @@ def test_what_cannot_be_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("text")
     assert said in dlx("run", "new", "run.toml", *given, code=2).stderr
     assert not (tmp_path / "run.toml").exists()
