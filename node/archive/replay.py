@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +76,8 @@ class Replay:
 
     def version(self, stage: int, version: int) -> State:
         """A stored version, by its sealed hashes. Raises BlobMissing (also where only its momentum is)."""
-        limit = weights.file_size(self._shapes[stage])
+        limit, path = weights.file_size(self._shapes[stage]), self._weights(stage, version)
         momentum = self.view.momentum(stage, version)
-        path = self._blobs.get(self.view.weights(stage, version), limit)
         return State(stage, version, path, None if momentum == NO_HASH else self._blobs.get(momentum, limit))
 
     def check_version(self, state: State) -> None:
@@ -166,12 +166,16 @@ class Replay:
         for record in sealed.records if sealed is not None else ():
             self._blobs.drop(record.payload)
 
-    def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> State:
-        """The version itself where somebody keeps it, else recomputed from the newest older one that is kept.
+    def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> Path:
+        """The version's weights where somebody keeps them, else recomputed from the newest older version that is kept
+        with its momentum.
 
         Raises ReplayError where that cannot be done, saying which blob is gone or wrong.
         """
-        state = self._newest(stage, version)
+        try:
+            return self._weights(stage, version)
+        except BlobMissing as error:
+            state = self._newest(stage, version, error)
         while state.version < version:
             round = state.version
             progress(f"stage {stage}: nobody has version {version}, replaying round {round}")
@@ -188,15 +192,16 @@ class Replay:
                 )
             before, state = state, self.after(state, made)
             self.forget(before, state)
-        return state
+        return state.weights
 
-    def _newest(self, stage: int, version: int) -> State:
-        failure: Exception | None = None
-        for candidate in range(version, -1, -1):
-            try:
+    def _weights(self, stage: int, version: int) -> Path:
+        return self._blobs.get(self.view.weights(stage, version), weights.file_size(self._shapes[stage]))
+
+    def _newest(self, stage: int, version: int, failure: BlobMissing) -> State:
+        """Before a version that cannot be had."""
+        for candidate in range(version - 1, -1, -1):
+            with suppress(BlobMissing):
                 return self.version(stage, candidate)
-            except BlobMissing as error:
-                failure = failure or error
         raise ReplayError(f"stage {stage}: no source has version {version} or an older one: {failure}")
 
     def _counted(self, sealed: Sealed) -> list[SealedPayload]:

@@ -111,7 +111,7 @@ def pull(
         for stage in range(view.config.stages):
             named = view.weights(stage, chosen).hex()[:16]
             progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
-            files.append(replay.rebuild(stage, chosen, progress).weights)
+            files.append(replay.rebuild(stage, chosen, progress))
         vocabulary, whole = read_vocabulary(replay.manifest, blobs, progress)
         model = export(replay.manifest, files, work / "model", vocabulary)
         found = provenance(domain, view, chosen) | {"model": model.hex()}

@@ -77,6 +77,18 @@ def test_an_older_version_and_the_genesis_can_be_pulled(
     assert run_pull(1, [folder])["stages"][1]["weights"] == honest_history.versions[1, 1].hex()
 
 
+def test_weights_that_somebody_keeps_take_nothing_else(
+    honest_history: History, folder: Path, tmp_path: Path, run_pull: Callable[..., dict[str, Any]]
+) -> None:
+    view = honest_history.view()
+    for stage in range(2):
+        (folder / view.momentum(stage, 3).hex()).unlink()
+        for payload in honest_history.payloads[stage, 2]:
+            (folder / payload.hex()).unlink()
+    run_pull(3, [folder])
+    _assert_same_logits(honest_history, 3, tmp_path / "model")
+
+
 def test_wrong_weights_are_named_and_a_good_copy_is_used(
     honest_history: History, folder: Path, tmp_path: Path, run_pull: Callable[..., dict[str, Any]]
 ) -> None:
