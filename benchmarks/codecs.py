@@ -27,12 +27,12 @@ from dlx.training.recipe.recipe import Plan
 
 CASES = {
     "int4": ("int4", Plan(level=4)),
-    "int4 2 bits": ("int4", Plan(level=2)),
     "int4 8 bits": ("int4", Plan(level=8)),
     "lowrank": ("lowrank", Plan(level=4, rank=32)),
+    "ternary": ("ternary", Plan(level=2)),
     "topk": ("topk", Plan(level=2, rank=128)),
 }
-TARGET_MB_S = {"int4": 200, "lowrank": 200, "topk": 100}
+TARGET_MB_S = {"int4": 200, "lowrank": 200, "ternary": 200, "topk": 100}
 TARGET_EXTRA = 2.0
 
 _QUICK_PARAMS = 2_000_000

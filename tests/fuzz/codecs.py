@@ -17,7 +17,8 @@ from dlx.training.recipe.recipe import Plan
 
 SHAPES: dict[str, tuple[int, ...]] = {"up_proj.weight": (24, 17), "norm.weight": (9,), "experts.down_proj": (3, 40, 34)}
 PLANS = [
-    *((codec("int4"), Plan(level=level)) for level in (2, 4, 8)),
+    *((codec("int4"), Plan(level=level)) for level in (4, 8)),
+    (codec("ternary"), Plan(level=2)),
     *((codec("lowrank"), Plan(rank=rank)) for rank in (1, 3, 5)),
     *((codec("topk"), Plan(level=2, rank=rank)) for rank in (32, 256)),
 ]

@@ -164,7 +164,7 @@ def _codecs() -> list[dict[str, Any]]:
         "model.norm.weight": np.concatenate([generator.standard_normal(130), [0.0, 1e-9]]),
     }
     tensors = {name: values.astype(np.float32) for name, values in made.items()}
-    plans = [("int4", 4, 0), ("int4", 8, 0), ("int4", 2, 0), ("lowrank", 4, 3), ("topk", 2, 32)]
+    plans = [("int4", 4, 0), ("int4", 8, 0), ("ternary", 2, 0), ("lowrank", 4, 3), ("topk", 2, 32)]
     found = []
     for name, level, rank in plans:
         plan = CodecPlan(level, rank, 10)

@@ -164,6 +164,8 @@ def decode(codec: str, level: int, rank: int, shapes: dict[str, list[int]], payl
         count = math.prod(shape)
         if codec == "topk":
             values, rest = _topk(rest, count, rank)
+        elif codec == "ternary":
+            values, rest = _ternary(rest, count)
         elif codec == "lowrank" and _factored(name, shape, rank):
             values, rest = _lowrank(rest, shape, rank)
         else:
@@ -179,6 +181,16 @@ def _int4(data: bytes, count: int, level: int) -> tuple[list[float], bytes]:
     codes = signed(bits(data[2 * groups : size], level, 128 * groups), level)
     scales = [half(data[2 * group : 2 * group + 2]) for group in range(groups)]
     return [single(codes[index] * scales[index // 128]) for index in range(count)], data[size:]
+
+
+def _ternary(data: bytes, count: int) -> tuple[list[float], bytes]:
+    head = 2 * -(-count // 640)
+    size = head + -(-count // 5)
+    scales = [half(data[at : at + 2]) for at in range(0, head, 2)]
+    digits = [data[head + index // 5] // 3 ** (index % 5) % 3 for index in range(count)]
+    return [(0.0, scales[index // 640], -scales[index // 640])[digit] for index, digit in enumerate(digits)], data[
+        size:
+    ]
 
 
 def _factored(name: str, shape: list[int], rank: int) -> bool:

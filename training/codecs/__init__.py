@@ -1,8 +1,8 @@
 """Codecs: how a pseudo-gradient becomes a payload's bytes and back.
 
 `decode` gives the same bits on every machine and is the only thing the outer step depends on. So do the encoders of
-int4 and topk, which an audit asks for (`fault`); that of lowrank rests on a library's products of matrices. Error
-feedback keeps whatever `decode` does not give back.
+int4, ternary and topk, which an audit asks for (`fault`); that of lowrank rests on a library's products of matrices.
+Error feedback keeps whatever `decode` does not give back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dlx.training.codecs.base import Codec, CodecError
 from dlx.training.codecs.int4 import Int4
 from dlx.training.codecs.lowrank import LowRank
+from dlx.training.codecs.ternary import Ternary
 from dlx.training.codecs.topk import TopK
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.ladders import ladders
@@ -19,7 +20,7 @@ from dlx.training.recipe.recipe import Recipe
 
 __all__ = ["Codec", "CodecError", "codec", "payload_sizes"]
 
-_CODECS: dict[str, Codec] = {one.info.name: one for one in (Int4(), LowRank(), TopK())}
+_CODECS: dict[str, Codec] = {one.info.name: one for one in (Int4(), LowRank(), Ternary(), TopK())}
 
 
 def codec(name: str, device: str | None = None) -> Codec:

@@ -260,9 +260,12 @@ def count(shape: tuple[int, ...]) -> int:
 def row_sums(values: np.ndarray) -> np.ndarray:
     """The sums [n] of float32 rows [n, k], the halves added element by element: the same bits on every machine, which
     no library's own reduction promises."""
-    while (width := values.shape[1]) > 1:
+    while (width := values.shape[1]) > 32 and width % 2 == 0:
+        values = values[:, : width // 2] + values[:, width // 2 :]
+    columns = np.ascontiguousarray(values.T)  # short rows are slow
+    while (width := len(columns)) > 1:
         half = width // 2
-        left_over = values[:, 2 * half :]
-        values = values[:, :half] + values[:, half : 2 * half]
-        values[:, : left_over.shape[1]] += left_over
-    return values[:, 0]
+        left_over = columns[2 * half :]
+        columns = columns[:half] + columns[half : 2 * half]
+        columns[: len(left_over)] += left_over
+    return columns[0]

@@ -1,14 +1,14 @@
-"""int4: four bits a value (the plan's level may also say 2 or 8), one fp16 scale for each group of 128 values.
+"""int4: four bits a value (the plan's level may also say 8), one fp16 scale for each group of 128 values.
 
 Layout of a tensor's part: its groups' scales (little-endian fp16), then its values as two's complement codes of that
 many bits, packed from the lowest bits of a byte up. A tensor is flattened and padded with zeros to whole groups. A
-value is its code times its group's scale; the codes are -1..1, -7..7 or -127..127. So that a group has one form only,
+value is its code times its group's scale; the codes are -7..7 or -127..127. So that a group has one form only,
 scale and codes are all zero, or some code is at one of the two ends.
 """
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, spans, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, spans, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
 from dlx.training.codecs.scratch import scratch
 from dlx.training.recipe import codec_info
@@ -79,7 +79,7 @@ class Packer(Encoder):
         np.abs(values, out=codes)
         # Sizes are ordered like their bits, and NaN above all.
         largest = codes.view(np.int32).max(axis=1).view(np.float32)
-        scale = _scales(self._name, values, largest, bits)
+        scale = _scales(self._name, largest, bits)
         factors = scale.astype(np.float32)[:, None]
         # A group too small for any scale becomes zero: error feedback keeps it.
         np.divide(values, np.where(factors == 0, np.float32(np.inf), factors), out=codes)
@@ -181,28 +181,19 @@ class _Table:
         self.facts = facts.astype(np.uint32 if bits == 8 else np.uint16)  # also the sum over a group
 
 
-_TABLES = {bits: _Table(bits) for bits in CODES}
+_TABLES = {bits: _Table(bits) for bits in codec_info.INT4.levels}
 
 
 def _groups(shape: tuple[int, ...]) -> int:
     return -(-count(shape) // GROUP)
 
 
-def _scales(name: str, values: np.ndarray, largest: np.ndarray, bits: int) -> np.ndarray:
-    """An fp16 scale for each group of float32 values [groups, 128] whose largest size is `largest` [groups]."""
+def _scales(name: str, largest: np.ndarray, bits: int) -> np.ndarray:
+    """An fp16 scale for each group whose largest size is `largest` [groups]."""
     with np.errstate(over="ignore"):
         highest = largest / np.float32(2 ** (bits - 1) - 1)
         # Among the coarse fp16 numbers near zero the lower one: with the higher the largest code might not be reached.
         highest = np.where(highest < _NORMAL, np.floor(highest / _STEP) * _STEP, highest).astype(np.float16)
         if not np.isfinite(highest).all():
             raise too_large(name)
-        return highest if bits > 2 else np.minimum(_ternary(values).astype(np.float16), highest)
-
-
-def _ternary(values: np.ndarray) -> np.ndarray:
-    """For each group the mean size of those values that -1, 0 and 1 times it should not round to zero: the best for a
-    normal distribution is 0.61 of the root mean square and more, and a group of one size keeps its size."""
-    sizes = np.abs(values)
-    root = np.sqrt(row_sums(sizes * sizes) / np.float32(GROUP))
-    sizes *= sizes >= np.float32(0.61) * root[:, None]
-    return row_sums(sizes) / np.maximum(np.count_nonzero(sizes, axis=1), 1).astype(np.float32)
+        return highest

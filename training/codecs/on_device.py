@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlx.training.codecs import int4, lowrank, topk
+from dlx.training.codecs import int4, lowrank, ternary, topk
 from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, too_large
 from dlx.training.recipe.recipe import Plan
 
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20  # values decoded or encoded at a time
 
 def codec_on(name: str, device: str) -> Codec:
     """The codec of that name, computing on a torch device."""
-    kinds: dict[str, type[Codec]] = {"int4": _Int4, "lowrank": _LowRank, "topk": _TopK}
+    kinds: dict[str, type[Codec]] = {"int4": _Int4, "lowrank": _LowRank, "ternary": _Ternary, "topk": _TopK}
     found = kinds[name]()
     found.device = device
     return found
@@ -64,6 +64,19 @@ class _LowRank(_OnDevice, lowrank.LowRank):
         if isinstance(found, lowrank.Product):
             return _Product(found, self.device)
         return _Groups(name, data, shape, plan.level, self.device)
+
+
+class _Ternary(_OnDevice, ternary.Ternary):
+    def _encode(
+        self, name: str, tensor: np.ndarray, plan: Plan, out: np.ndarray, previous: tuple[np.ndarray, Plan] | None
+    ) -> None:
+        packer, flat = _Packer(name, tuple(tensor.shape), out, self.device), tensor.reshape(-1)
+        block = _BLOCK // ternary.GROUP * ternary.GROUP
+        for start in range(0, len(flat), block):
+            packer.take(flat[start : start + block], start)
+
+    def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
+        return _Trits(name, data, shape, self.device)
 
 
 class _TopK(_OnDevice, topk.TopK):
@@ -113,6 +126,27 @@ class _Groups(Decoder):
             if is_so:
                 raise CodecError(f"{self._name}: {what}")
         _hand_over(values[: len(out)], out)
+
+
+class _Trits(ternary.Groups):
+    """ternary: groups of 640."""
+
+    block = _BLOCK // ternary.GROUP * ternary.GROUP
+
+    def __init__(self, name: str, data: np.ndarray, shape: tuple[int, ...], device: str) -> None:
+        super().__init__(name, data, shape)
+        self._device = device
+
+    def into(self, out: Any, start: int) -> None:
+        """Scales and bytes are checked on the host: they are few."""
+        scales, packed = self.checked(start, len(out))
+        rest, digits = _uploaded(packed, self._device).to(torch.int16), []
+        for _ in range(ternary.DIGITS):
+            digits.append(rest % 3)
+            rest = rest // 3
+        codes = torch.stack(digits, dim=-1).view(len(scales), -1)
+        codes = (codes & 1) - (codes >> 1)
+        _hand_over((codes.float() * _uploaded(scales, self._device)[:, None]).view(-1)[: len(out)], out)
 
 
 class _Chunks(topk.Chunks):
@@ -169,6 +203,36 @@ def _encode_int4(name: str, tensor: np.ndarray, bits: int, out: np.ndarray, devi
         packed[here] = _codes(piece, scale.float(), bits).cpu().numpy()
 
 
+class _Packer(ternary.Packer):
+    def __init__(self, name: str, shape: tuple[int, ...], out: np.ndarray, device: str) -> None:
+        super().__init__(name, shape, out)
+        self._device = device
+
+    def encode(self, values: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        groups = torch.from_numpy(values).to(self._device)
+        scales = _ternary_scales(self._name, groups, length)
+        half = scales.float()[:, None] * 0.5
+        half = torch.where(half == 0, torch.inf, half)
+        digits = ((groups > half).to(torch.uint8) + 2 * (groups < -half).to(torch.uint8)).view(-1, ternary.DIGITS)
+        packed = torch.zeros_like(digits[:, 0])
+        for index in reversed(range(ternary.DIGITS)):
+            packed = packed * 3 + digits[:, index]
+        return scales.cpu().numpy(), packed.cpu().numpy()
+
+
+def _ternary_scales(name: str, values: Tensor, length: int) -> Tensor:
+    """As `ternary._scales`."""
+    sizes = values.abs()
+    largest = sizes.amax(dim=1)  # NaN if any value is
+    if not bool((largest <= float(ternary.LARGEST)).all()):
+        raise too_large(name)
+    root = (_row_sums(sizes * sizes) / _number(length, values)).sqrt()
+    counted = sizes >= (root * float(ternary.LEAST))[:, None]
+    counted[:, length:] = False
+    numbers = counted.sum(dim=1).float()
+    return torch.minimum(_row_sums(sizes * counted) / numbers, largest).half()
+
+
 def _codes(values: Tensor, scales: Tensor, bits: int) -> Tensor:
     """uint8 [n, 16 * bits] of float32 groups [n, 128] and their scales [n]."""
     largest = 2 ** (bits - 1) - 1
@@ -190,15 +254,7 @@ def _scales(name: str, values: Tensor, bits: int) -> Tensor:
     highest = torch.where(highest < float(np.finfo(np.float16).tiny), coarse, highest).half()
     if not highest.isfinite().all():
         raise too_large(name)
-    return highest if bits > 2 else torch.minimum(_ternary(values).half(), highest)
-
-
-def _ternary(values: Tensor) -> Tensor:
-    """As `int4._ternary`."""
-    sizes = values.abs()
-    root = (_row_sums(sizes * sizes) / _number(int4.GROUP, values)).sqrt()
-    sizes = torch.where(sizes >= (root * float(np.float32(0.61)))[:, None], sizes, 0)
-    return _row_sums(sizes) / (sizes != 0).sum(dim=1).clamp(min=1).float()
+    return highest
 
 
 def _encode_chunks(name: str, values: Tensor, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

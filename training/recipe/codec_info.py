@@ -10,7 +10,8 @@ class CodecInfo(NamedTuple):
     ranks: tuple[int, int]  # of a plan: the lowest and the highest
 
 
-INT4 = CodecInfo("int4", decay=1.0, levels=(2, 4, 8), ranks=(0, 0))
+INT4 = CodecInfo("int4", decay=1.0, levels=(4, 8), ranks=(0, 0))
 LOWRANK = CodecInfo("lowrank", decay=1.0, levels=(4,), ranks=(1, 4096))
+TERNARY = CodecInfo("ternary", decay=1.0, levels=(2,), ranks=(0, 0))
 TOPK = CodecInfo("topk", decay=0.95, levels=(2,), ranks=(32, 256))
-CODECS = {one.name: one for one in (INT4, LOWRANK, TOPK)}
+CODECS = {one.name: one for one in (INT4, LOWRANK, TERNARY, TOPK)}

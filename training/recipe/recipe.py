@@ -85,12 +85,12 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Codec(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Literal["int4", "lowrank", "topk"] = "int4"
+    name: Literal["int4", "lowrank", "ternary", "topk"] = "int4"
 
 
 class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """What the codec and the inner loop do in a round. Level: bits of a value. Rank: of `lowrank`; values kept of each
-    4,096 of `topk`; 0 for `int4`."""
+    4,096 of `topk`; 0 for the others."""
 
     level: Annotated[int, Meta(ge=2, le=8)] = 4
     rank: Annotated[int, Meta(ge=0, le=4096)] = 0

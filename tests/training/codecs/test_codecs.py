@@ -24,7 +24,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "experts.down_proj": (3, 20, 24),
 }
 PLANS = [
-    *(("int4", Plan(level=level)) for level in (2, 4, 8)),
+    *(("int4", Plan(level=level)) for level in (4, 8)),
+    ("ternary", Plan(level=2)),
     *(("lowrank", Plan(rank=rank)) for rank in (1, 3, 8, 40)),
     *(("topk", Plan(level=2, rank=rank)) for rank in (32, 256)),
 ]
@@ -50,11 +51,11 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_an_unknown_codec_is_named() -> None:
-    with pytest.raises(CodecError, match="unknown codec 'zip': expected one of int4, lowrank, topk"):
+    with pytest.raises(CodecError, match="unknown codec 'zip': expected one of int4, lowrank, ternary, topk"):
         codec("zip")
 
 
-@pytest.mark.parametrize("name", ["int4", "lowrank", "topk"])
+@pytest.mark.parametrize("name", ["int4", "lowrank", "ternary", "topk"])
 def test_a_codec_takes_the_plans_that_a_manifest_may_state(name: str) -> None:
     for level in range(2, 9):
         for rank in (0, 1, 31, 32, 33, 256, 257, 4096):
@@ -215,5 +216,5 @@ def test_a_part_made_of_blocks_in_any_order_is_the_same_and_leaves_the_values_al
 
 
 def test_decay_is_the_papers() -> None:
-    decays = {name: codec(name).info.decay for name in ("int4", "lowrank", "topk")}
-    assert decays == {"int4": 1.0, "lowrank": 1.0, "topk": 0.95}
+    decays = {name: codec(name).info.decay for name in ("int4", "lowrank", "ternary", "topk")}
+    assert decays == {"int4": 1.0, "lowrank": 1.0, "ternary": 1.0, "topk": 0.95}

@@ -22,7 +22,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "layers.1.norm.weight": (1,),
 }
 PLANS = [
-    *(("int4", Plan(level=level)) for level in (2, 4, 8)),
+    *(("int4", Plan(level=level)) for level in (4, 8)),
+    ("ternary", Plan(level=2)),
     *(("lowrank", Plan(rank=rank)) for rank in (1, 5)),
     *(("topk", Plan(level=2, rank=rank)) for rank in (32, 33, 256)),
 ]
@@ -51,6 +52,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tensors have several."""
     monkeypatch.setattr(on_device, "_BLOCK", 1 << 14)
     monkeypatch.setattr(on_device._Groups, "block", 1 << 14)
+    monkeypatch.setattr(on_device._Trits, "block", 640 * 25)
     monkeypatch.setattr(on_device._Chunks, "block", 1 << 14)
     monkeypatch.setattr(on_device._TopK, "at_once", 3)
 

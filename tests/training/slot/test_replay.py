@@ -163,7 +163,8 @@ HONEST: dict[str, dict[str, Any]] = {
     "float32, Muon, lowrank, experts": {"inner": MUON, "codec": Codec("lowrank"), "plan": Plan(rank=4, inner_steps=21),
                                         "model": Model(full(CASES["qwen3_moe"][0]))},
     "float32, Muon, int8 pipes": {"inner": MUON, "pipe": "int8", "plan": Plan(inner_steps=21)},
-    "bfloat16, Muon, two bits, delay 0": {"precision": "bfloat16", "inner": MUON, "plan": Plan(level=2, inner_steps=3)},
+    "bfloat16, Muon, ternary, delay 0": {"precision": "bfloat16", "inner": MUON, "codec": Codec("ternary"),
+                                         "plan": Plan(level=2, inner_steps=3)},
 }  # fmt: skip
 
 
