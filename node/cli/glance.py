@@ -38,7 +38,7 @@ class Look:
 def frame(seen: Look) -> Any:
     """All of it, as one picture for a terminal of any size."""
     status = seen.status
-    loss = Text(f"loss {_spark(seen.losses)}" if seen.losses else "no loss yet")
+    losses = Text(f"{course(seen.losses)}  {_spark(seen.losses)}")
     rounds = Table(*ROUND_COLUMNS, box=None, pad_edge=False)
     for one in seen.rounds[-_FRAME_ROUNDS:]:
         rounds.add_row(*round_cells(one))
@@ -47,7 +47,7 @@ def frame(seen: Look) -> Any:
         peers.add_row(*peer_cells(peer))
     if len(seen.peers) > _FRAME_PEERS:
         peers.add_row(f"and {len(seen.peers) - _FRAME_PEERS} more")
-    parts = (facts(status), now(status), loss, traffic(status), rounds, peers)
+    parts = (facts(status), now(status), losses, traffic(status), rounds, peers)
     return Panel(Group(*(one for part in parts for one in (part, ""))), title=Text(title(status)))
 
 
@@ -75,19 +75,24 @@ def now(status: NodeStatus) -> Text:
 
 def traffic(status: NodeStatus, before: NodeStatus | None = None, seconds: float = 0.0) -> Table:
     """Bytes so far; and a second, by what it was so many seconds ago."""
-    kinds = type(status.traffic).__struct_fields__
-    table = Table("", *kinds, box=None, pad_edge=False)
-    for way in ("sent", "received"):
-        cells = []
-        for kind in kinds:
-            count = getattr(getattr(status.traffic, kind), way)
-            cells.append(size(count))
-            if before is not None and seconds > 0:
-                # A node that was started anew counts from 0.
-                more = max(0, count - getattr(getattr(before.traffic, kind), way))
-                cells[-1] += f" {size(more / seconds)}/s"
-        table.add_row(way, *cells)
+    table = Table("TRAFFIC", "SENT", "RECEIVED", box=None, pad_edge=False)
+    for kind in type(status.traffic).__struct_fields__:
+        now, then = getattr(status.traffic, kind), None if before is None else getattr(before.traffic, kind)
+        table.add_row(kind, *(_flow(getattr(now, way), getattr(then, way, 0), seconds) for way in ("sent", "received")))
     return table
+
+
+def _flow(count: int, before: int, seconds: float) -> str:
+    if seconds <= 0 or count <= before:  # a node that was started anew counts from 0
+        return size(count)
+    return f"{size(count)}  {size((count - before) / seconds)}/s"
+
+
+def course(losses: list[float]) -> str:
+    """The losses of the newest rounds in words."""
+    if not losses:
+        return "no loss of a round yet"
+    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}, in the newest {len(losses)} rounds"
 
 
 ROUND_COLUMNS = ("ROUND", "LOSS", "COUNTED", "OURS", "STEPS", "SEALED")
@@ -99,15 +104,17 @@ def round_cells(one: RoundView) -> tuple[str, ...]:
     return str(one.round), loss, str(one.counted), "yes" if one.ours else "no", str(one.steps), at
 
 
-PEER_COLUMNS = ("PEER", "ADDRESS", "ROUND TRIP", "AGREED")
+PEER_COLUMNS = ("PEER", "ROUND TRIP", "AGREED", "ADDRESS")
 
 
 def peer_cells(peer: PeerView) -> tuple[str, ...]:
     trip = "" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms"
-    return peer.peer_id, (peer.addresses or ("",))[0], trip, "yes" if peer.agreed else "no"
+    return peer.peer_id, trip, "yes" if peer.agreed else "no", (peer.addresses or ("",))[0]
 
 
 def _spark(values: list[float]) -> str:
     """A line of bars, lowest to highest."""
+    if not values:
+        return ""
     low, high = min(values), max(values)
     return "".join(_BARS[round((one - low) / (high - low or 1.0) * (len(_BARS) - 1))] for one in values)

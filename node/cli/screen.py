@@ -38,10 +38,12 @@ class Screen(App[None]):
     #facts, #now, #traffic { height: auto; padding: 0 1; margin-bottom: 1; }
     #bar { padding: 0 1; width: 100%; margin-bottom: 1; }
     #bar Bar { width: 1fr; }
+    #course { height: auto; padding: 0 1; }
     #losses { height: 3; margin: 0 1 1 1; }
     #tables { layout: vertical; height: auto; }
     .-wide #tables { layout: horizontal; }
     DataTable { height: auto; max-height: 20; width: 1fr; margin: 0 1 1 1; }
+    .-wide #rounds { width: auto; }
     """
 
     def __init__(self, ask: Callable[[], Look], first: Look, every: float) -> None:
@@ -56,6 +58,7 @@ class Screen(App[None]):
             yield Static(id="facts")
             yield Static(id="now")
             yield ProgressBar(id="bar", show_eta=False)
+            yield Static(id="course")
             yield Sparkline(id="losses", summary_function=_mean)
             yield Static(id="traffic")
             with Container(id="tables"):
@@ -106,6 +109,7 @@ class Screen(App[None]):
         self.query_one("#facts", Static).update(glance.facts(status))
         self.query_one("#now", Static).update(glance.now(status))
         self.query_one("#bar", ProgressBar).update(total=max(1, status.steps), progress=status.step)
+        self.query_one("#course", Static).update(glance.course(found.losses))
         self.query_one("#losses", Sparkline).data = found.losses
         self.query_one("#traffic", Static).update(glance.traffic(status, before.status, found.at - before.at))
         self._fill("rounds", ((str(one.round), glance.round_cells(one)) for one in reversed(found.rounds)))
