@@ -71,15 +71,15 @@ def _findings(
         yield opened
     yield health.arithmetic()
     if not settings.ledger:
-        yield Finding("ledger", "FAIL", "no ledger is set", "dlx-node config set ledger 0x...")
+        yield health.no_ledger(folder)
         return
     with reachable_chain(settings, folder) as reached:
         client = ledger_client(reached, folder)
-        told = list(health.endpoints(client, reached))
+        told = list(health.endpoints(client, folder, reached))
         yield from told
         if not any(finding.check == "chain" and finding.verdict == "PASS" for finding in told):
             return
-        there = health.contracts(client)
+        there = health.contracts(client, folder)
         yield there
         if there.verdict == "FAIL":
             return
@@ -88,7 +88,7 @@ def _findings(
             view = None if chosen is None else find.view_of(index, chosen)
         if account is not None:
             replicas = 1 if view is None else max(1, len(view.complete_replicas()))
-            yield health.funds(client, reached, account.address, replicas, rounds)
+            yield health.funds(client, folder, reached, account.address, replicas, rounds)
         if view is None or not view.created:
             yield Finding("run", "WARN", "the ledger has no run yet", "dlx-node run create --manifest run.toml")
             return

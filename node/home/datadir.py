@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -112,9 +113,7 @@ class DataDir:
     def check_secrets(self) -> None:
         """Refuse key files that anybody but their owner can read or write."""
         kept = [path for folder in (self.keystore, self.sites) if folder.is_dir() for path in sorted(folder.iterdir())]
-        for path in (self.node_key, *kept):
-            if path.exists():
-                check_private(path)
+        check_private(*(path for path in (self.node_key, *kept) if path.exists()))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -135,8 +134,18 @@ class DataDir:
             os.close(descriptor)
 
 
-def check_private(path: Path) -> None:
-    """Raise unless only the owner has access to `path` (mode 0600 or stricter)."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise Failure(f"{path} holds a secret but its mode is {mode:04o}: run `chmod 600 {path}`")
+class NotPrivate(Failure):
+    """Secrets that others may read. `mend` is the command that takes that from them."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        mode = stat.S_IMODE(paths[0].stat().st_mode)
+        self.said = f"{paths[0]} holds a secret but its mode is {mode:04o}"
+        self.said += f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+        self.mend = shlex.join(["chmod", "600", *map(str, paths)])
+        super().__init__(f"{self.said}: run `{self.mend}`")
+
+
+def check_private(*paths: Path) -> None:
+    """Raise NotPrivate unless only their owner has access to these files (mode 0600 or stricter)."""
+    if wrong := [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]:
+        raise NotPrivate(wrong)

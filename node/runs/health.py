@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ import psutil
 from dlx.node import version
 from dlx.node.home import extras
 from dlx.node.home.config import Settings, shown_urls
-from dlx.node.home.datadir import DataDir
-from dlx.node.home.errors import Failure
+from dlx.node.home.datadir import DataDir, NotPrivate
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.home.shown import size
 from dlx.training.models.placement import cores
@@ -39,7 +40,7 @@ def quick(folder: DataDir, settings: Settings) -> Iterator[Finding]:
     yield _versions()
     yield _secrets(folder, settings)
     yield _room(folder, settings)
-    yield _threads(settings)
+    yield _threads(folder, settings)
 
 
 def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
@@ -54,19 +55,20 @@ def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
     return Finding("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
 
 
-def endpoints(client: LedgerClient, settings: Settings) -> Iterator[Finding]:
+def endpoints(client: LedgerClient, folder: DataDir, settings: Settings) -> Iterator[Finding]:
     """Each chain node: whether it answers, by which chain id, and how old its newest block is by this clock."""
-    from dlx.ledger.errors import LedgerError
+    from dlx.ledger.errors import LedgerError, WrongLedger
 
+    other = _set(folder, "rpc_url", "URL")
     for url, rpc in zip(settings.rpc_url, client.rpc.with_patience(3.0).each(), strict=True):
         name = shown_urls([url])
         try:
             found, head = rpc.chain_id(), rpc.head()
-        except LedgerError as error:
-            yield Finding("chain", FAIL, str(error), "start `dlx-node chain` there, or set --rpc-url")
+        except WrongLedger as error:
+            yield Finding("chain", FAIL, str(error), f"{other}, or {_set(folder, 'chain_id', 'NUMBER')}")
             continue
-        if found != settings.chain_id:
-            yield Finding("chain", FAIL, f"{name} is on chain {found}, not {settings.chain_id}", "set --chain-id")
+        except LedgerError as error:
+            yield Finding("chain", FAIL, str(error), f"start `dlx-node chain` there, or {other}")
             continue
         yield Finding("chain", PASS, f"{name} answers for chain {found}, block {head.number:,}")
         yield clock(time.time(), head.time)
@@ -83,20 +85,28 @@ def clock(now: float, block_time: float) -> Finding:
     return Finding("clock", PASS, f"agrees with the newest block's time, {max(0.0, age):.0f} s ago")
 
 
-def contracts(client: LedgerClient) -> Finding:
+def contracts(client: LedgerClient, folder: DataDir) -> Finding:
     """Whether this version's ledger is at the address."""
     from dlx.ledger.errors import LedgerError, LedgerUnavailable
 
     try:
         client.connect()
     except LedgerUnavailable as error:
-        return Finding("ledger", FAIL, str(error), "check --ledger, or wait until the chain node has synced")
+        mend = f"wait until the chain node has synced, or {_set(folder, 'ledger', 'ADDRESS')}"
+        return Finding("ledger", FAIL, str(error), mend)
     except LedgerError as error:
-        return Finding("ledger", FAIL, str(error), "check --ledger: `dlx-node chain` and `dlx-node deploy` print it")
+        mend = f"{_set(folder, 'ledger', 'ADDRESS')}: `dlx-node chain` and `dlx-node deploy` print it"
+        return Finding("ledger", FAIL, str(error), mend)
     return Finding("ledger", PASS, f"{client.ledger} has this version's contracts")
 
 
-def funds(client: LedgerClient, settings: Settings, account: str, replicas: int, rounds: int) -> Finding:
+def no_ledger(folder: DataDir) -> Finding:
+    return Finding("ledger", FAIL, "no ledger is set", _set(folder, "ledger", "ADDRESS"))
+
+
+def funds(
+    client: LedgerClient, folder: DataDir, settings: Settings, account: str, replicas: int, rounds: int
+) -> Finding:
     """Whether the account can pay a seat, and its part of the seals of so many rounds, at the present price of gas."""
     from dlx.ledger.client import most_gas
     from dlx.ledger.errors import LedgerError
@@ -108,7 +118,7 @@ def funds(client: LedgerClient, settings: Settings, account: str, replicas: int,
         now = price(client.rpc, head, limits_of(settings))
         pays = str(client.rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     except LedgerError as error:
-        return Finding("funds", FAIL, str(error), "set --max-fee, or ask another --rpc-url")
+        return Finding("funds", FAIL, str(error), _set(folder, "max_fee", "GWEI"))
     if balance == 0 and pays:
         return Finding("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
     joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
@@ -122,7 +132,8 @@ def funds(client: LedgerClient, settings: Settings, account: str, replicas: int,
 
 
 def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None) -> list[Finding]:
-    """This machine's memory and disk against what `run plan` says of a stage; None: of the one that takes most."""
+    """This machine's memory and disk against what `run plan` says of a stage; None: of the one that takes most.
+    Raises UsageFailure for a stage that the run has not."""
     from dlx.node.runs.upkeep import upkeep
     from dlx.training.balance.costs import costs
     from dlx.training.models.placement import PlacementError, settle
@@ -130,10 +141,12 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
     try:
         settled = settle(settings.placement)
     except PlacementError as error:
-        return [Finding("device", FAIL, str(error), "set --device")]
+        return [Finding("device", FAIL, str(error), _set(folder, "device", "auto"))]
     planned = costs(manifest, settled, settled.ranks)
     replicas = max(1, len(view.complete_replicas()))
     chosen = [cost for cost in planned if stage in (None, cost.stage)]
+    if not chosen:
+        raise UsageFailure(f"--stage {stage}: the run has stages 0 to {len(planned) - 1}")
     memory = max(cost.memory.host for cost in chosen) * settled.ranks
     disk = max(upkeep(manifest, cost, replicas).disk for cost in chosen)
     found = [Finding("device", PASS, str(settled))]
@@ -141,10 +154,11 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
     what = "the largest stage" if stage is None else f"stage {stage}"
     said = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
     enough = available >= memory
-    mend = "" if enough else "free memory, ask for a smaller --stage, or set --checkpoint-activations layers"
+    less = _set(folder, "checkpoint_activations", "layers")
+    mend = "" if enough else f"free memory, ask for a smaller --stage, or {less}"
     found.append(Finding("memory", PASS if enough else WARN, said, mend))
     if settled.device.startswith("cuda"):
-        found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen)))
+        found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen), less))
     free = shutil.disk_usage(_there(folder.root)).free - settings.disk_floor + _held(folder.blobs)
     said = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
     found.append(Finding("plan", PASS if free >= disk else WARN, said, "" if free >= disk else _MORE_ROOM))
@@ -193,9 +207,8 @@ def _secrets(folder: DataDir, settings: Settings) -> Finding:
         return Finding("keys", FAIL, f"{folder.root} lacks a node key or an account", _init(folder))
     try:
         folder.check_secrets()
-    except Failure as error:
-        said, _, command = str(error).partition(": run `")
-        return Finding("keys", FAIL, said, command.rstrip("`"))
+    except NotPrivate as error:
+        return Finding("keys", FAIL, error.said, error.mend)
     return Finding("keys", PASS, f"in {folder.keystore}, readable by their owner only")
 
 
@@ -205,18 +218,19 @@ def _room(folder: DataDir, settings: Settings) -> Finding:
     return Finding("disk", PASS, said) if free > settings.disk_floor else Finding("disk", FAIL, said, _MORE_ROOM)
 
 
-def _threads(settings: Settings) -> Finding:
+def _threads(folder: DataDir, settings: Settings) -> Finding:
     wanted, here = settings.placement.threads or cores(), cores()
     said = f"{wanted} of {here} cores"
-    return Finding("threads", PASS if wanted <= here else WARN, said, "" if wanted <= here else f"set --threads {here}")
+    mend = "" if wanted <= here else _set(folder, "threads", here)
+    return Finding("threads", WARN if mend else PASS, said, mend)
 
 
-def _device_memory(device: str, what: str, needed: int) -> Finding:
+def _device_memory(device: str, what: str, needed: int, less: str) -> Finding:
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
     said = f"{what} takes {size(needed)} of {device}; {size(free)} are free"
-    mend = "" if free >= needed else "set --checkpoint-activations layers, or share the stage by --devices"
+    mend = "" if free >= needed else f"{less}, or share the stage by --devices"
     return Finding("device memory", PASS if free >= needed else WARN, said, mend)
 
 
@@ -230,4 +244,8 @@ def _there(path: Path) -> Path:
 
 
 def _init(folder: DataDir) -> str:
-    return f"dlx-node init --datadir {folder.root} --password-file FILE"
+    return shlex.join(["dlx-node", "init", "--datadir", str(folder.root), "--password-file", "FILE"])
+
+
+def _set(folder: DataDir, key: str, value: object) -> str:
+    return shlex.join(["dlx-node", "config", "set", key, str(value), "--datadir", str(folder.root)])

@@ -71,7 +71,7 @@ def test_traffic_is_by_the_second_and_a_new_start_is_no_negative_one() -> None:
     less = replace(STATUS, traffic=replace(STATUS.traffic, payload=Bytes(sent=0, received=1)))
     assert "450.0 kB/s" in drawn(glance.traffic(STATUS, less, 2.0))
     again = drawn(glance.traffic(less, STATUS, 2.0))
-    assert "-" not in again and "payload        0 B" in again and "/s" not in drawn(glance.traffic(STATUS))
+    assert "-" not in again and "payload     0 B      1 B" in again and "/s" not in drawn(glance.traffic(STATUS))
 
 
 @pytest.mark.parametrize("options", [(), ("--once",)])

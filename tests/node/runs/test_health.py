@@ -1,20 +1,23 @@
 """What `doctor` finds: by pretended machines, and on a real chain."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
 from dlx.ledger.rpc import Header
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.finding import FAIL, PASS, WARN
+from dlx.node.home.errors import UsageFailure
+from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.runs import health, reach
 from tests.node.command import dlx
 
 GWEI = 10**9
+FOLDER = DataDir(Path("/nowhere"))
 
 
 @pytest.fixture
@@ -32,6 +35,47 @@ def test_a_folder_that_was_made_is_well_and_a_key_that_others_can_read_is_not(fo
     folder.node_key.chmod(0o644)
     (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
     assert wrong.check == "keys" and wrong.mend == f"chmod 600 {folder.node_key}"
+
+
+def test_one_command_mends_all_keys_that_others_can_read(tmp_path: Path) -> None:
+    folder = DataDir(tmp_path / "my node")
+    dlx("init", "--datadir", folder.root, "--insecure-devnet")
+    for file in (*folder.keystore.iterdir(), folder.node_key):
+        file.chmod(0o644)
+    (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
+    assert "and 2 more" in wrong.said
+    subprocess.run(["sh", "-c", wrong.mend], check=True, timeout=10)
+    assert set(verdicts(folder).values()) == {PASS}
+
+
+def test_what_a_setting_mends_is_a_command_that_can_be_run(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "cores", lambda: 2)
+    (wrong,) = (one for one in health.quick(folder, Settings(threads=3)) if one.verdict == WARN)
+    assert wrong.mend == f"dlx-node config set threads 2 --datadir {folder.root}"
+    dlx(*wrong.mend.split()[1:])
+    assert "threads = 2" in folder.config.read_text()
+
+
+def test_a_chain_node_of_another_chain_is_no_silent_one() -> None:
+    def asked(error: LedgerError) -> Finding:
+        def chain_id() -> int:
+            raise error
+
+        rpc = SimpleNamespace(chain_id=chain_id)
+        client: Any = SimpleNamespace(rpc=SimpleNamespace(with_patience=lambda s: SimpleNamespace(each=lambda: [rpc])))
+        (found,) = health.endpoints(client, FOLDER, Settings())
+        return found
+
+    assert "config set chain_id" in asked(WrongLedger("on chain 5")).mend
+    assert "dlx-node chain" in asked(LedgerUnavailable("silent")).mend
+
+
+def test_a_stage_that_the_run_has_not_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [SimpleNamespace(stage=0), SimpleNamespace(stage=1)]
+    monkeypatch.setattr("dlx.training.balance.costs.costs", lambda *given: costs)
+    view: Any = SimpleNamespace(complete_replicas=lambda: ())
+    with pytest.raises(UsageFailure, match="--stage 5: the run has stages 0 to 1"):
+        health.machine(FOLDER, Settings(), None, view, 5)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_keys_names_the_command_that_makes_them(tmp_path: Path) -> None:
@@ -90,7 +134,7 @@ class Chain:
 )
 def test_funds_are_compared_with_what_so_many_rounds_cost(balance: int, version: str, verdict: str) -> None:
     client: Any = Chain(balance, version)
-    found = health.funds(client, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
+    found = health.funds(client, FOLDER, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
     assert found.verdict == verdict, found
     assert (found.mend == "") == (verdict == PASS)
 
