@@ -247,7 +247,7 @@ def _checked(source: str, key: str, value: Any, is_text: bool = False) -> Any:
         result = msgspec.convert(meant, _TYPES[key], strict=not is_text)
     except msgspec.ValidationError as error:
         choices = get_args(_TYPES[key]) if get_origin(_TYPES[key]) is Literal else ()
-        why = f"expected {' or '.join(choices)}" if choices else str(error)
+        why = f"expected {' or '.join(choices)}" if choices else _PLAIN.get(_TYPES[key], str(error))
         raise UsageFailure(f"{source}: {name}: {why} (got {value!r})") from None
     wrong = _RULES[key](result) if key in _RULES else None
     if wrong:
@@ -325,12 +325,31 @@ def _wrong_address(address: str) -> str | None:
 def _wrong_multiaddrs(addresses: tuple[str, ...]) -> str | None:
     if len(addresses) > 16 or any(len(address) > 256 for address in addresses):
         return "expected at most 16 multiaddrs of at most 256 characters"
-    if not all(address.startswith("/") for address in addresses):
-        return "expected multiaddrs such as /ip4/127.0.0.1/tcp/4001"
+    if not all(map(_is_multiaddr, addresses)):
+        return "expected multiaddrs such as /ip4/203.0.113.7/tcp/4001"
     return None
 
 
+def _is_multiaddr(text: str) -> bool:
+    """Of plain TCP, as `p2p.addresses` takes them, which is slow to import."""
+    found = re.fullmatch(r"/(ip4|ip6|dns[46]?)/([^/]+)/tcp/(\d{1,5})(/p2p/[^/]+)?", text, re.ASCII)
+    if found is None or int(found[3]) > 65535:
+        return False
+    try:
+        return found[1].startswith("dns") or ipaddress.ip_address(found[2]).version == int(found[1][2])
+    except ValueError:
+        return False
+
+
+def _wrong_bootstrap(addresses: tuple[str, ...]) -> str | None:
+    if wrong := _wrong_multiaddrs(addresses):
+        return wrong
+    named = all("/p2p/" in address for address in addresses)
+    return None if named else "expected multiaddrs that end in /p2p/ and the peer's id"
+
+
 _TYPES = get_type_hints(Settings)
+_PLAIN = {bool: "expected true or false", int: "expected a whole number", float: "expected a number"}
 _SIZES = ("disk_quota", "disk_floor", "data_cache", "up_limit", "down_limit")
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "network": _wrong_network,
@@ -342,7 +361,7 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "daily_budget": lambda sum_: None if 0 <= sum_ <= 1e6 else "expected ETH, from 0 to 1,000,000",
     "listen": lambda addresses: _wrong_multiaddrs(addresses) or (None if addresses else "expected at least one"),
     "announce": _wrong_multiaddrs,
-    "bootstrap": _wrong_multiaddrs,
+    "bootstrap": _wrong_bootstrap,
     "http_host": lambda host: None if is_loopback(host) else "expected a loopback address such as 127.0.0.1",
     "device": wrong_device,
     "ranks": lambda count: None if 0 < count <= MOST_RANKS else f"expected a number from 1 to {MOST_RANKS}",

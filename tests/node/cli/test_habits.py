@@ -67,7 +67,21 @@ def test_a_setting_is_changed_in_its_place_and_back_and_comments_stay(folder: Pa
     assert file.read_text() == before
 
 
-@pytest.mark.parametrize(("key", "value"), [("chain_id", "many"), ("nonsense", "1"), ("schedule", "always")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("chain_id", "many"),
+        ("nonsense", "1"),
+        ("schedule", "always"),
+        ("when_idle", "maybe"),
+        ("listen", "/nonsense"),
+        ("listen", "/ip4/999.0.0.1/tcp/1"),
+        ("listen", "/ip4/127.0.0.1/udp/1/quic-v1"),
+        ("announce", "/ip4/203.0.113.7/tcp/70000"),
+        ("announce", "/ip6/203.0.113.7/tcp/1"),
+        ("bootstrap", "/ip4/203.0.113.7/tcp/1"),
+    ],
+)
 def test_a_setting_that_cannot_be_changes_nothing(folder: Path, key: str, value: str) -> None:
     before = (folder / "config.toml").read_bytes()
     assert key in dlx("config", "set", key, value, "--datadir", folder, code=2).stderr
@@ -75,9 +89,12 @@ def test_a_setting_that_cannot_be_changes_nothing(folder: Path, key: str, value:
 
 
 def test_a_setting_over_several_lines_is_left_to_its_owner(folder: Path) -> None:
-    text = 'bootstrap = [\n  "/ip4/10.0.0.1/tcp/1",\n]\n'
+    text = 'bootstrap = [\n  "/ip4/10.0.0.1/tcp/1/p2p/16Uiu2",\n]\n'
     (folder / "config.toml").write_text(text)
-    assert "by hand" in dlx("config", "set", "bootstrap", "/ip4/10.0.0.2/tcp/1", "--datadir", folder, code=2).stderr
+    assert (
+        "by hand"
+        in dlx("config", "set", "bootstrap", "/ip4/10.0.0.2/tcp/1/p2p/16Uiu2", "--datadir", folder, code=2).stderr
+    )
     assert (folder / "config.toml").read_text() == text
 
 

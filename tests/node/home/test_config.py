@@ -56,8 +56,8 @@ def test_several_endpoints_are_named_in_every_way(folder: DataDir, flags: dict, 
 
 
 def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: DataDir) -> None:
-    found = config.load(folder, {}, {"DLX_BOOTSTRAP": "/ip4/10.0.0.1/tcp/1,/ip4/10.0.0.2/tcp/2 /dns/a/tcp/3"})
-    assert found.bootstrap == ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/dns/a/tcp/3")
+    found = config.load(folder, {}, {"DLX_ANNOUNCE": "/ip4/10.0.0.1/tcp/1,/ip4/10.0.0.2/tcp/2 /dns/a/tcp/3"})
+    assert found.announce == ("/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/2", "/dns/a/tcp/3")
 
 
 @pytest.mark.parametrize(
