@@ -17,17 +17,15 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from dlx.ground import blobs, durable, known
-from dlx.ground.constants import NO_HASH
-from dlx.ground.large import ReadOnce, SyncedFile, UncachedFile
-from dlx.ground.merkle import TreeHash
+from dlx.ground import blobs, known
+from dlx.ground.large import ReadOnce
+from dlx.ground.streamed import Stream, Written
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +35,6 @@ Values = Mapping[str, "Tensor"] | Mapping[str, np.ndarray]
 T = TypeVar("T")
 
 _PIECE = 1 << 20  # bytes read, hashed and looked at while they are in the cache
-_SMALL = 1 << 16  # bytes that are hashed and written sooner than handed to threads
 
 
 class WeightsError(ValueError):
@@ -201,49 +198,25 @@ class Stored(Lazy[np.ndarray]):
         )
 
 
-class Written(NamedTuple):
-    """A canonical file's sha256 and its Merkle root (see ground.merkle), 32 zero bytes where it was not asked for."""
-
-    sha256: bytes
-    root: bytes
-
-
 class Writer:
-    """The canonical file of float32 tensors that come one after the other: written, hashed, and durable at the end.
-
-    Use it as a context manager: what is not finished leaves nothing behind. Without a `folder` no file is written. With
-    `tree` the Merkle root is computed too. What is not `cached` goes past the page cache (see ground.large). Threads
-    do the work, so whoever adds a tensor can go on with the next one.
-    """
+    """The canonical file of float32 tensors that come one after the other: a `ground.streamed.Stream`, with the same
+    arguments. Whoever adds a tensor can go on with the next one while threads do the work."""
 
     def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False, cached: bool = True) -> None:
         self._shapes, self._left = shapes, sorted(shapes, reverse=True)
         self._came = 0  # values of the next tensor
-        self._folder, self._cached, self._opened = folder, cached, ExitStack()
-        self._digest, self._tree = hashlib.sha256(), TreeHash() if tree else None
-        self._takers: list[Callable[[Any], object]] = [self._digest.update]
-        if self._tree is not None:
-            self._takers.append(self._tree.update)
-        self._under_way: list[Future[object]] = []
+        self._stream = Stream(folder, file_size(shapes), tree=tree, cached=cached)
 
     def __enter__(self) -> Self:
-        if self._folder is not None:
-            file, self._draft = self._opened.enter_context(durable.draft(self._folder))
-            self._file: SyncedFile | UncachedFile
-            if self._cached:
-                self._file = self._opened.enter_context(SyncedFile(file))
-            else:
-                self._file = self._opened.enter_context(UncachedFile(file, file_size(self._shapes)))
-            self._takers.append(self._file.write)
-        self._threads = self._opened.enter_context(ThreadPoolExecutor(3, "writer"))
-        self._feed(_header(self._shapes))
+        self._stream.__enter__()
+        self._stream.feed(_header(self._shapes))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._stream.__exit__()
 
     def add(self, name: str, tensor: Tensor | np.ndarray) -> None:
-        """The next tensor in the order of the names: it must not change before the next call returns.
+        """The next tensor in the order of the names: it must not change until it was taken (see `Buffers`).
 
         Raises WeightsError for another dtype, shape or name than the next one's; OSError for a full disk."""
         if not is_float32(tensor):
@@ -251,7 +224,7 @@ class Writer:
         if self._left[-1:] != [name] or self._came or tuple(tensor.shape) != tuple(self._shapes[name]):
             raise WeightsError(f"{name}: not the next tensor, or of another shape")
         self._left.pop()
-        self._feed(array(tensor).reshape(-1).view(np.uint8))
+        self._stream.feed(array(tensor).reshape(-1).view(np.uint8))
 
     def extend(self, name: str, values: np.ndarray) -> None:
         """The next values, flat float32, of the next tensor, of which a large one may come in pieces. As `add`."""
@@ -261,31 +234,13 @@ class Writer:
         if self._came == math.prod(self._shapes[name]):
             self._left.pop()
             self._came = 0
-        self._feed(values.view(np.uint8))
+        self._stream.feed(values.view(np.uint8))
 
     def finish(self, path: Path | None = None) -> Written:
-        """The file is at `path` now, in the folder; without one it is a blob named by its sha256. Raises OSError."""
-        self._wait()
+        """As the stream's. Raises OSError."""
         if self._left:
             raise WeightsError(f"{self._left[-1]}: no such tensor came")
-        written = Written(self._digest.digest(), NO_HASH if self._tree is None else self._tree.root)
-        if self._folder is not None:
-            durable.place(self._file, self._draft, path or self._folder / written.sha256.hex())
-            known.remember(self._file.fileno(), written.sha256)
-        return written
-
-    def _feed(self, data: Any) -> None:
-        self._wait()
-        if len(data) < _SMALL:
-            for take in self._takers:
-                take(data)
-        else:
-            self._under_way = [self._threads.submit(take, data) for take in self._takers]
-
-    def _wait(self) -> None:
-        under_way, self._under_way = self._under_way, []
-        for one in under_way:
-            one.result()
+        return self._stream.finish(path)
 
 
 def serialise(tensors: Values) -> bytes:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from dlx.ground.constants import NO_HASH, UNIT
+from dlx.ground.streamed import Buffers, Written
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Decoder, count, spans
 from dlx.training.models import weights
@@ -104,14 +105,12 @@ def apply_round(
         has_momentum = momentum is not None or manifest.outer.momentum > 0
         cached = (True, False)[: 1 + has_momentum]  # the weights are read again soon
         files = [stack.enter_context(Writer(shapes, out, tree=True, cached=one)) for one in cached]
-        buffers = [[np.empty(0, np.float32) for _ in files] for _ in range(2)]  # one is written, the other computed
+        buffers = [Buffers() for _ in files]
         for name in sorted(shapes):
             decoders = [one.decoder(name) for one in payloads]
             mean = np.empty(shapes[name], np.float32) if watcher is not None and name in watcher.names else None
             for start, length in spans(count(shapes[name]), decoders[0].block, _PIECE):
-                buffers.reverse()
-                buffers[0] = [one if len(one) >= length else np.empty(length, np.float32) for one in buffers[0]]
-                piece = [one[:length] for one in buffers[0]]
+                piece = [one.of(length) for one in buffers]
                 version.read_into(piece[0], name, start)
                 if momentum is not None:
                     momentum.read_into(piece[1], name, start)
@@ -125,7 +124,7 @@ def apply_round(
                 watcher.see(name, mean)
         version.verify()
         made = [file.finish() for file in files]
-    moments = made[1] if has_momentum else weights.Written(NO_HASH, NO_HASH)
+    moments = made[1] if has_momentum else Written(NO_HASH, NO_HASH)
     return Version(made[0].sha256, moments.sha256, made[0].root, moments.root)
 
 
@@ -183,15 +182,14 @@ def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: P
         Stored(version, shapes, sha256=_named(version)),
         Payload(codec(manifest.codec.name), shapes, own, plan),
     )
-    buffers = [np.empty((2, 0), np.float32) for _ in range(2)]  # one is hashed, the other computed
+    buffers, gradient = Buffers(), np.empty(0, np.float32)
     with Writer(shapes) as file:
         for name in sorted(shapes):
             decoder = payload.decoder(name)
             for start, length in spans(count(shapes[name]), decoder.block):
-                buffers.reverse()
-                if buffers[0].shape[1] < length:
-                    buffers[0] = np.empty((2, length), np.float32)
-                values, decoded = buffers[0][:, :length]
+                if len(gradient) < length:
+                    gradient = np.empty(length, np.float32)
+                values, decoded = buffers.of(length), gradient[:length]
                 stored.read_into(values, name, start)
                 decoder.into(decoded, start)
                 decoded *= factor

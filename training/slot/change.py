@@ -5,13 +5,15 @@ ends without a second copy of the stage. Tensors are flat here, and filled or ch
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 
+from dlx.ground.streamed import Buffers
 from dlx.training.codecs.base import AT_ONCE, Codec, combine, spans
+from dlx.training.codecs.base import Encoder as CodecEncoder
 from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.payloads import Payload
@@ -73,26 +75,47 @@ class Change:
     ) -> None:
         self._codec, self._shapes, self._plan = codec, shapes, plan
         self._start, self._residual, self._folded, self._newest = start, residual, folded, newest
-        self._threads, self._pool = threads, ThreadPoolExecutor(threads, "change")
+        self._threads, self._pool, self._buffers = threads, ThreadPoolExecutor(threads, "change"), Buffers()
 
     def encode(self, name: str, end: np.ndarray, part: np.ndarray, change: np.ndarray) -> None:
         """Fill `change`, flat float32, and `part`, the tensor's of the payload that encodes it (uint8). Raises
         CodecError."""
+        for _ in self._made(name, end, part, lambda start, length: change[start : start + length]):
+            pass
+
+    def pieces(self, name: str, end: np.ndarray, part: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """The same, the change piece by piece: the number of a piece's first value, and its values, in memory that is
+        used again once a stream has taken them (see `Buffers`)."""
+        return self._made(name, end, part, lambda start, length: self._buffers.of(length))
+
+    def _made(
+        self, name: str, end: np.ndarray, part: np.ndarray, room: Callable[[int, int], np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """`room(start, length)`: memory for these values."""
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
         encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
         blocks = [encoder.block, *(one.block(name) for one in (self._start, self._residual))]
         block = math.lcm(*blocks, *(one.decoder(name).block for one in self._folded))
-        end, decay, most = end.reshape(-1), self._codec.info.decay, min(AT_ONCE, -(-len(change) // self._threads))
-        shares = list(spans(len(change), block, max(1, most)))
+        end = end.reshape(-1)
+        for start, length in spans(len(end), block, self._threads * AT_ONCE):
+            made = room(start, length)
+            self._make(name, start, end[start : start + length], made, encoder, block)
+            yield start, made
+
+    def _make(
+        self, name: str, start: int, end: np.ndarray, made: np.ndarray, encoder: CodecEncoder, block: int
+    ) -> None:
+        """From value number `start` on, the blocks dealt among threads."""
+        decay = self._codec.info.decay
+        shares = list(spans(len(end), block, max(1, -(-len(end) // self._threads))))
 
         def share(number: int) -> None:
-            for first, length in shares[number :: self._threads]:
-                for at, size in spans(length, block, _CACHED):
-                    low, high = first + at, first + at + size
-                    change_into(
-                        change[low:high], name, low, self._start, end[low:high], self._residual, decay, self._folded
-                    )
-                    encoder.take(change[low:high], low)
+            for first, size in shares[number :: self._threads]:
+                for at, few in spans(size, block, _CACHED):
+                    low, high = first + at, first + at + few
+                    values, begin = made[low:high], start + low
+                    change_into(values, name, begin, self._start, end[low:high], self._residual, decay, self._folded)
+                    encoder.take(values, begin)
 
         if len(shares) == 1:
             share(0)
@@ -124,28 +147,14 @@ def change_into(
         combine(np.add, out, payload.decoder(name), start=low)
 
 
-class Scratch:
-    """Memory for one tensor at a time, two in turn: while threads still write the one, the next is made.
+def filled(start: Source, shapes: Shapes) -> Lazy[np.ndarray]:
+    """The start's tensors in memory that is used again, for whoever feeds them to a stream (see `Buffers`), or is done
+    with one before the next."""
+    buffers = Buffers()
 
-    Fresh memory costs more than a sha256 of it, so a round takes it once.
-    """
+    def make(name: str) -> np.ndarray:
+        out = buffers.of(math.prod(shapes[name]))
+        start.read_into(out, name)
+        return out.reshape(shapes[name])
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        largest = max((int(np.prod(shape)) for shape in shapes.values()), default=0)
-        self._arrays = [np.empty(largest, np.float32) for _ in range(2)]
-
-    def of(self, name: str) -> np.ndarray:
-        """A flat array for that tensor; the one before the last is used again."""
-        self._arrays.reverse()
-        return self._arrays[0][: int(np.prod(self._shapes[name]))]
-
-    def filled(self, start: Source) -> Lazy[np.ndarray]:
-        """The start's tensors, each valid until the one after the next is asked for."""
-
-        def make(name: str) -> np.ndarray:
-            out = self.of(name)
-            start.read_into(out, name)
-            return out.reshape(self._shapes[name])
-
-        return Lazy(self._shapes, make)
+    return Lazy(shapes, make)

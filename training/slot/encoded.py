@@ -19,7 +19,7 @@ from dlx.training.models.weights import Shapes, Stored, Zeros, layout
 from dlx.training.outer.payloads import Payload
 from dlx.training.outer.products import Plain
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Change, Difference, Scratch
+from dlx.training.slot.change import Change, Difference
 from dlx.training.slot.orders import Encoding, Made
 
 _PIECE = 1 << 26  # bytes written at a time
@@ -72,12 +72,13 @@ class Encoder:
         parts = chosen.parts(shapes, made_of.plan)
         self._sizes = {name: _length(where) for name, where in parts.items()}
         self._payload = Placed(Path(made_of.payload), {name: where.start for name, where in parts.items()}, stack)
-        self._file, self._scratch = Placed(Path(made_of.change), layout(shapes).starts, stack), Scratch(shapes)
+        self._file = Placed(Path(made_of.change), layout(shapes).starts, stack)
 
     def encode(self, name: str, end: np.ndarray) -> None:
-        part, change = np.empty(self._sizes[name], np.uint8), self._scratch.of(name)
-        self._change.encode(name, end, part, change)
-        self.put(name, part, change)
+        part = np.empty(self._sizes[name], np.uint8)
+        for start, values in self._change.pieces(name, end, part):
+            self._file.put(name, values, start)
+        self._payload.put(name, part)
 
     def put(self, name: str, part: np.ndarray, change: np.ndarray) -> None:
         self._payload.put(name, part)
@@ -133,9 +134,9 @@ class Placed:
         self._file: BinaryIO = stack.enter_context(open(path, "r+b", buffering=0))  # noqa: SIM115  the stack closes it
         self._starts = starts
 
-    def put(self, name: str, values: np.ndarray) -> None:
-        """Raises OSError."""
-        at, data = self._starts[name], values.reshape(-1).view(np.uint8).data
+    def put(self, name: str, values: np.ndarray, start: int = 0) -> None:
+        """The tensor's values from number `start` on. Raises OSError."""
+        at, data = self._starts[name] + values.itemsize * start, values.reshape(-1).view(np.uint8).data
         while len(data):
             count = os.pwrite(self._file.fileno(), data[:_PIECE], at)
             at, data = at + count, data[count:]

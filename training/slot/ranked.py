@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 
 from dlx.ground import durable, known
+from dlx.ground.streamed import Stream
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.inner.ranks.share import Share
 from dlx.training.models.weights import Shapes, Stored, layout, weights_hash
-from dlx.training.slot.change import Difference, Scratch
+from dlx.training.slot.change import Difference, filled
 from dlx.training.slot.files import Own
 from dlx.training.slot.orders import Encoding, Fill, Made, Start, Trouble
 from dlx.training.slot.owned import fill
@@ -61,17 +62,23 @@ class RankedSlot(Slot):
             alpha=start.factor,
         )
         with ThreadPoolExecutor(1, "start") as threads:
-            hashed = None if known else threads.submit(weights_hash, Scratch(shapes).filled(start))
+            hashed = None if known else threads.submit(weights_hash, filled(start, shapes))
             if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, start=work)):
                 raise trouble.error
             return known or hashed.result()  # type: ignore[union-attr]
 
     def _end(
-        self, inputs: RoundInputs, start: Difference, residual: Difference, folded: Sequence[Own], folder: Path
-    ) -> tuple[np.ndarray, SegmentState]:
+        self,
+        inputs: RoundInputs,
+        start: Difference,
+        residual: Difference,
+        folded: Sequence[Own],
+        folder: Path,
+        payload: Stream,
+    ) -> SegmentState:
         shapes, own, last = self._loop.shapes, self._own_in_start(inputs), self._state
         with ExitStack() as stack:
-            file, payload = stack.enter_context(durable.draft(folder))
+            file, draft = stack.enter_context(durable.draft(folder))
             file.truncate(self._codec.size(shapes, inputs.plan))
             optimiser, change = (_Growing(one, folder, stack) for one in (self._loop.optimiser_shapes, shapes))
             encoding = Encoding(
@@ -83,13 +90,13 @@ class RankedSlot(Slot):
                 before=str(self._files.path(last.last.change)) if last else None,
                 newest=Made(str(self._files.path(last.own[-1].payload)), last.own[-1].plan) if last else None,
                 folded=tuple(map(self._made, folded)),
-                payload=str(payload),
+                payload=str(draft),
                 change=str(change.path),
             )
             ended = self._filled(Fill(str(optimiser.path), encoding=encoding), optimiser, change)
-            with open(payload, "rb") as reader:
-                data = np.frombuffer(mmap.mmap(reader.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-            return data, ended
+            with open(draft, "rb") as reader:
+                payload.feed(mmap.mmap(reader.fileno(), 0, access=mmap.ACCESS_READ))
+            return ended
 
     def _write_state(self, folder: Path) -> SegmentState:
         shapes = self._loop.optimiser_shapes, self._loop.shapes

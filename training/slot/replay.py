@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dlx.ground.blobs import BlobError, Damaged, file_hash
 from dlx.ground.constants import NO_HASH
+from dlx.ground.streamed import Buffers
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
@@ -32,7 +33,7 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
-from dlx.training.slot.change import Difference, Scratch, change_into
+from dlx.training.slot.change import Difference, change_into, filled
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
 from dlx.training.slot.recorded import Piece, Recorded
 from dlx.training.slot.segments import segment, segment_steps
@@ -225,8 +226,8 @@ def _blaming(what: str) -> Iterator[None]:
 
 def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Difference) -> list[str]:
     """Whether the payload is the encoding of the change that was committed to."""
-    said, chosen, scratch = drawn.statement, codec(manifest.codec.name), Scratch(files.shapes)
-    if weights.weights_hash(scratch.filled(start)) != said.weights_before:
+    said, chosen = drawn.statement, codec(manifest.codec.name)
+    if weights.weights_hash(filled(start, files.shapes)) != said.weights_before:
         return ["the weights before are not what the version and its own payload give"]
     payload = files.payload(said.payload, drawn.plan, "the payload")
     change, examiner = files.change(), chosen.examiner(drawn.plan)
@@ -239,7 +240,7 @@ class _Claimed:
     """The weights at a round's end that its change claims, beside those of a replay."""
 
     def __init__(self, manifest: Manifest, files: _Files, start: Difference) -> None:
-        self._decay, self._scratch = codec(manifest.codec.name).info.decay, Scratch(files.shapes)
+        self._decay, self._buffers = codec(manifest.codec.name).info.decay, Buffers()
         self._start, self._residual, self._folded = start, files.residual(), files.folded()
         self._change = files.change()
 
@@ -248,7 +249,8 @@ class _Claimed:
         both changes are the same bits."""
 
         def make(name: str) -> np.ndarray:
-            made, end = self._scratch.of(name), weights.array(replayed[name]).reshape(-1)
+            end = weights.array(replayed[name]).reshape(-1)
+            made = self._buffers.of(len(end))
             change_into(made, name, 0, self._start, end, self._residual, self._decay, self._folded)
             made -= self._change[name].reshape(-1)
             made += end
@@ -272,7 +274,7 @@ def _replay(
     said = trace.steps[first : first + steps]
     before, after, between = trace.states[index], trace.states[index + 1], trace.boundaries[index]
     claimed = _Claimed(manifest, files, round_start) if index == len(trace.boundaries) - 1 else None
-    start: Arrays = Scratch(files.shapes).filled(round_start)
+    start: Arrays = filled(round_start, files.shapes)
     if index:
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")

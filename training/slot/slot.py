@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
-from dlx.ground.merkle import tree_root
+from dlx.ground.streamed import Stream
 from dlx.training.codecs import codec
 from dlx.training.data.dealing import positions
 from dlx.training.data.shards import Dataset
@@ -33,7 +33,7 @@ from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement, arithmetic_threads
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.change import Change, Difference, Scratch
+from dlx.training.slot.change import Change, Difference, filled
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
@@ -139,20 +139,20 @@ class Slot:
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
         self._loop.free_gradients()
-        payload, ended = self._end(inputs, start, residual, folded, folder)
-        after.append(ended)
-        ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
-        barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
+        size = self._codec.size(self._loop.shapes, inputs.plan)
+        with Stream(self._blobs, size, tree=True) as payload:
+            ended = self._end(inputs, start, residual, folded, folder, payload)
+            after.append(ended)
+            ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
+            barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
+            encoded = payload.finish()  # public: not before the neighbours are done
         trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
-        with ThreadPoolExecutor(1, "root") as threads:
-            payload_root = threads.submit(tree_root, [payload])
-            name = write_blob(self._blobs, [payload])
         trained = Trained(
             inputs=inputs,
             round=inputs.round,
-            payload=name,
-            payload_size=len(payload),
-            payload_root=payload_root.result(),
+            payload=encoded.sha256,
+            payload_size=size,
+            payload_root=encoded.root,
             base_weights=inputs.base_weights,
             start_payload=own.payload if own else NO_HASH,
             folded=tuple(one.payload for one in folded),
@@ -205,7 +205,7 @@ class Slot:
     def _load(self, start: Difference, known: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
         shapes = self._loop.shapes
-        values = Scratch(shapes).filled(start)
+        values = filled(start, shapes)
         if known is not None:
             self._loop.load_weights(weights.tensors(values))
             return known
@@ -226,19 +226,26 @@ class Slot:
         return positions(inputs.samples, step * size, size)
 
     def _end(
-        self, inputs: RoundInputs, start: Difference, residual: Difference, folded: Sequence[Own], folder: Path
-    ) -> tuple[np.ndarray, SegmentState]:
-        """The payload, and change and state after the last step, written."""
+        self,
+        inputs: RoundInputs,
+        start: Difference,
+        residual: Difference,
+        folded: Sequence[Own],
+        folder: Path,
+        payload: Stream,
+    ) -> SegmentState:
+        """The change and the state after the last step, written; the payload is fed to its stream."""
         shapes, plan, ends = self._loop.shapes, inputs.plan, self._loop.weights()
         payloads, newest = [self._payload(own) for own in folded], self._newest_own()
         change = Change(self._codec, shapes, plan, start, residual, payloads, newest, self._threads)
-        payload, scratch = np.empty(self._codec.size(shapes, plan), np.uint8), Scratch(shapes)
         with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as file:
             state = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
             for name, where in self._codec.parts(shapes, plan).items():
-                change.encode(name, weights.array(ends[name]), payload[where], made := scratch.of(name))
-                file.add(name, made.reshape(shapes[name]))
-            return payload, SegmentState(file.finish().sha256, state.result())
+                part = np.empty(where.stop - where.start, np.uint8)
+                for _, values in change.pieces(name, weights.array(ends[name]), part):
+                    file.extend(name, values)
+                payload.feed(part)
+            return SegmentState(file.finish().sha256, state.result())
 
     def _newest_own(self) -> Payload | None:
         """The slot's last payload, from which the codec may start."""

@@ -506,10 +506,10 @@ def test_a_state_of_a_newer_format_is_refused_and_left_as_it_is(history: Callabl
     folder = run.folder / "slot-0"
     state = folder / "slot.json"
     numbered = msgspec.json.decode(state.read_bytes())
-    assert numbered["format"] == 5
-    state.write_bytes(msgspec.json.encode(numbered | {"format": 6, "something": "new"}))
+    assert numbered["format"] == 6
+    state.write_bytes(msgspec.json.encode(numbered | {"format": 7, "something": "new"}))
     before = _files(folder)
-    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 6, this one knows 5\)"):
+    with pytest.raises(SlotError, match=r"slot\.json was written by a newer dlx-node \(format 7, this one knows 6\)"):
         history(0)
     assert _files(folder) == before
 
@@ -521,7 +521,7 @@ def test_a_state_of_an_older_format_is_refused_and_left_as_it_is(history: Callab
     numbered = msgspec.json.decode(state.read_bytes())
     del numbered["format"]  # as the first files had none
     state.write_bytes(old := msgspec.json.encode(numbered))
-    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 5\): remove .*slot-0"):
+    with pytest.raises(SlotError, match=r"an older dlx-node \(format 1, this one knows 6\): remove .*slot-0"):
         history(0)
     assert state.read_bytes() == old
 
