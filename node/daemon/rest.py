@@ -1,4 +1,4 @@
-"""When the operator wants the machine: paused, outside of its hours, or while other programs need it.
+"""When the operator wants the machine: paused, outside of its hours, or while somebody or something else needs it.
 
 A resting node does not fall silent: that would hold its replica up, and cost it the seat. Either it keeps the seat by
 the fewest inner steps that count, like any slow machine, or it gives the seat back and asks for one later.
@@ -7,26 +7,24 @@ the fewest inner steps that count, like any slow machine, or it gives the seat b
 from __future__ import annotations
 
 import json
-import os
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import trio
 
 from dlx.ground import durable
+from dlx.node.daemon.idle import Demand
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.home.hours import is_within
 
 LOOK_SECONDS = 2.0
-BUSY_SHARE = 0.25  # of the cores, that other programs take
-BUSY_SECONDS = 30.0  # over which that is averaged
-QUIET_SECONDS = 300.0  # without it, before the node works again
+DEMAND_SECONDS = 10.0  # between two looks at who else wants the machine
 log = logs.get(__name__)
 
 How = Literal["keep", "leave"]
@@ -66,7 +64,8 @@ class Rest:
         local: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
         self._file, self._schedule, self._how, self._local = file, schedule, how, local
-        self._others = Others() if when_idle else None
+        self._demand = Demand() if when_idle else None
+        self._wanted: str | None = None
         self.state: Watch[Resting | None] = Watch(None)
         self.look()
 
@@ -76,8 +75,13 @@ class Rest:
         return self.state.value is not None and self.state.value.how == "leave"
 
     async def run(self, well: Well) -> None:
+        asked = -math.inf
         while True:
             await trio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            if self._demand is not None and now >= asked + DEMAND_SECONDS:
+                asked = now
+                self._wanted = await trio.to_thread.run_sync(self._demand.why, now, abandon_on_cancel=True)
             self.look()
 
     async def until(self, leaves: bool) -> None:
@@ -98,9 +102,7 @@ class Rest:
         now = self._local()
         if not is_within(self._schedule, now.tm_hour * 60 + now.tm_min):
             return Resting(f"outside of {' '.join(self._schedule)}", self._how)
-        if self._others is not None and self._others.are_busy(time.monotonic()):
-            return Resting("other programs need the machine", self._how)
-        return None
+        return None if self._wanted is None else Resting(self._wanted, self._how)
 
     def _paused_how(self) -> How:
         try:
@@ -108,37 +110,3 @@ class Rest:
         except (OSError, ValueError, KeyError, TypeError):
             how = None
         return how if how in ("keep", "leave") else self._how
-
-
-class Others:
-    """Whether other programs keep this machine busy. `used()`: seconds of all cores, and of our processes, so far."""
-
-    def __init__(self, used: Callable[[], tuple[float, float]] | None = None, cores: int | None = None) -> None:
-        self._used, self._cores = used or _used, cores or os.cpu_count() or 1
-        self._before: tuple[float, float, float] | None = None
-        self._share = 0.0
-        self._until = 0.0
-
-    def are_busy(self, now: float) -> bool:
-        all_, own = self._used()
-        if self._before is not None and now > self._before[0]:
-            passed = now - self._before[0]
-            taken = max(0.0, (all_ - self._before[1]) - max(0.0, own - self._before[2])) / (passed * self._cores)
-            part = min(1.0, passed / BUSY_SECONDS)
-            self._share += part * (taken - self._share)
-        self._before = now, all_, own
-        if self._share > BUSY_SHARE:
-            self._until = now + QUIET_SECONDS
-        return now < self._until
-
-
-def _used() -> tuple[float, float]:
-    times = psutil.cpu_times()
-    own = 0.0
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        try:
-            own += sum(process.cpu_times()[:4])
-        except psutil.Error:
-            continue  # it has ended
-    return times.user + times.system + getattr(times, "nice", 0.0), own

@@ -95,7 +95,8 @@ HELP: dict[str, str] = {
     "up_limit": "Bytes a second (or 2MB, 500kB) to send to peers beyond this machine's own networks; 0: any number.",
     "down_limit": "Bytes a second (or 2MB, 500kB) to receive from them; 0: any number.",
     "schedule": "Hours in which to work, local time, such as 22:00-06:00; outside of them the node rests.",
-    "when_idle": "Rest while other programs take more than a quarter of this machine's cores.",
+    "when_idle": "Rest while other programs take a quarter of this machine's cores, or of an NVIDIA GPU (nvidia-smi), "
+    "or somebody sits at it (logind's hint, xprintidle); elsewhere than on Linux only the cores are looked at.",
     "resting": "What a resting node does: keep (the seat, by the fewest inner steps that count) or leave (it).",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",

@@ -1,14 +1,20 @@
 """Resting: when, and what becomes of the seat meanwhile."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from dlx.ledger.typed import Plan
+from dlx.node.daemon import idle
 from dlx.node.daemon import rest as module
-from dlx.node.daemon.rest import BUSY_SECONDS, QUIET_SECONDS, Others, Rest
+from dlx.node.daemon.idle import BUSY_SECONDS, QUIET_SECONDS, Demand
+from dlx.node.daemon.rest import Rest
 from dlx.node.home.hours import is_within, minutes
 from dlx.node.round import actions as a
 from dlx.node.round.pace import fewest_steps
@@ -62,7 +68,7 @@ def test_a_node_rests_outside_its_hours_and_while_it_is_paused(tmp_path: Path) -
 
 def test_other_programs_have_the_node_rest_and_its_own_work_does_not() -> None:
     used = [0.0, 0.0]
-    others = Others(lambda: (used[0], used[1]), cores=4)
+    demand = Demand(lambda: (used[0], used[1]), cores=4, gpus=lambda: 0.0, person=lambda: False)
     now = 0.0
 
     def pass_(seconds: float, by_others: float, own: float) -> bool:
@@ -72,7 +78,7 @@ def test_other_programs_have_the_node_rest_and_its_own_work_does_not() -> None:
             now += 1
             used[0] += by_others + own
             used[1] += own
-            busy = others.are_busy(now)
+            busy = demand.why(now) is not None
         return busy
 
     assert not pass_(120, 0.1, 3.8), "its own work is no reason"
@@ -80,6 +86,92 @@ def test_other_programs_have_the_node_rest_and_its_own_work_does_not() -> None:
     assert pass_(2 * BUSY_SECONDS, 3.0, 1.0)
     assert pass_(QUIET_SECONDS - 10, 0.0, 4.0), "not back at the first quiet moment"
     assert not pass_(2 * BUSY_SECONDS, 0.0, 4.0)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.2, None), (0.6, "other programs need its GPU")])
+def test_a_gpu_that_others_take_is_a_reason(share: float, said: str | None) -> None:
+    taken = [share]
+    demand = Demand(lambda: (0.0, 0.0), cores=4, gpus=lambda: taken[0], person=lambda: False)
+    found = [demand.why(10.0 * look) for look in range(12)]
+    assert found[1] is None and found[-1] == said, "a moment is none"
+    taken[0] = 0.0
+    assert demand.why(120.0) == said and demand.why(1000.0) is None
+
+
+def program(folder: Path, name: str, prints: str, code: int = 0) -> None:
+    """A program of the machine that prints this, whatever it is asked."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\ncat <<'END'\n{prints}\nEND\nexit {code}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_nvidia_smi_tells_what_other_programs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert idle.taken_of_gpus() == 0.0, "a machine without"
+    other, gone = os.getppid(), 2**22 + 1
+    rows = [(0, os.getpid(), "90"), (0, other, "7"), (1, other, "40"), (1, gone, "99"), (2, "-", "-")]
+    head = "# gpu         pid   type     sm    mem    enc    dec    command\n# Idx           #    C/G      %      %"
+    told = "\n".join(f"    {gpu}  {pid}  C  {busy}  3  -  -  python" for gpu, pid, busy in rows)
+    program(tmp_path / "bin", "nvidia-smi", f"{head}\n{told}")
+    monkeypatch.setattr(idle, "_our_processes", lambda: {os.getpid()})
+    assert idle.taken_of_gpus() == pytest.approx(0.4)
+    program(tmp_path / "bin", "nvidia-smi", f"{head}\n{told}", code=9)
+    assert idle.taken_of_gpus() == 0.0, "a driver that does not answer"
+
+
+@pytest.mark.parametrize(
+    ("logind", "x11", "here"),
+    [
+        ("IdleHint=no\nIdleSinceHint=1780000000000000", None, True),
+        ("IdleHint=yes\nIdleSinceHint=1780000000000000", None, False),
+        ("IdleHint=no\nIdleSinceHint=0", None, False),  # a desktop that never told
+        ("IdleHint=yes\nIdleSinceHint=1780000000000000", "4000", True),
+        ("IdleHint=no\nIdleSinceHint=1780000000000000", "900000", False),
+        (None, None, False),
+        (None, "rubbish", False),
+    ],
+)
+def test_somebody_at_the_keyboard_is_seen_where_the_machine_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logind: str | None, x11: str | None, here: bool
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("DISPLAY", ":0")
+    program(tmp_path / "bin", "loginctl", logind or "", code=0 if logind else 1)
+    if x11 is not None:
+        program(tmp_path / "bin", "xprintidle", x11)
+    assert idle.somebody_is_here() == here
+    reason = Demand(lambda: (0.0, 0.0), cores=1, gpus=lambda: 0.0).why(1.0)
+    assert reason == ("somebody is at the machine" if here else None)
+
+
+def test_other_nodes_of_the_machine_are_no_other_programs() -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen([*command, "/bin/dlx-node"], stdin=subprocess.PIPE, start_new_session=True) as node:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as own:
+            with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as child:
+                ours = idle._our_processes()
+                child.kill()
+            assert {os.getpid(), own.pid, node.pid, child.pid} <= ours and os.getppid() not in ours
+            own.kill()
+        node.kill()
+
+
+async def asked_by(rest: Rest) -> None:
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rest.run, None)
+            async for state in rest.state.values():
+                if state is not None:
+                    nursery.cancel_scope.cancel()
+
+
+def test_a_node_rests_while_its_machine_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(Demand, "why", lambda self, now: "somebody is at the machine")
+    rest = Rest(tmp_path / "paused.json", when_idle=True)
+    assert rest.state.value is None
+    trio.run(asked_by, rest)
+    assert str(rest.state.value).startswith("somebody is at the machine; keeps its seat")
 
 
 @pytest.mark.parametrize(("stages", "delay"), [(1, 0), (2, 1)])
