@@ -7,7 +7,7 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz wheel-test man docs docs-test clean
+.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz release-check man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -87,9 +87,10 @@ FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz.codecs -max_total_time=$(FUZZ_SECONDS)
 
-# Build sdist and wheel, install them into a clean environment, and run a demo of one node there.
-wheel-test: $(VENV)/bin/python
-	$(BIN)/python -m tests.packaging.installed
+# The dry run of a release (docs/release.md): build sdist and wheel, look at them and at their metadata, install them
+# into a clean environment, and run a demo of one node there. RELEASE=--final: what only a release needs, too.
+release-check: $(VENV)/bin/python
+	$(BIN)/python -m tests.packaging.release $(RELEASE)
 
 # The man pages, from the commands themselves.
 man: $(VENV)/.installed

@@ -1,63 +1,25 @@
-"""What a stranger gets: sdist and wheel are built, installed into a clean environment, and used from a hostile folder.
-
-`make wheel-test` runs it; minutes, because the environment is made anew. Prints one line for each thing that holds.
-"""
+"""What a stranger gets: a wheel, installed into a clean environment, and used from a hostile folder."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
-import tempfile
-import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
 EXTRAS = "[train,chain,plot]"
-MAN = sorted((ROOT / "docs" / "man").glob("*.1"))
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="dlx-wheel-") as name:
-        work = Path(name)
-        python = environment(work / "venv")
-        wheel = build(work, python)
-        clean = environment(work / "clean")
-        install(clean, str(wheel))
-        base_alone(clean, stranger(work / "base"))
-        install(clean, TORCH)  # first and by its pin, as make demo does
-        install(clean, f"{wheel}{EXTRAS}")
-        trains(clean, stranger(work / "cwd"))
-
-
-def build(work: Path, python: Path) -> Path:
-    """The wheel, made from the sdist."""
-    install(python, "build")
-    run(python, "-m", "build", "--outdir", work / "dist", ROOT)
-    (sdist,), (wheel,) = (work / "dist").glob("*.tar.gz"), (work / "dist").glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        kept = [one for one in archive.getmembers() if "/src/dlx/" in one.name]
-        links = [one.name for one in kept if one.issym() or one.islnk()]
-        holds(
-            "the sdist has files, not links",
-            not links and any(one.name.endswith("/dlx/node/cli/app.py") for one in kept),
-            links,
-        )
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    top = {name.partition("/")[0] for name in names}
-    name = wheel.name.rsplit("-", 3)[0]
-    holds("installed are dlx, its manual and its metadata", top == {"dlx", f"{name}.data", f"{name}.dist-info"}, top)
-    manual = {one for one in names if one.startswith(f"{name}.data/")}
-    holds("man finds the manual", {*manual} == {f"{name}.data/data/share/man/man1/{one.name}" for one in MAN}, manual)
-    wanted = {"dlx/py.typed", "dlx/contracts/artifacts/TrainingLedger.json", "dlx/training/codecs/int4.py"}
-    wanted |= {f"dlx/node/web/{name}" for name in ("templates/run.html", "static/page.js", "static/LICENSES.txt")}
-    holds("the wheel has what it needs", wanted <= set(names), wanted - set(names))
-    foreign = [name for name in names if {"tests", "benchmarks", "node_modules", "src"} & {*name.split("/")}]
-    holds("neither tests nor benchmarks are in it", not foreign, foreign)
-    return wheel
+def check(wheel: Path, work: Path) -> None:
+    """Prints one line for each thing that holds; ends everything at the first that does not."""
+    clean = environment(work / "clean")
+    install(clean, str(wheel))
+    base_alone(clean, stranger(work / "base"))
+    install(clean, TORCH)  # first and by its pin, as make demo does
+    install(clean, f"{wheel}{EXTRAS}")
+    trains(clean, stranger(work / "cwd"))
 
 
 def base_alone(python: Path, cwd: Path) -> None:
@@ -96,8 +58,8 @@ def stranger(folder: Path) -> Path:
     return folder
 
 
-def install(python: Path, what: str) -> None:
-    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--constraint", CONSTRAINTS, what)
+def install(python: Path, *what: str) -> None:
+    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--constraint", CONSTRAINTS, *what)
 
 
 def run(program: Path, *arguments: object, cwd: Path | None = None, code: int = 0) -> str:
@@ -114,7 +76,3 @@ def holds(what: str, true: bool, found: object = "") -> None:
         sys.exit(f"not true: {what} ({found})")
     sys.stdout.write(f"{what}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
