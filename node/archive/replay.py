@@ -21,6 +21,7 @@ from dlx.node.round.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
+from dlx.training.outer.average import fold, members
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.products import Products
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
@@ -193,6 +194,22 @@ class Replay:
             before, state = state, self.after(state, made)
             self.forget(before, state)
         return state.weights
+
+    def mean(self, stage: int, version: int, progress: Callable[[str], None]) -> Path:
+        """What the run publishes as that version where its manifest has an average (see training.outer.average).
+
+        Raises as `rebuild`; WeightsError where a quorum sealed what is no weights.
+        """
+        path, shapes = self._blobs.work / f"mean-{stage}.safetensors", self._shapes[stage]
+        for number, member in enumerate(members(self.manifest.average, version), 1):
+            found = self.rebuild(stage, member, progress)
+            if number == 1:
+                found.rename(path)
+                continue
+            progress(f"stage {stage}: version {member} goes into the mean")
+            fold(path, number, found, shapes)
+            found.unlink()
+        return path
 
     def _weights(self, stage: int, version: int) -> Path:
         return self._blobs.get(self.view.weights(stage, version), weights.file_size(self._shapes[stage]))

@@ -79,7 +79,8 @@ def command(
             client, view, options.cited_version(round), places, chosen, samples, where, progress.show, progress.say
         )
         if "heldout" in found and folder.is_a_nodes:
-            measured = Evaluation(found["version"], found["heldout"]["loss"])
+            mean = found["average"] and found["average"]["heldout"]["loss"]
+            measured = Evaluation(found["version"], found["heldout"]["loss"], mean)
             with suppress(OSError):  # the folder may be one that is only read
                 evaluations.record(folder.state, view.run, measured)
     options.print_json(found) if json else _print(found)
@@ -89,11 +90,14 @@ def _print(found: dict[str, Any]) -> None:
     sys.stdout.write(f"run {found['run'][:18]}, version {found['version']}, model {found['model'][:16]}\n")
     for stage in found["stages"]:
         sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']}\n")
+    mean = found["average"]
     if heldout := found.get("heldout"):
-        loss, per = heldout["loss"], heldout["per"]
-        said = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
-        sys.stdout.write(f"held-out loss {said}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
+        _print_loss("held-out loss", heldout)
+        if mean:
+            _print_loss(f"of the mean of the versions {_listed(mean)}, which `pull` gives:", mean["heldout"])
         return
+    if mean:
+        sys.stdout.write(f"the mean of the versions {_listed(mean)}\n")
     rows = [
         [name, task["version"], task["samples"], metric, f"{one['value']:.4f}", _shown(one["stderr"])]
         for name, task in found["tasks"].items()
@@ -101,6 +105,16 @@ def _print(found: dict[str, Any]) -> None:
     ]
     options.print_table(["TASK", "VERSION", "SAMPLES", "METRIC", "VALUE", "STDERR"], rows)
     sys.stdout.write(f"lm_eval {found['harness']}\n")
+
+
+def _print_loss(what: str, heldout: dict[str, Any]) -> None:
+    loss, per = heldout["loss"], heldout["per"]
+    said = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
+    sys.stdout.write(f"{what} {said}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
+
+
+def _listed(mean: dict[str, Any]) -> str:
+    return ", ".join(map(str, mean["versions"]))
 
 
 def _shown(error: float | None) -> str:

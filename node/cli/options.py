@@ -168,6 +168,14 @@ def cited_version(round: int | None) -> int | None:
     return cited.version
 
 
+def cited_average(sealed: bool) -> bool | None:
+    """Whether a version's mean is meant: None for what the manifest says. Raises UsageFailure."""
+    cited = _cited()
+    if sealed and cited is not None and cited.average:
+        raise UsageFailure(f"{cited} is a mean, --sealed asks for the version itself")
+    return False if sealed else None if cited is None or cited.version is None else cited.average
+
+
 def _cited() -> citation.Citation | None:
     context = get_current_context(silent=True)
     return None if context is None else context.meta.get(_CITED)

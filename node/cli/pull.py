@@ -31,6 +31,10 @@ def command(
         typer.Option("--watch", help="Follow the run: each new version into DIR/version-N, DIR/latest the newest."),
     ] = False,
     every: Annotated[int, typer.Option(min=1, metavar="N", help="With --watch: only each N-th version.")] = 1,
+    sealed: Annotated[
+        bool,
+        typer.Option("--sealed", help="The version itself where the run publishes means, as a new run starts from it."),
+    ] = False,
     blobs: BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
@@ -44,7 +48,8 @@ def command(
 
     Weights that nobody keeps any more are recomputed from the payloads. README.md and provenance.json say where all
     comes from, SHA256SUMS what the files are; who says that the version is to be had elsewhere is compared with that.
-    With --watch it ends with the run, or at Ctrl-C.
+    Of a run whose manifest has an average it is the mean of the version and some before it. With --watch it ends with
+    the run, or at Ctrl-C.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
@@ -55,7 +60,7 @@ def command(
     from dlx.node.runs import find
     from dlx.node.runs.pull import follow, pull_run
 
-    version = options.cited_version(round)
+    version, averaged = options.cited_version(round), options.cited_average(sealed)
     if watch and version is not None:
         raise UsageFailure("--watch and --round (or a citation's version) exclude each other")
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
@@ -64,7 +69,7 @@ def command(
         chosen = find.resolve(index, run)
         if not watch:
             view = find.view_of(index, chosen)
-            found = pull_run(client, view, version, out.absolute(), places, progress.show, progress.say)
+            found = pull_run(client, view, version, out.absolute(), places, progress.show, progress.say, averaged)
             _tell(found, out, json)
             return
     with open_ledger(settings, folder) as client:
@@ -73,7 +78,7 @@ def command(
             if not into.exists():
                 into.parent.mkdir(parents=True, exist_ok=True)
                 with Progress() as progress:
-                    found = pull_run(client, view, newest, into, places, progress.show, progress.say)
+                    found = pull_run(client, view, newest, into, places, progress.show, progress.say, averaged)
                 _tell(found, into, json)
             durable.point(out.absolute() / "latest", into.name)
 
@@ -88,6 +93,8 @@ def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
     rounds = f"after {found['version']} of {found['rounds']} rounds"
     loss = "no loss yet" if found["loss"] is None else f"loss {found['loss']:.4f} nats per token"
     sys.stdout.write(f"{out}: run {found['run'][:18]}, version {found['version']}, {rounds}, {loss}\n")
+    if mean := found["average"]:
+        sys.stdout.write(f"  the mean of the versions {', '.join(map(str, mean))}; --sealed gives the last of them\n")
     for stage in found["stages"]:
         sealed = "genesis" if stage["transaction"] is None else f"transaction {stage['transaction']}"
         sys.stdout.write(f"  stage {stage['stage']}: {stage['weights']} {sealed}\n")

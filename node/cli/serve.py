@@ -80,7 +80,8 @@ def command(
             places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
             with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
                 view = find.view_of(index, find.resolve(index, run))
-                pull_run(client, view, options.cited_version(round), source, places, progress.show, progress.say)
+                version, averaged = options.cited_version(round), options.cited_average(sealed=False)
+                pull_run(client, view, version, source, places, progress.show, progress.say, averaged)
         placement = settle(settings.placement)
         take(placement)
         try:

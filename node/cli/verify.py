@@ -28,8 +28,8 @@ def command(
 ) -> None:
     """Check that a folder is the version of a run that it says it is: weights, manifest, config and tokenizer.
 
-    The ledger is --ledger or the settings' one, never what the folder names; the chain node is believed. Fetches no
-    weights. Exit code 1 where something is FAIL.
+    The ledger is --ledger or the settings' one, never what the folder names; the chain node is believed. Fetches
+    weights only for a mean of versions, to compute it anew. Exit code 1 where something is FAIL.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap

@@ -1,7 +1,8 @@
 """How a version of a run is cited: `dlx:CHAIN/LEDGER/RUN@VERSION`, such as dlx:31337/0x8f..e2/0x5c..c0@100.
 
 Chain id and address say where the record is, the run's id (itself a hash of both) which run, the version after how many
-rounds; without @VERSION the run is meant. Whoever has a chain node of that chain can look all of it up.
+rounds; with /average the mean that the run publishes as that version; without @VERSION the run is meant. Whoever has a
+chain node of that chain can look all of it up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from dlx.node.home.errors import UsageFailure
 
 SCHEME = "dlx:"
-_FORM = re.compile(r"dlx:(\d{1,19})/(0x[0-9a-fA-F]{40})/((?:0x)?[0-9a-fA-F]{6,64})(?:@(\d{1,9}))?", re.ASCII)
+_FORM = re.compile(r"dlx:(\d{1,19})/(0x[0-9a-fA-F]{40})/((?:0x)?[0-9a-fA-F]{6,64})(?:@(\d{1,9})(/average)?)?", re.ASCII)
 
 
 class Citation(NamedTuple):
@@ -20,10 +21,11 @@ class Citation(NamedTuple):
     ledger: str  # 0x and 40 hex digits
     run: str  # hex, whole or its first digits
     version: int | None = None
+    average: bool = False  # the mean of some versions up to that one
 
     def __str__(self) -> str:
         at = "" if self.version is None else f"@{self.version}"
-        return f"{SCHEME}{self.chain_id}/{self.ledger}/{self.run}{at}"
+        return f"{SCHEME}{self.chain_id}/{self.ledger}/{self.run}{at}{'/average' if self.average else ''}"
 
 
 def parse(text: str) -> Citation:
@@ -31,5 +33,5 @@ def parse(text: str) -> Citation:
     found = _FORM.fullmatch(text)
     if found is None:
         raise UsageFailure(f"{text[:200]!r} is no citation: expected dlx:CHAIN/LEDGER/RUN@VERSION")
-    chain_id, ledger, run, version = found.groups()
-    return Citation(int(chain_id), ledger, run, None if version is None else int(version))
+    chain_id, ledger, run, version, average = found.groups()
+    return Citation(int(chain_id), ledger, run, None if version is None else int(version), average is not None)

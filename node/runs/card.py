@@ -15,7 +15,7 @@ CARD = "README.md"
 
 def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     """As a Hugging Face README.md. `provenance`: what provenance.json says."""
-    version, rounds = provenance["version"], provenance["rounds"]
+    version, rounds, mean = provenance["version"], provenance["rounds"], provenance["average"]
     cited = citation(provenance)
     loss = "none yet" if provenance["loss"] is None else f"{provenance['loss']:.4f} nats per token"
     licence = manifest.data.licence.replace("`", "'")
@@ -23,6 +23,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     rows = [
         ("model", f"{manifest.model.config['model_type']}, float32"),
         ("version", f"{version}: the weights after {version} of {rounds} rounds"),
+        *([("mean of", f"the versions {', '.join(map(str, mean))}")] if mean else []),
         ("training loss", loss),
         ("run", f"`{provenance['run']}`"),
         ("ledger", f"`{provenance['ledger']}` on chain {provenance['chain_id']}"),
@@ -32,7 +33,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     ]
     if (parent := manifest.lineage) is not None:
         started = Citation(parent.chain_id, parent.ledger, parent.run, parent.version)
-        rows.insert(3, ("started from", f"`{started}`"))
+        rows.insert(-5, ("started from", f"`{started}`"))
     stages = [
         f"| {one['stage']} | `{one['weights']}` | `{one['transaction'] or 'genesis'}` |" for one in provenance["stages"]
     ]
@@ -48,6 +49,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
             "",
             "Trained by a decentralised run whose every step is on a ledger. The weights below are those that its",
             "members sealed; how they came about is what `dlx-node audit` checks.",
+            *(["The model is the mean of this version and some before it, as the manifest says."] if mean else []),
             "",
             "| | |",
             "|---|---|",
@@ -75,4 +77,5 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
 
 def citation(provenance: dict[str, Any]) -> Citation:
     """Of a pulled version."""
-    return Citation(provenance["chain_id"], provenance["ledger"], provenance["run"], provenance["version"])
+    at = provenance["version"], provenance.get("average") is not None
+    return Citation(provenance["chain_id"], provenance["ledger"], provenance["run"], *at)

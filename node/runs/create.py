@@ -144,6 +144,8 @@ def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
         return None
     try:
         stated = read_provenance(folder)
+        if stated.get("average"):
+            raise Failure(f"{folder} has the mean of several versions: a run starts from one, `dlx-node pull --sealed`")
         found = {key: stated[key] for key in Lineage.__struct_fields__}
         lineage = msgspec.convert(found, Lineage)
     except (Failure, KeyError, msgspec.ValidationError) as error:

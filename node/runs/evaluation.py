@@ -75,12 +75,17 @@ def evaluate(
 ) -> dict[str, Any]:
     """Pull a version (None: the newest) to `work` and say what it is worth: `run`, `version`, `stages` with the hash of
     the weights of each, the sha256 of `model.safetensors`, and either `tasks` (see harness.run) or `heldout`: the mean
-    loss in nats of at most so many samples, its perplexity, and per what (token or byte).
+    loss in nats of at most so many samples, its perplexity, and per what (token or byte). Where the run publishes means
+    `average` has what `pull` gives: the `versions`, `model`, and `heldout`, beside those of the version itself; tasks
+    run on that.
 
     Raises Failure, DataError.
     """
     found = pull(domain, view, version, work / "model", sources, on_wrong, progress)
-    kept = {key: found[key] for key in ("run", "version", "manifest", "model")}
+    mean = found["average"] and {"versions": found["average"], "model": found["model"]}
+    if mean and tasks is None:
+        found = pull(domain, view, found["version"], work / "sealed", sources, on_wrong, progress, averaged=False)
+    kept = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
     kept["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
     if tasks is not None:
         progress("running the tasks")
@@ -98,14 +103,19 @@ def evaluate(
             progress(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
             _fetch(dataset, sample, length, blobs)
         progress("computing the loss")
-        loss = heldout_loss(work / "model", dataset, length, samples, device)
+        models = [work / "sealed", work / "model"] if mean else [work / "model"]
+        losses = [heldout_loss(model, dataset, length, samples, device) for model in models]
     except BlobMissing as error:
         raise Failure(f"the run's held-out data cannot be had: {error}") from error
     except EvaluateError as error:
         raise Failure(str(error)) from error
     unit = "byte" if dataset.manifest.tokenizer == "bytes" and dataset.vocab_size == BYTE_VALUES else "token"
-    heldout = {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
-    return kept | {"heldout": heldout | {"tokens": len(chosen) * length}}
+    all_ = [
+        {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
+        | {"tokens": len(chosen) * length}
+        for loss in losses
+    ]
+    return kept | {"heldout": all_[0], "average": mean and mean | {"heldout": all_[1]}}
 
 
 def _fetch(dataset: Dataset, sample: int, length: int, blobs: Blobs) -> None:

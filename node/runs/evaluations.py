@@ -14,10 +14,12 @@ _MOST = 1000  # shown of a run
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """The mean loss of a version on held-out text, in nats per token."""
+    """The mean loss of a version on held-out text, in nats per token, and that of the mean that its run publishes as
+    that version."""
 
     version: int
     loss: float
+    average: float | None = None
 
 
 def record(state: Path, run: bytes, found: Evaluation) -> None:

@@ -26,6 +26,8 @@ from dlx.node.runs.find import RunReader, summary
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export
+from dlx.training.models.weights import WeightsError
+from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, parse
 from dlx.training.recipe.strict import ManifestError
 
@@ -40,6 +42,7 @@ def pull_run(
     places: Places,
     show: Callable[[str], None],
     say: Callable[[str], None],
+    averaged: bool | None = None,
 ) -> dict[str, Any]:
     """`pull` with blobs from `places` and the run's peers. `show` hears each step, `say` what is worth keeping."""
 
@@ -47,7 +50,7 @@ def pull_run(
         say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
 
     with open_sources(client, view.run, places, say, show) as sources:
-        return pull(client.domain, view, version, out, sources, wrong, show)
+        return pull(client.domain, view, version, out, sources, wrong, show, averaged)
 
 
 def follow(
@@ -77,11 +80,15 @@ def pull(
     sources: Sequence[Source],
     on_wrong: Callable[[bytes, str], None],
     progress: Callable[[str], None],
+    averaged: bool | None = None,
 ) -> dict[str, Any]:
     """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
     `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
     be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer cannot be had, so
     that a file is missing.
+
+    Where the manifest has an average, it is the mean of that version and some before it that is written, and compared
+    with what others published; `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
@@ -107,29 +114,34 @@ def pull(
         (work / "blobs").mkdir()
         blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
         replay = Replay(read_manifest(view, blobs), view, blobs)
-        files = []
+        manifest, files = replay.manifest, []
+        if averaged and manifest.average is None:
+            raise Failure("the run's manifest has no average: name the version without /average")
+        mean = members(None if averaged is False else manifest.average, chosen)
         for stage in range(view.config.stages):
             named = view.weights(stage, chosen).hex()[:16]
             progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
-            files.append(replay.rebuild(stage, chosen, progress))
-        vocabulary, whole = read_vocabulary(replay.manifest, blobs, progress)
-        model = export(replay.manifest, files, work / "model", vocabulary)
-        found = provenance(domain, view, chosen) | {"model": model.hex()}
+            files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, progress))
+        vocabulary, whole = read_vocabulary(manifest, blobs, progress)
+        model = export(manifest, files, work / "model", vocabulary)
+        found = provenance(domain, view, chosen, mean) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
-        durable.write_bytes(work / "model" / MANIFEST, canonical_bytes(replay.manifest))
-        durable.write_bytes(work / "model" / CARD, card(replay.manifest, found).encode())
+        durable.write_bytes(work / "model" / MANIFEST, canonical_bytes(manifest))
+        durable.write_bytes(work / "model" / CARD, card(manifest, found).encode())
         sums = write_sums(work / "model").hex() if whole else None
         durable.move(work / "model", out)
-    except (ReplayError, ExportError) as error:
+    except (ReplayError, ExportError, WeightsError) as error:
         raise Failure(str(error)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    others = [one | {"same": one["checkpoint"] == sums if whole else None} for one in published(view, chosen)]
+    comparable = whole and mean == members(manifest.average, chosen)
+    others = [one | {"same": one["checkpoint"] == sums if comparable else None} for one in published(view, chosen)]
     return found | {"checkpoint": sums, "published": others}
 
 
-def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
-    """Where the version comes from; hashes in hex, those of the chain with 0x. Loss in nats per token, None at 0."""
+def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int]) -> dict[str, Any]:
+    """Where the version comes from; hashes in hex, those of the chain with 0x. Loss in nats per token, None at 0.
+    `average`: the versions whose `mean` the folder has, None where it has the version itself."""
     stages = []
     for stage in range(view.config.stages):
         sealed = view.sealed[stage, version - 1] if version else None
@@ -147,6 +159,7 @@ def provenance(domain: Domain, view: RunView, version: int) -> dict[str, Any]:
         "run": "0x" + view.run.hex(),
         "version": version,
         "rounds": view.config.rounds,
+        "average": list(mean) if len(mean) > 1 else None,
         "manifest": view.config.manifest.hex(),
         "chain_id": domain.chain_id,
         "ledger": domain.ledger,

@@ -1,8 +1,9 @@
-"""Is a pulled folder what it says it is? Compared with the ledger, file by file; no weights are fetched."""
+"""Is a pulled folder what it says it is? Compared with the ledger, file by file; weights are fetched only where the
+folder has a mean of versions, whose hash no seal has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from dlx.ground.durable import file_hash
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import Blobs
+from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.home.errors import Failure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
 from dlx.node.runs.pull import provenance, read_vocabulary
 from dlx.training.models.export import ExportError, described, stage_hashes
+from dlx.training.models.weights import WeightsError
+from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
@@ -37,18 +41,20 @@ def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterato
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= newest:
         yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", _AGAIN)
         return
-    recorded = provenance(domain, view, version)
-    wrong = [key for key, value in recorded.items() if stated.get(key) != value]
-    if wrong:
-        yield Finding("record", FAIL, f"{PROVENANCE} and the ledger differ in {', '.join(wrong)}", _AGAIN)
-    else:
-        yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
     manifest = _manifest(folder, view)
     if isinstance(manifest, Finding):
         yield manifest
         return
     yield Finding("manifest", PASS, "has the hash on the ledger")
-    yield _weights(folder, manifest, view, version)
+    mean = [version] if stated.get("average") is None else members(manifest.average, version)
+    recorded = provenance(domain, view, version, mean)
+    wrong = [key for key, value in recorded.items() if stated.get(key) != value]
+    if wrong:
+        said = f"{PROVENANCE} is not what ledger and manifest say: {', '.join(wrong)}"
+        yield Finding("record", FAIL, said, _AGAIN)
+    else:
+        yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
+    yield _weights(folder, manifest, view, mean, blobs)
     yield from _others(folder, manifest, recorded, blobs)
     sums = file_hash(folder / SUMS).hex()
     for one in published(view, version):
@@ -66,17 +72,35 @@ def _manifest(folder: Path, view: RunView) -> Manifest | Finding:
         return Finding("manifest", FAIL, f"{MANIFEST}: {error}", _AGAIN)
 
 
-def _weights(folder: Path, manifest: Manifest, view: RunView, version: int) -> Finding:
-    """Cut into stages again, the model has to give every hash that a seal holds."""
+def _weights(folder: Path, manifest: Manifest, view: RunView, mean: Sequence[int], blobs: Blobs) -> Finding:
+    """Cut into stages again, the model has to give every hash that a seal holds, or that of the mean of such versions,
+    which is computed anew."""
     try:
         found = stage_hashes(manifest, folder / _WEIGHTS)
     except ExportError as error:
         return Finding("weights", FAIL, str(error), _AGAIN)
+    version = mean[-1]
+    if len(mean) > 1:
+        return _mean(found, Replay(manifest, view, blobs), mean)
     differs = [str(stage) for stage, digest in enumerate(found) if digest != view.weights(stage, version)]
     if differs:
         said = f"{_WEIGHTS} is not what stage {', '.join(differs)} sealed as version {version}"
         return Finding("weights", FAIL, said, _AGAIN)
     return Finding("weights", PASS, f"{_WEIGHTS} has the weights that {len(found)} stages sealed as version {version}")
+
+
+def _mean(found: Sequence[bytes], replay: Replay, mean: Sequence[int]) -> Finding:
+    named = f"the mean of the versions {', '.join(map(str, mean))}"
+    try:
+        for stage, digest in enumerate(found):
+            made = replay.mean(stage, mean[-1], lambda line: None)
+            if file_hash(made) != digest:
+                return Finding("weights", FAIL, f"{_WEIGHTS} is not {named} that stage {stage} sealed", _AGAIN)
+            made.unlink()
+    except (ReplayError, WeightsError) as error:
+        mend = "name a folder with these versions by --blobs"
+        return Finding("weights", WARN, f"says to be {named}, which cannot be computed here: {error}", mend)
+    return Finding("weights", PASS, f"{_WEIGHTS} has {named} that {len(found)} stages sealed")
 
 
 def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: Blobs) -> Iterator[Finding]:

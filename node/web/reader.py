@@ -76,6 +76,7 @@ class VersionLine(NamedTuple):
     weights: tuple[str, ...]  # of each stage, hex
     here: tuple[bool, ...]  # whether a folder of this page's has the blob
     evaluation: float | None  # held-out loss
+    average: float | None  # that of the mean that is published as the version
 
 
 class RunPage(NamedTuple):
@@ -313,14 +314,14 @@ class Reader:
             newest = min(map(view.next_round, range(view.config.stages)))
             if not 0 <= number <= newest:
                 raise NotThere(f"there is no version {number} yet: all stages have sealed {newest} rounds")
-            measured = {one.version: one.loss for one in evaluations.read(self.folders, run)}
+            measured = {one.version: one for one in evaluations.read(self.folders, run)}
             hashes = [view.weights(stage, number).hex() for stage in range(view.config.stages)]
             files = [self._blob(name) for name in hashes]
             here = tuple(path is not None for path in files)
             return VersionPage(
                 source=self._source(),
                 summary=find.summary(view, self.folders),
-                version=VersionLine(number, tuple(hashes), here, measured.get(number)),
+                version=_line(number, tuple(hashes), here, measured.get(number)),
                 newest=newest,
                 files=files,
                 checkpoints=[
@@ -343,7 +344,7 @@ class Reader:
 
     def _versions(self, one: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:
         """The newest, those that were measured or published, and the genesis; newest first."""
-        view, losses = one.view, {each.version: each.loss for each in measured}
+        view, losses = one.view, {each.version: each for each in measured}
         newest = min(map(view.next_round, range(view.config.stages)))
         published = {checkpoint.round for checkpoint in view.checkpoints}
         special = sorted((number for number in published | {*losses} if number <= newest), reverse=True)[:_VERSIONS]
@@ -351,7 +352,7 @@ class Reader:
         for number in sorted({newest, 0, *special}, reverse=True):
             hashes = tuple(view.weights(stage, number).hex() for stage in range(view.config.stages))
             here = tuple(self._blob(name) is not None for name in hashes)
-            found.append(VersionLine(number, hashes, here, losses.get(number)))
+            found.append(_line(number, hashes, here, losses.get(number)))
         return found
 
     def _blob(self, name: str) -> Path | None:
@@ -402,3 +403,8 @@ def _payload_size(manifest: Manifest | None) -> PayloadSize | None:
         return codecs.codec(manifest.codec.name).size(stage_shapes(manifest, stage), plan)
 
     return size
+
+
+def _line(number: int, weights: tuple[str, ...], here: tuple[bool, ...], measured: Evaluation | None) -> VersionLine:
+    losses = (None, None) if measured is None else (measured.loss, measured.average)
+    return VersionLine(number, weights, here, *losses)

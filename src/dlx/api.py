@@ -166,22 +166,29 @@ class Run:
         return published(self._view(), round)
 
     def pull(
-        self, out: str | Path, round: int | None = None, *, progress: Progress = lambda line: None
+        self,
+        out: str | Path,
+        round: int | None = None,
+        *,
+        sealed: bool = False,
+        progress: Progress = lambda line: None,
     ) -> dict[str, Any]:
         """Write a version of the model to the new or empty folder `out`, for `AutoModelForCausalLM.from_pretrained`.
 
         `round` is the version's number, the rounds that made it: 0 is the genesis, None the newest that every stage has
-        sealed. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed from the payloads.
-        `progress` hears a line for each step. Returns what `out/provenance.json` says, with `checkpoint`, the sha256 of
-        `out/SHA256SUMS`, and `published`: what `checkpoints` says, and whether it is the `same`. The folder appears
-        complete or not at all.
+        sealed. Of a run whose manifest has an average it is the mean of that version and some before it, unless you ask
+        for the `sealed` one. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed from
+        the payloads. `progress` hears a line for each step. Returns what `out/provenance.json` says, with `checkpoint`,
+        the sha256 of `out/SHA256SUMS`, and `published`: what `checkpoints` says, and whether it is the `same`. The
+        folder appears complete or not at all.
 
         Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
         """
         with explained():
             from dlx.node.runs.pull import pull_run
 
-            return pull_run(self._client, self._view(), round, Path(out).absolute(), self._places, progress, progress)
+            where, averaged = Path(out).absolute(), False if sealed else None
+            return pull_run(self._client, self._view(), round, where, self._places, progress, progress, averaged)
 
     def audit(self, *, head: str | None = None, progress: Progress = lambda line: None) -> Report:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.

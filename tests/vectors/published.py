@@ -40,8 +40,10 @@ from dlx.training.codecs import codec
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
+from dlx.training.outer.arithmetic import approach
+from dlx.training.outer.average import members
 from dlx.training.outer.step import SealedPayload, outer_step, parts
-from dlx.training.recipe.recipe import Outer
+from dlx.training.recipe.recipe import Average, Outer
 from dlx.training.recipe.recipe import Plan as CodecPlan
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "vectors"
@@ -55,6 +57,7 @@ def content() -> dict[str, Any]:
         "statements.json": _statements(),
         "codecs.json": _codecs(),
         "outer.json": _outer(),
+        "average.json": _average(),
         "files.json": _files(),
         "draw.json": _draw(),
         "samples.json": _samples(),
@@ -210,6 +213,21 @@ def _outer() -> list[dict[str, Any]]:
         )
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
     return found
+
+
+def _average() -> dict[str, Any]:
+    generator = np.random.default_rng(4)
+    versions = [(generator.standard_normal(7) * 3).astype(np.float32) for _ in range(5)]
+    mean = versions[0].copy()
+    for number, version in enumerate(versions[1:], 2):
+        approach(mean, version.copy(), 1 / number)
+    average = Average(versions=4, every=10)
+    return {
+        "versions": [_tensors({"a": version}) for version in versions],
+        "mean": _tensors({"a": mean}),
+        "members": {str(version): members(average, version) for version in (0, 7, 10, 11, 30, 34, 41)},
+        "average": {"versions": average.versions, "every": average.every},
+    }
 
 
 def _files() -> list[dict[str, Any]]:

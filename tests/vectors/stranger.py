@@ -264,6 +264,21 @@ def outer(
     return [single(v - single(s * single(lr))) for v, s in zip(version, step, strict=True)], momentum
 
 
+def mean(versions: list[list[float]]) -> list[float]:
+    """One tensor of the published average."""
+    found = versions[0]
+    for number, version in enumerate(versions[1:], 2):
+        part = single(1 / number)
+        found = [single(x + single(single(v - x) * part)) for x, v in zip(found, version, strict=True)]
+    return found
+
+
+def members(versions: int, every: int, version: int) -> list[int]:
+    """Whose mean is published as that version."""
+    earlier = [one for one in range(1, version) if one % every == 0]
+    return [*earlier[-(versions - 1) :], version]
+
+
 # ---- the draw
 
 

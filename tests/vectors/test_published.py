@@ -93,6 +93,13 @@ def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
             assert _hex(momentum) == case["momentum_after"][name]["data"]
 
 
+def test_a_stranger_makes_the_same_average() -> None:
+    case = FILES["average.json"]
+    assert _hex(s.mean([_values(one["a"]) for one in case["versions"]])) == case["mean"]["a"]["data"]
+    for version, known in case["members"].items():
+        assert s.members(**case["average"], version=int(version)) == known
+
+
 @pytest.mark.parametrize("case", FILES["files.json"], ids=lambda case: f"{len(case['file']) // 2}-bytes")
 def test_a_stranger_writes_the_same_files(case: dict[str, Any]) -> None:
     tensors = {name: (one["shape"], _values(one)) for name, one in case["tensors"].items()}

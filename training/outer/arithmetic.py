@@ -31,6 +31,13 @@ def add_part(total: Values, gradient: Values, part: float) -> None:
     total += gradient
 
 
+def approach(mean: Values, values: Values, part: float) -> None:
+    """Move a mean by this part of the way to `values`, which are used up."""
+    values -= mean
+    values *= rounded(part)
+    mean += values
+
+
 def descend(values: Values, moment: Values | None, mean: Values, outer: Outer) -> None:
     """One outer step of `values` with the mean gradient, which is used up; `moment` is the momentum, if there is any.
     All in place."""

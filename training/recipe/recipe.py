@@ -131,6 +131,14 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # and every so many-th
 
 
+class Average(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `pull` gives of a version is the mean of it and of the newest ones before it that are multiples of `every`;
+    a manifest without this publishes the versions themselves. Training never sees the mean."""
+
+    versions: Annotated[int, Meta(ge=2, le=64)] = 8
+    every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # rounds
+
+
 class Audit(Struct, frozen=True, forbid_unknown_fields=True):
     """Which work is replayed (level 3 of the audit)."""
 
@@ -162,6 +170,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_replicas: Replicas = 8
     confirmations: Confirmations = 1
     retention: Retention = Retention()
+    average: Average | None = None
     audit: Audit = Audit()
 
 

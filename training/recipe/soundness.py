@@ -36,6 +36,9 @@ def check(recipe: Recipe, config: Config) -> None:
         fail("outer.nesterov", "expected false, or outer.momentum > 0", True)
     if outer.alpha and not outer.delay:
         fail("outer.alpha", "expected 0 where outer.delay is 0 (nothing is in flight then)", outer.alpha)
+    if recipe.average is not None and recipe.average.every % recipe.retention.every:
+        expected = f"expected a multiple of retention.every ({recipe.retention.every}): others are not kept"
+        fail("average.every", expected, recipe.average.every)
     if recipe.quorum.numerator > recipe.quorum.denominator:
         limit = f"at most quorum.denominator ({recipe.quorum.denominator})"
         fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)

@@ -69,7 +69,7 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "85676657a43da52f96827510552f6f19ff7e5de11bba8403ada7b1701321cb33"
+    assert manifest_hash(manifest).hex() == "46cf46df800562d2d40d5de57513befbb3fb67b51edd02c9afe31edf76a3fae1"
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:
@@ -180,6 +180,8 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ),
         ("model.config.auto_map", "evil.py", "model.config.auto_map: unknown key"),
         ("model.config.attention_dropout", 0.1, "model.config.attention_dropout: unknown key"),
+        ("average", {"versions": 4, "every": 15}, "average.every: expected a multiple of retention.every (10)"),
+        ("average", {"versions": 1, "every": 10}, "average.versions: expected a whole number >= 2"),
         ("model.config.hidden_size", 126, "model.config.hidden_size: expected a multiple of 2 x num_attention_heads"),
         ("model.config.num_key_value_heads", 3, "model.config.num_key_value_heads: expected a divisor of "),
         ("model.config.rope_scaling", {"a": [1]}, "model.config[...]: expected a plain value, got a table"),
