@@ -21,8 +21,7 @@ from dlx.training.codecs.base import Codec, Decoder, count
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.models import evaluate, weights
-from dlx.training.outer.adaptive import ends_window, mean_energy, next_rank, watched_ranks
-from dlx.training.outer.spectrum import Spectrum
+from dlx.training.outer.adaptive import ends_window, next_rank
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
@@ -54,8 +53,8 @@ def diloco(
         ranks, sent = _Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
-            energy = run.seal(trained, plans[0], ranks.watched(plans[-1]))
-            plans = [*plans[1:], ranks.next(round, plans[-1], energy)]
+            run.seal(trained, plans[0])
+            plans = [*plans[1:], ranks.next(round, plans, [one.kept for one in trained])]
             sent += trained[0].payload_size
             yield Point((round + 1) * manifest.plan.inner_steps, sent, run.newest())
 
@@ -91,12 +90,12 @@ class _Run:
         self._momentum: Path | None = None
         self._rounds: list[list[Path]] = []  # blobs of each: who needs more than the newest few?
 
-    def seal(self, trained: list[Trained], plan: Plan, ranks: list[int]) -> Mapping[int, float]:
-        """Make the next version of all that was trained; the energy that each of the ranks keeps."""
+    def seal(self, trained: list[Trained], plan: Plan) -> None:
+        """Make the next version of all that was trained."""
         paths = [self.blobs / one.payload.hex() for one in trained]
         sealed = [SealedPayload(path, plan.inner_steps, UNIT, plan) for path in paths]
-        newest, spectrum = self.blobs / self.versions[-1].hex(), Spectrum(self._shapes, ranks)
-        made = apply_round(self.manifest, 0, newest, self._momentum, sealed, self.blobs, spectrum)
+        newest = self.blobs / self.versions[-1].hex()
+        made = apply_round(self.manifest, 0, newest, self._momentum, sealed, self.blobs)
         self.versions.append(made.weights)
         traces = [self.blobs / one.trace.hex() for one in trained]
         old = [newest, *([] if self._momentum is None else [self._momentum])]
@@ -106,7 +105,6 @@ class _Run:
         for path in {path for blobs in self._rounds[:-2] for path in blobs} - needed:
             path.unlink()
         del self._rounds[:-2]
-        return spectrum.kept()
 
     def newest(self) -> Mapping[str, Tensor]:
         return weights.tensors(weights.Stored(self.blobs / self.versions[-1].hex(), self._shapes))
@@ -144,18 +142,13 @@ class _Ranks:
     def __init__(self, manifest: Manifest) -> None:
         self._adaptive = manifest.adaptive
         self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
-        self._energy: list[Mapping[int, float]] = []
 
-    def watched(self, plan: Plan) -> list[int]:
-        return list(watched_ranks(self._rungs, plan.rank))
-
-    def next(self, round: int, plan: Plan, energy: Mapping[int, float]) -> Plan:
-        self._energy.append(energy)
+    def next(self, round: int, plans: list[Plan], kept: list[int]) -> Plan:
+        """After `round`, which had the first of `plans`, comes another one behind the last; `kept`: see Trained."""
         if self._adaptive is None or not ends_window(self._adaptive, round):
-            return plan
-        mean = mean_energy(self._energy)
-        self._energy = []
-        return replace(plan, rank=next_rank(self._rungs, plan.rank, mean, self._adaptive.energy))
+            return plans[-1]
+        measured = kept if plans[0].rank == plans[-1].rank else []
+        return replace(plans[-1], rank=next_rank(self._rungs, plans[-1].rank, measured, self._adaptive.energy))
 
 
 class _Uncompressed(Codec):

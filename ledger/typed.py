@@ -80,7 +80,7 @@ PRIVATE_DATA, STATE_RESET = 1, 2  # Contribution.flags
 HONEST, FALSE, WITHHELD = 1, 2, 3  # Verdict.finding
 ANY_STAGE = 65535  # joinRun: the lowest stage with a free seat
 MAX_REPLICAS = 64  # of any run
-CONTRIBUTION_SIZE = 27 * WORD
+CONTRIBUTION_SIZE = 28 * WORD
 SIGNED_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE
 _LEDGER_NAME, _LEDGER_VERSION = "dlx-node TrainingLedger", "2"
 _REGISTRY_NAME, _REGISTRY_VERSION = "dlx-node NodeRegistry", "1"
@@ -138,7 +138,8 @@ class Plan:
 @dataclass(frozen=True)
 class Contribution:
     """The statement about one payload. Sizes in bytes, loss in micro-nats (2^32 - 1: that or more), times in
-    milliseconds."""
+    milliseconds; `kept` is the part of the change's energy that the payload keeps (UNIT = 1.0, 0 where no rank
+    adapts)."""
 
     run: Bytes32
     round: U32
@@ -166,10 +167,11 @@ class Contribution:
     segments: U16
     compute_ms: U32
     exchange_ms: U32
+    kept: U16
     flags: U8
 
     def encode(self) -> bytes:
-        """864 bytes: the public blob that `hash` names."""
+        """896 bytes: the public blob that `hash` names."""
         return encode_words(self)
 
     @classmethod
@@ -211,7 +213,7 @@ class SignedContribution:
     signature: bytes
 
     def encode(self) -> bytes:
-        """929 bytes, as gossip carries it."""
+        """961 bytes, as gossip carries it."""
         if len(self.signature) != SIGNATURE_SIZE:
             raise TypedError(f"a signature has {SIGNATURE_SIZE} bytes, got {len(self.signature)}")
         return self.contribution.encode() + self.signature

@@ -354,6 +354,7 @@ class _Stage:
             segments=segments_in(plan.inner_steps, 20),
             compute_ms=1,
             exchange_ms=1,
+            kept=0 if self._manifest.adaptive is None else UNIT * 55 // 100,  # the rank is right
             flags=0,
         )
         stated = self._mischief.statement(statement)

@@ -101,7 +101,7 @@ def _step(version: Arrays, momentum: Arrays, gradients: Sequence[Arrays], device
     for name, values in version.items():
         piece = values.reshape(-1), momentum[name].reshape(-1)
         decoders = [Copied(one[name]) for one in gradients]
-        on_device.step(piece, decoders, _PARTS, _OUTER, 0, None, device)
+        on_device.step(piece, decoders, _PARTS, _OUTER, 0, device)
 
 
 def _encoded(device: str | None) -> str:

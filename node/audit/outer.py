@@ -36,6 +36,7 @@ _FAULTS = {
     "wrong_plan": "states another plan than {plan}",
     "wrong_steps": "states {counted.inner_steps} inner steps, which are more than {plan} has or too few to count",
     "wrong_segments": "commits to {counted.segments} segments, not what its inner steps make",
+    "wrong_kept": "says that its payload keeps {counted.kept} of {unit} parts of its update",
     "private_data": "says that it comes from private data, which the manifest does not allow",
 }
 Progress = Callable[[str], None]
@@ -153,8 +154,8 @@ class _Audit:
 
     def _round(self, stage: int, round: int) -> None:
         sealed = self._view.sealed[stage, round]
-        self._terms(sealed)
         statements = [self._statement(sealed, record) for record in sealed.records]
+        self._terms(sealed, statements)
         state = self._states[stage] or self._restart(stage, round)
         usable = self._payloads(sealed, statements, decode=state is None)
         self._continuity.check(sealed, statements, self._bases.get(stage))
@@ -181,10 +182,12 @@ class _Audit:
         self._replay.forget(self._bases.get(stage), base, after)
         self._states[stage], self._bases[stage] = after, base
 
-    def _terms(self, sealed: Sealed) -> None:
+    def _terms(self, sealed: Sealed, statements: Sequence[Contribution | None]) -> None:
         """May the seal change the plan in this way, and does the run still have this round?"""
         terms, outcome = self._replay.terms, sealed.outcome
-        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan)]
+        parts = [one.kept for one in statements if one is not None]
+        known = parts if len(parts) == len(statements) else None
+        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan, known)]
         steps = self._replay.plan(sealed.stage, sealed.round).inner_steps
         if outcome.inner_steps != steps:
             wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {steps}")
@@ -240,7 +243,7 @@ class _Audit:
         if counted.base_weights != base:
             wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
         if fault := statement_fault(replay.terms, counted, plan):
-            wrong.append(_FAULTS[fault].format(plan=plan, counted=counted))
+            wrong.append(_FAULTS[fault].format(plan=plan, counted=counted, unit=UNIT))
         detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])
         self._add("base and plan", "FAIL" if wrong else "PASS", stage, round, record.statement, detail)
         return counted

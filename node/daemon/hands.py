@@ -134,10 +134,8 @@ class SlotHands:
     async def check(self, signed: SignedContribution) -> None:
         await self._past.check(self._view(), signed)
 
-    async def outer(
-        self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
-    ) -> tuple[OuterResult, dict[int, float]]:
-        return await self._payloads.outer(self._view(), round, listed, multipliers, ranks)
+    async def outer(self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]) -> OuterResult:
+        return await self._payloads.outer(self._view(), round, listed, multipliers)
 
     async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured:
         return await self._payloads.measure(self._view(), round, listed)

@@ -31,7 +31,7 @@ from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout
 from dlx.training.inner.states import unused
 
-MAKER_SECONDS, ANYBODY_SECONDS = 15.0, 30.0  # for a blob of 864 bytes, which waits behind payloads on a slow link
+MAKER_SECONDS, ANYBODY_SECONDS = 15.0, 30.0  # for a blob of 896 bytes, which waits behind payloads on a slow link
 log = logs.get(__name__)
 
 

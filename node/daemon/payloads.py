@@ -77,20 +77,19 @@ class Payloads:
         round: int,
         listed: Sequence[SignedContribution],
         multipliers: Sequence[int],
-        ranks: Sequence[int],
-    ) -> tuple[OuterResult, dict[int, float]]:
-        """V[round + 1], and what the ranks keep of the mean."""
+    ) -> OuterResult:
+        """V[round + 1]."""
         payloads = self.versions.inputs(view, round, listed, multipliers)
         if round > view.next_round(self.stage):
             raise ActionFailed(f"the seal of round {round - 1} was taken back")
         weights, momentum = view.weights(self.stage, round), view.momentum(self.stage, round)
         started = time.monotonic()
         with told():
-            ask = partial(self.versions.step, weights, momentum, payloads, tuple(ranks))
-            made, energy = await self._mending(ask, view, round)
+            ask = partial(self.versions.step, weights, momentum, payloads)
+            made = await self._mending(ask, view, round)
         self.made.setdefault(round, set()).update((made.weights, made.momentum))
         self.context.metrics.of_stage(self.stage).outer_seconds.observe(time.monotonic() - started)
-        return OuterResult(made.weights, made.momentum, made.weights_root, made.momentum_root), energy
+        return OuterResult(made.weights, made.momentum, made.weights_root, made.momentum_root)
 
     def superseded(self, adopted: int) -> set[bytes]:
         """What outer steps over proposals wrote for rounds that are sealed by now; told once."""

@@ -57,6 +57,7 @@ def make_contribution(
         segments=trained.segments,
         compute_ms=min(trained.training_ms, 2**32 - 1),
         exchange_ms=min(exchange_ms, 2**32 - 1),
+        kept=trained.kept,
         flags=_flags(trained, previous != NO_HASH or was_counted),
     )
 

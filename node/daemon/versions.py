@@ -118,17 +118,15 @@ class Versions:
         )
         return self._inputs(view, round, records)
 
-    async def step(
-        self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...], ranks: tuple[int, ...] = ()
-    ) -> tuple[Version, dict[int, float]]:
+    async def step(self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...]) -> Version:
         """The training process's outer step, see `Trainer.outer`. What it writes has room, and is known for what it is.
 
         Raises NoRoom too.
         """
         await trio.to_thread.run_sync(self.store.make_room, 2 * self._size_limit)  # weights and outer momentum
-        made, energy = await self.trainer.outer(weights, momentum, payloads, ranks)
+        made = await self.trainer.outer(weights, momentum, payloads)
         await trio.to_thread.run_sync(self._note_made, made)
-        return made, energy
+        return made
 
     async def mend(self, view: RunView, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what of a round's inputs (its base version, payloads) is missing or damaged on our disk."""
@@ -157,7 +155,7 @@ class Versions:
             for record in sealed.records:
                 await fetch(self.exchange, self.store, record.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD)
             try:
-                made, _ = await self.step(*before, self._inputs(view, sealed.round, sealed.records))
+                made = await self.step(*before, self._inputs(view, sealed.round, sealed.records))
             except BlobTrouble as error:
                 await self.mend(view, version - 1, error.blobs)
                 continue

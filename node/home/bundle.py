@@ -1,7 +1,7 @@
 """What an account has signed, as one sealed file that moves with the account to another machine.
 
 Inside the seal (see node.home.sealed) is a msgpack map: `format` and `version`; `account` (EIP-55 text);
-`contributions`, a list of 929-byte signed statements; `seals`, a list of [the bytes of a seal, 65-byte signature].
+`contributions`, a list of 961-byte signed statements; `seals`, a list of [the bytes of a seal, 65-byte signature].
 """
 
 from typing import Any, Literal

@@ -38,10 +38,8 @@ class Hands(Protocol):
     async def check(self, signed: SignedContribution) -> None:
         """Compare a statement with what its account stated before. Raises BadStatement where it does not follow."""
 
-    async def outer(
-        self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int], ranks: Sequence[int]
-    ) -> tuple[OuterResult, dict[int, float]]:
-        """V[s,round+1] over these contributions, and what each of the ranks keeps of their mean."""
+    async def outer(self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]) -> OuterResult:
+        """V[s,round+1] over these contributions."""
 
     async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured: ...
 
@@ -215,19 +213,18 @@ class CheckStatement(Task):
 
 @dataclass(frozen=True, slots=True)
 class ComputeOuter(Task):
-    """V[s,round+1] from V[s,round] and `listed` (ascending replicas), and what these ranks keep of the mean."""
+    """V[s,round+1] from V[s,round] and `listed` (ascending replicas)."""
 
     round: int
     listed: tuple[SignedContribution, ...]
     multipliers: tuple[int, ...]
-    ranks: tuple[int, ...]
 
     def key(self) -> Hashable:
         return "outer", self.round, names(self.listed), self.multipliers
 
     async def run(self, hands: Hands) -> e.Event:
-        result, energy = await hands.outer(self.round, self.listed, self.multipliers, self.ranks)
-        return e.OuterComputed(self.round, names(self.listed), self.multipliers, result, energy)
+        result = await hands.outer(self.round, self.listed, self.multipliers)
+        return e.OuterComputed(self.round, names(self.listed), self.multipliers, result)
 
 
 @dataclass(frozen=True, slots=True)

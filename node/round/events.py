@@ -100,14 +100,12 @@ class ReportSeen:
 
 @dataclass(frozen=True, slots=True)
 class OuterComputed:
-    """Our own outer step over `listed` of `round` with these multipliers. Energy: rank -> the part that it keeps of the
-    mean, for the ranks asked for (as far as the update has matrices)."""
+    """Our own outer step over `listed` of `round` with these multipliers."""
 
     round: int
     listed: tuple[bytes, ...]
     multipliers: tuple[int, ...]
     result: OuterResult
-    energy: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ stage 0's, because the stages of a replica step together. Earlier rounds have th
 round of a run whose plan does not adapt, whatever a quorum may seal.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlx.ledger.typed import Plan
@@ -19,8 +19,6 @@ from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.slot.segments import SEGMENT_STEPS, segment_steps
 
 CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version, and folds back nothing older
-
-Energy = Mapping[int, float]  # rank -> the part of the shared update that it keeps, as measured by this node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,57 +130,35 @@ def may_plan(terms: Terms, view: RunView, stage: int, round: int) -> bool:
     return plan_of(terms, view, stage, round + terms.delay) is not None
 
 
-def next_plan(terms: Terms, view: RunView, stage: int, round: int, energy: Energy) -> Plan:
-    """The plan that this node would seal in `round`: what went before, but at the end of a window one rung closer to
-    what was measured."""
-    kept = kept_plan(terms, view, stage, round)
+def next_plan(terms: Terms, view: RunView, stage: int, round: int, parts: Collection[int]) -> Plan:
+    """The plan that a seal of `round` gives: what went before, but at the end of a window one rung closer to what was
+    measured: timings by earlier seals, and `parts`, what the contributions that this one counts state to have kept."""
+    before = kept_plan(terms, view, stage, round)
     if terms.adaptive is None or not adaptive.ends_window(terms.adaptive, round):
-        return kept
-    rank = adaptive.next_rank(terms.ladders.ranks, kept.rank, energy, terms.adaptive.energy)
-    return Plan(kept.level, rank, _next_inner_steps(terms, terms.adaptive, view, stage, round, kept.inner_steps))
+        return before
+    measured = plan_of(terms, view, stage, round)
+    if measured is None or measured.rank != before.rank:  # a change that was sealed binds later rounds than this
+        parts = ()
+    rank = adaptive.next_rank(terms.ladders.ranks, before.rank, parts, terms.adaptive.energy)
+    return Plan(before.level, rank, _next_inner_steps(terms, terms.adaptive, view, stage, round, before.inner_steps))
 
 
-def plan_fault(terms: Terms, view: RunView, stage: int, round: int, plan: Plan, energy: Energy | None = None) -> str:
-    """Why a seal of `round` must not carry `plan`; empty where it may.
-
-    At the end of a window rank and inner steps may each move by one rung, and have to be within a rung of what this
-    node would seal; what an auditor cannot have measured (`energy`) leaves the rank its one rung. The inner steps
-    follow from sealed timings, which everybody has.
-    """
-    kept = kept_plan(terms, view, stage, round)
-    if plan == kept:
+def plan_fault(
+    terms: Terms, view: RunView, stage: int, round: int, plan: Plan, parts: Collection[int] | None = None
+) -> str:
+    """Why a seal of `round` must not carry `plan`; empty where it may: as `next_plan`, or as it was before. An auditor
+    who lacks a statement (None) grants the rank its rung."""
+    before = kept_plan(terms, view, stage, round)
+    if plan == before:
         return ""
     if terms.adaptive is None:
-        return f"{plan}, the manifest fixes {kept}"
+        return f"{plan}, the manifest fixes {before}"
     if not adaptive.ends_window(terms.adaptive, round):
-        return f"{plan} inside a window of {terms.adaptive.window} rounds, {kept} went before"
-    if plan.level != kept.level:
-        return f"the level {plan.level}, {kept.level} went before"
-    ranks, steps = terms.ladders
-    for name, rungs, found, before in (
-        ("rank", ranks, plan.rank, kept.rank),
-        ("inner steps", steps, plan.inner_steps, kept.inner_steps),
-    ):
-        if not adaptive.within_a_rung(rungs, found, before):
-            return f"{name} {found}, no rung of the ladder next to {before}"
-    own = next_plan(terms, view, stage, round, energy or {})
-    if not adaptive.within_a_rung(ranks, plan.rank, own.rank):
-        return f"rank {plan.rank}, the energy gives {own.rank}"
-    if not adaptive.within_a_rung(steps, plan.inner_steps, own.inner_steps):
-        return f"inner steps {plan.inner_steps}, the sealed timings give {own.inner_steps}"
-    if stage and plan.inner_steps != kept.inner_steps:
-        return f"inner steps {plan.inner_steps}, but they are stage 0's to change"
-    return ""
-
-
-def window(terms: Terms, round: int) -> range:
-    """The rounds whose energies a seal of `round` rests on."""
-    return range(max(0, round + 1 - (terms.adaptive.window if terms.adaptive else 1)), round + 1)
-
-
-def watched_ranks(terms: Terms, view: RunView, stage: int, round: int) -> tuple[int, ...]:
-    """The ranks whose energy is worth measuring in `round`."""
-    return adaptive.watched_ranks(terms.ladders.ranks, kept_plan(terms, view, stage, round).rank)
+        return f"{plan} inside a window of {terms.adaptive.window} rounds, {before} went before"
+    own = next_plan(terms, view, stage, round, parts or ())
+    if parts is None and adaptive.within_a_rung(terms.ladders.ranks, plan.rank, before.rank):
+        own = replace(own, rank=plan.rank)
+    return "" if plan == own else f"{plan}, what was measured gives {own} after {before}"
 
 
 def _next_inner_steps(terms: Terms, adapts: Adaptive, view: RunView, stage: int, round: int, current: int) -> int:

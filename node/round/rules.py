@@ -162,6 +162,8 @@ def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | 
         return "wrong_steps"
     if statement.segments != segments_in(statement.inner_steps, terms.segment_steps):
         return "wrong_segments"
+    if not 0 <= statement.kept <= (UNIT if terms.ladders.rank_adapts else 0):
+        return "wrong_kept"
     if statement.flags & PRIVATE_DATA and not terms.private_data:
         return "private_data"
     return None

@@ -1,7 +1,7 @@
 """Closing a round of one stage: fetch what was contributed, propose a seal, attest others', send the first complete.
 
-What nobody can recompute exactly (multipliers of a policy, the next plan) is the proposer's to choose; an attester
-takes any choice within a unit, or a rung, of its own, and checks the rest of the seal against that choice, bit for bit.
+What nobody can recompute exactly (multipliers of a policy) is the proposer's to choose; an attester takes any choice
+within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
@@ -11,7 +11,7 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.inclusion import Deadlines, Grace, is_named
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
-from dlx.node.round.plans import Energy, kept_plan, may_plan, next_plan, plan_fault, plan_of, watched_ranks, window
+from dlx.node.round.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
 from dlx.node.round.rules import (
     NOTHING,
     OuterResult,
@@ -24,7 +24,7 @@ from dlx.node.round.rules import (
     proposers,
     unit_multipliers,
 )
-from dlx.training.outer import adaptive, policy
+from dlx.training.outer import policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to a first empty seal
@@ -44,9 +44,6 @@ class Sealing:
     ) -> None:
         self._rules, self._account, self._stage = rules, account, stage
         self._own, self._known, self._pending = own, known, pending
-        # What ranks keep of the rounds' means. Only in memory: the chain does not have it, so a node that has just
-        # come proposes to keep the rank, and takes any proposal within a rung of that.
-        self._energy: dict[int, Energy] = {}
         self._training: int | None = None
         self._since: float = 0.0
 
@@ -90,9 +87,6 @@ class Sealing:
     def see_outer(self, event: e.OuterComputed) -> None:
         if event.round in self._known.books:
             self._known.books[event.round].outer[event.listed, event.multipliers] = event.result
-        self._energy[event.round] = event.energy
-        kept = window(self._rules, event.round)
-        self._energy = {round: energy for round, energy in self._energy.items() if round >= kept.start}
 
     def see_policy(self, event: e.PolicyMeasured) -> None:
         if event.round in self._known.books:
@@ -200,7 +194,8 @@ class Sealing:
         result = self._outer(book, listed, multipliers, now, out)
         if result is None:
             return
-        records, plan = book.listing(listed), self._plan(book.round, again)
+        records = book.listing(listed)
+        plan = self._plan(book.round, records, again)
         seal = build_seal(rules, view, self._stage, book.round, records, multipliers, plan, result)
         digest = seal.digest(rules.domain)
         known = book.proposals.get(digest)
@@ -222,10 +217,11 @@ class Sealing:
             return
         multipliers = unit_multipliers(len(listed))
         result = self._outer(book, listed, multipliers, now, out)
-        if result is None or (rules.adaptive is not None and adaptive.ends_window(rules.adaptive, round)):
+        if result is None:
             return
-        plan = kept_plan(rules, view, self._stage, round)
-        seal = build_seal(rules, view, self._stage, round, book.listing(listed), multipliers, plan, result)
+        records = book.listing(listed)
+        plan = self._plan(round, records, again=False)
+        seal = build_seal(rules, view, self._stage, round, records, multipliers, plan, result)
         book.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
         book.foreseen = True
 
@@ -333,8 +329,8 @@ class Sealing:
         result = self._outer(book, proposal.listed, multipliers, now, out)
         if result is None:
             return None
-        plan, energy = seal.outcome.plan, self._mean_energy(book.round)
-        if fault := plan_fault(rules, view, self._stage, book.round, plan, energy):
+        plan = seal.outcome.plan
+        if fault := plan_fault(rules, view, self._stage, book.round, plan, _parts_kept(listed)):
             return fault
         built = build_seal(rules, view, self._stage, book.round, listed, multipliers, plan, result)
         return "" if seal == built else "its fields"
@@ -371,16 +367,15 @@ class Sealing:
             return NOTHING
         key = (listed, multipliers)
         if key not in book.outer:
-            ranks = watched_ranks(self._rules, self._known.view, self._stage, book.round)
-            self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers, ranks), now, out)
+            self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers), now, out)
         return book.outer.get(key)
 
-    def _plan(self, round: int, again: bool) -> Plan:
-        """The plan that we would seal. Where a first proposal came to nothing it does not change: everybody can agree
-        to that, also those whose measurements differ from ours."""
+    def _plan(self, round: int, listed: tuple[SignedContribution, ...], again: bool) -> Plan:
+        """The plan that we would seal. Where a first proposal came to nothing it does not change: who has not the seals
+        that we have can agree to that too."""
         if again:
             return kept_plan(self._rules, self._known.view, self._stage, round)
-        return next_plan(self._rules, self._known.view, self._stage, round, self._mean_energy(round))
+        return next_plan(self._rules, self._known.view, self._stage, round, _parts_kept(listed))
 
     def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
         """Whether a proposal lacks what it has to list now: before the grace ends every complete replica, until shortly
@@ -397,9 +392,6 @@ class Sealing:
             for replica, name in usable.items()
             if replica not in listed
         )
-
-    def _mean_energy(self, round: int) -> Energy:
-        return adaptive.mean_energy(self._energy.get(at, {}) for at in window(self._rules, round))
 
     def _may_be_empty(self, round: int, now: float) -> bool:
         """An empty seal wastes everybody's round: not before the timeout, which counts anew for who has just started
@@ -422,3 +414,7 @@ class Sealing:
         if slot is None or slot[0] not in view.complete_replicas() or not may_train(view, self._account, round):
             return False
         return round > max(self._own, default=-1)
+
+
+def _parts_kept(listed: tuple[SignedContribution, ...]) -> tuple[int, ...]:
+    return tuple(signed.contribution.kept for signed in listed)

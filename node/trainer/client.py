@@ -139,16 +139,14 @@ class Trainer:
             if payloads := m.payloads_of(message):
                 self._mapped[isinstance(message, m.Train)] = payloads
 
-    async def outer(
-        self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...], ranks: tuple[int, ...] = ()
-    ) -> tuple[Version, dict[int, float]]:
-        """V[t+1] from V[t] and the payloads, all blobs by hash, and what the ranks keep of the payloads' mean.
+    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...]) -> Version:
+        """V[t+1] from V[t] and the payloads, all blobs by hash.
 
         Raises LocalTrouble, BlobTrouble or Wrong, as do the other questions.
         """
-        answer = await self._ask(lambda request: m.Outer(request, weights, momentum, payloads, ranks), len(payloads))
+        answer = await self._ask(lambda request: m.Outer(request, weights, momentum, payloads), len(payloads))
         assert answer.version is not None
-        return answer.version, answer.energy
+        return answer.version
 
     async def measure(self, payloads: tuple[m.SealedPayload, ...]) -> Measured:
         """What the aggregation policy needs to know of the payloads."""

@@ -71,13 +71,12 @@ class SealedPayload(Struct, frozen=True):
 
 
 class Outer(Struct, frozen=True, tag="outer"):
-    """One canonical outer step, and what these ranks keep of the mean; `request` comes back with the answer."""
+    """One canonical outer step; `request` comes back with the answer."""
 
     request: int
     weights: Hash
     momentum: Hash
     payloads: tuple[SealedPayload, ...]
-    ranks: tuple[int, ...]
 
 
 class Measure(Struct, frozen=True, tag="measure"):
@@ -163,13 +162,11 @@ class Abandoned(Struct, frozen=True, tag="abandoned"):
 
 
 class Answer(Struct, frozen=True, tag="answer"):
-    """To an Outer (version, energy by rank), a Measure (measured), a Start (start) or a Check (no trouble: it is
-    fine)."""
+    """To an Outer (version), a Measure (measured), a Start (start) or a Check (no trouble: it is fine)."""
 
     request: int
     trouble: Trouble | None = None
     version: Version | None = None
-    energy: dict[int, float] = {}
     measured: Measured | None = None
     start: Hash | None = None
 

@@ -34,7 +34,6 @@ from dlx.training.models.placement import Placement, PlacementError, arithmetic_
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.products import Products
-from dlx.training.outer.spectrum import Spectrum
 from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
@@ -258,7 +257,6 @@ class Server:
                 return self._start(request)
 
     def _outer(self, request: m.Outer) -> m.Answer:
-        spectrum = Spectrum(self._shapes, request.ranks)
         version = apply_round(
             self._manifest,
             self._stage,
@@ -266,11 +264,10 @@ class Server:
             self._blobs / request.momentum.hex() if any(request.momentum) else None,
             self._sealed(request.payloads),
             self._blobs,
-            spectrum,
             self._threads,
             self._device,
         )
-        return m.Answer(request.request, version=version, energy=spectrum.kept())
+        return m.Answer(request.request, version=version)
 
     def _measure(self, request: m.Measure) -> m.Answer:
         measured = measure_round(self._manifest, self._stage, self._sealed(request.payloads), self._products)

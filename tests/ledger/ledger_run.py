@@ -52,7 +52,7 @@ def contribution(run: bytes, round: int, stage: int, replica: int, account: str,
     kinds = static_fields(Contribution)
     values: dict[str, Any] = {name: random.randbytes(32) for name, kind in kinds if kind == "bytes32"}
     values |= {"payload_size": 5000, "plan": PLAN.hash(), "inner_steps": STEPS, "segments": 1}
-    values |= {"loss": random.randrange(10**7), "compute_ms": 1000, "exchange_ms": 10, "flags": 0}
+    values |= {"loss": random.randrange(10**7), "compute_ms": 1000, "exchange_ms": 10, "kept": 0, "flags": 0}
     values |= {"run": run, "round": round, "stage": stage, "replica": replica, "account": account}
     return Contribution(**{**values, **changes})
 

@@ -153,7 +153,7 @@ def test_golden_bytes():
 @given(structs(Contribution))
 def test_a_statement_is_27_words_named_by_their_sha256(contribution):
     data = contribution.encode()
-    assert len(data) == 864 and Contribution.decode(data) == contribution
+    assert len(data) == 896 and Contribution.decode(data) == contribution
     assert contribution.hash() == hashlib.sha256(data).digest()
 
 

@@ -107,7 +107,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
 
 
 def contribution() -> bytes:
-    return wire.encode(wire.ContributionMessage(os.urandom(929)))
+    return wire.encode(wire.ContributionMessage(os.urandom(961)))
 
 
 class Peer:

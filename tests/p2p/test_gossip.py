@@ -73,7 +73,7 @@ async def test_who_also_takes_topics_that_we_lack_is_a_neighbour_in_ours(tmp_pat
 async def test_what_was_published_before_goes_out_no_more(tmp_path):
     async with network(tmp_path, 3) as nodes:
         for _ in range(5):
-            await nodes[0].gossip.publish(TOPIC, data := wire.encode(wire.ContributionMessage(bytes(929))))
+            await nodes[0].gossip.publish(TOPIC, data := wire.encode(wire.ContributionMessage(bytes(961))))
         await nodes[0].gossip.publish(TOPIC, last := contribution())
         for node in nodes[1:]:
             assert [(await next_of(node)).data for _ in range(2)] == [data, last]

@@ -11,7 +11,7 @@ from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame, in_
 H, S = b"h" * 32, b"s" * 65
 MESSAGES = [
     wire.Hello((1, 4), ("f" * 32,) * 16, 2**63 - 1, b"L" * 20, H, "0.1.0" + 27 * "a"),
-    wire.ContributionMessage(bytes(929)),
+    wire.ContributionMessage(bytes(961)),
     wire.ProposalMessage(H, 3, 7, 0, bytes(209 + 64 * 76), S),
     wire.AttestationMessage(H, 3, 7, H, S),
     wire.ReportMessage(H, 3, 7, 8, [H] * 128, [H] * 64, S),

@@ -89,7 +89,7 @@ def _statements() -> dict[str, Any]:
         fields |= {
             "run": run, "round": 7, "stage": 1, "replica": replica, "account": maker, "payload_size": 1234 + replica,
             "plan": plan.hash(), "inner_steps": 10, "loss": 2_345_678 + replica, "segments": 1, "compute_ms": 4000,
-            "exchange_ms": 1990 * replica, "flags": replica,
+            "exchange_ms": 1990 * replica, "kept": 30_000 + replica, "flags": replica,
         }  # fmt: skip
         made.append(Contribution(**fields))
     records = tuple(one.record(multiplier) for one, multiplier in zip(made, (32768, 20000), strict=True))

@@ -31,7 +31,7 @@ WORDS = [  # of the statement, in its order
     "run", "round", "stage", "replica", "account", "base_weights", "payload", "payload_size", "payload_root", "plan",
     "inner_steps", "loss", "previous", "start_payload", "folded_payload", "folded_payload2", "weights_before",
     "optimiser_before", "optimiser_after", "change_before", "payload_before", "change", "trace",
-    "segments", "compute_ms", "exchange_ms", "flags",
+    "segments", "compute_ms", "exchange_ms", "kept", "flags",
 ]  # fmt: skip
 
 Tensor = tuple[list[int], list[float]]  # shape, and the values in order

@@ -32,7 +32,7 @@ def test_a_stranger_signs_the_same_statements() -> None:
     packed = bytes.fromhex(known["seal"]["packed"])
     for number, one in enumerate(known["contributions"]):
         fields, data = one["fields"], bytes.fromhex(one["statement"])
-        assert s.statement(fields) == data and len(data) == 864
+        assert s.statement(fields) == data and len(data) == 896
         assert hashlib.sha256(data).hexdigest() == one["name"]
         record = bytes.fromhex(one["record"])
         multiplier = int.from_bytes(record[-2:], "big")

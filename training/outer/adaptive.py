@@ -1,12 +1,13 @@
 """The adaptive plan: which rank and how many inner steps the next rounds get, from what the last ones showed.
 
-Pure functions on numbers. Both values move on short ladders, by at most one rung per window, so that the proposer and
-whoever checks it agree to within a rung even where an energy was measured with other last bits.
+Pure functions of integers that contributions state, so that everybody finds the same plan. Both values move on short
+ladders, by at most one rung per window.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import median_low
 
+from dlx.ground.constants import UNIT
 from dlx.training.recipe.recipe import Adaptive
 
 GROW_PERCENT = 90  # of the training time: an exchange that takes longer is about to be seen
@@ -18,26 +19,21 @@ def ends_window(adaptive: Adaptive, round: int) -> bool:
     return (round + 1) % adaptive.window == 0
 
 
-def mean_energy(rounds: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """The part of a round's energy that each rank keeps, over those of the rounds in which it was measured."""
-    found: dict[int, list[float]] = {}
-    for energy in rounds:
-        for rank, part in energy.items():
-            found.setdefault(rank, []).append(part)
-    return {rank: sum(parts) / len(parts) for rank, parts in found.items()}
+def next_rank(rungs: Sequence[int], rank: int, kept: Collection[int], wanted: float) -> int:
+    """One rung up where payloads of `rank` keep less than the wanted part of their updates' energy; one down where the
+    lower rung keeps the wanted part too, whatever the update: of the directions that a payload has the best are the
+    last to go, so the energy falls by no larger part than the rank does. So between two ranks it never goes to and fro.
 
-
-def next_rank(rungs: Sequence[int], rank: int, energy: Mapping[int, float], wanted: float) -> int:
-    """The smallest rank within a rung of `rank` that keeps the wanted part of the shared update's energy.
-
-    `energy` is the part that a rank keeps, by rank; where it was not measured the rank stays.
+    `kept` (UNIT = 1.0): what counted contributions of that rank state. It is their lower median that counts, which a
+    minority cannot move beyond what others state. Where nothing was measured the rank stays.
     """
+    if not kept:
+        return rank
     lower, upper = _neighbours(rungs, rank)
-    if lower is not None and energy.get(lower, 0.0) >= wanted:
-        return lower
-    if upper is not None and energy.get(rank, 1.0) < wanted:
-        return upper
-    return rank
+    median, least = median_low(kept), round(UNIT * wanted)
+    if median < least:
+        return rank if upper is None else upper
+    return lower if lower is not None and median * lower >= least * rank else rank
 
 
 def next_inner_steps(rungs: Sequence[int], inner_steps: int, exchanges: Collection[int]) -> int:
@@ -59,14 +55,6 @@ def exchange(percents: Iterable[int]) -> int | None:
 def within_a_rung(rungs: Sequence[int], one: int, other: int) -> bool:
     """Whether two values are the same or neighbours on the ladder."""
     return one == other or one in _neighbours(rungs, other)
-
-
-def watched_ranks(rungs: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The ranks whose energy decides about the next one; none where there is nothing to decide."""
-    lower, upper = _neighbours(rungs, rank)
-    if lower is None and upper is None:
-        return ()
-    return (rank,) if lower is None else (lower, rank)
 
 
 def _neighbours(rungs: Sequence[int], value: int) -> tuple[int | None, int | None]:

@@ -21,19 +21,16 @@ def step(
     parts: Sequence[float],
     outer: Outer,
     start: int,
-    seen: np.ndarray | None,
     device: str,
 ) -> None:
     """The outer step of a piece of a tensor: values (and moments), flat float32, from number `start` on, changed in
-    place. `seen`, as long, gets the mean gradient. Raises CodecError."""
+    place. Raises CodecError."""
     tensors = [torch.from_numpy(one).to(device) for one in piece]
     mean, gradient = torch.zeros_like(tensors[0]), torch.empty_like(tensors[0])
     for decoder, part in zip(decoders, parts, strict=True):
         for low in range(0, len(gradient), decoder.block):
             decoder.into(gradient[low : low + decoder.block], start + low)
         add_part(mean, gradient, part)
-    if seen is not None:
-        torch.from_numpy(seen).copy_(mean)
     descend(tensors[0], tensors[1] if len(tensors) > 1 else None, mean, outer)
     for one, tensor in zip(piece, tensors, strict=True):
         torch.from_numpy(one).copy_(tensor)

@@ -7,12 +7,11 @@ memory whatever the size of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -33,16 +32,6 @@ from dlx.training.recipe.recipe import Outer, Plan
 Arrays = Mapping[str, np.ndarray]
 
 _PIECE = 1 << 20  # values of a tensor that are in memory at a time
-
-
-class Watcher(Protocol):
-    """Sees what the seal makes of some tensors' gradients."""
-
-    @property
-    def names(self) -> Collection[str]: ...
-
-    def see(self, name: str, mean: np.ndarray) -> None:
-        """Of one of `names` the tensor's part of g, float32."""
 
 
 class OuterError(ValueError):
@@ -77,7 +66,6 @@ def apply_round(
     momentum_path: Path | None,
     contributions: Sequence[SealedPayload],
     out: Path,
-    watcher: Watcher | None = None,
     threads: int = 1,
     device: str | None = None,
 ) -> Version:
@@ -108,7 +96,6 @@ def apply_round(
         buffers = [Buffers() for _ in files]
         for name in sorted(shapes):
             decoders = [one.decoder(name) for one in payloads]
-            mean = np.empty(shapes[name], np.float32) if watcher is not None and name in watcher.names else None
             for start, length in spans(count(shapes[name]), decoders[0].block, _PIECE):
                 piece = [one.of(length) for one in buffers]
                 version.read_into(piece[0], name, start)
@@ -116,12 +103,9 @@ def apply_round(
                     momentum.read_into(piece[1], name, start)
                 elif has_momentum:
                     piece[1][...] = 0
-                seen = None if mean is None else mean.reshape(-1)[start : start + length]
-                stepper.step(pool, threads, piece, decoders, start, seen)
+                stepper.step(pool, threads, piece, decoders, start)
                 for file, values in zip(files, piece, strict=True):
                     file.extend(name, values)
-            if watcher is not None and mean is not None:
-                watcher.see(name, mean)
         version.verify()
         made = [file.finish() for file in files]
     moments = made[1] if has_momentum else Written(NO_HASH, NO_HASH)
@@ -213,14 +197,13 @@ class _Stepper:
         piece: Sequence[np.ndarray],
         decoders: Sequence[Decoder],
         start: int,
-        seen: np.ndarray | None,
     ) -> None:
-        """`piece`: values (and moments), flat float32, from number `start` of the tensor on; changed in place. `seen`,
-        as long, gets g. Raises CodecError."""
+        """`piece`: values (and moments), flat float32, from number `start` of the tensor on; changed in place. Raises
+        CodecError."""
         if self._device is not None:
             from dlx.training.outer import on_device
 
-            on_device.step(piece, decoders, self._parts, self._outer, start, seen, self._device)
+            on_device.step(piece, decoders, self._parts, self._outer, start, self._device)
             return
         length = len(piece[0])
         shares = list(spans(length, decoders[0].block, max(1, -(-length // threads))))
@@ -236,8 +219,6 @@ class _Stepper:
                 for decoder, part in zip(decoders, self._parts, strict=True):
                     decoder.into(gradient, start + low)
                     add_part(mean, gradient, part)
-                if seen is not None:
-                    seen[low : low + size] = mean
                 descend(block[0], block[1] if len(block) > 1 else None, mean, self._outer)
 
         if len(shares) == 1:

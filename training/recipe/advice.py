@@ -40,11 +40,6 @@ def warnings(draft: Draft) -> list[str]:
             "with outer.delay 0 the training waits for every exchange, and the inner steps adapt until that is half "
             "to nine tenths of its time: choose outer.delay 1, or adaptive.min_inner_steps = adaptive.max_inner_steps"
         )
-    if adaptive and draft.codec.name == "lowrank" and draft.max_replicas == 1 and adaptive.min_rank < adaptive.max_rank:
-        found.append(
-            "with max_replicas 1 the rank can only fall: the update that it is measured on was sent with that rank; "
-            "choose more replicas, or adaptive.min_rank = adaptive.max_rank"
-        )
     if adaptive and draft.rounds * adaptive.min_inner_steps < adaptive.inner_steps:
         needed = -(-adaptive.inner_steps // adaptive.min_inner_steps)
         found.append(

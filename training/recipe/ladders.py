@@ -12,6 +12,10 @@ class Ladders(NamedTuple):
     ranks: tuple[int, ...]
     inner_steps: tuple[int, ...]
 
+    @property
+    def rank_adapts(self) -> bool:
+        return len(self.ranks) > 1
+
 
 def ladders(codec: str, plan: Plan, adaptive: Adaptive | None) -> Ladders:
     """The ladders around the manifest's plan; of one rung where nothing adapts. Only `lowrank` has a rank to adapt."""

@@ -102,7 +102,7 @@ class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
 
     inner_steps: Annotated[int, Meta(ge=1, le=1 << 40)]  # of the whole run, which ends with the round that reaches it
     window: Annotated[int, Meta(ge=1, le=1000)] = 5  # rounds between two changes
-    energy: Annotated[float, Meta(gt=0, lt=1)] = 0.9  # part of the shared update's energy that the rank has to keep
+    energy: Annotated[float, Meta(gt=0, le=0.6)] = 0.5  # part of an update's energy that its payload has to keep
     min_rank: Annotated[int, Meta(ge=1, le=4096)] = 4
     max_rank: Annotated[int, Meta(ge=1, le=4096)] = 128
     min_inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = MIN_INNER_STEPS

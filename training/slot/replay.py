@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.ground.blobs import BlobError, Damaged, file_hash
-from dlx.ground.constants import NO_HASH
+from dlx.ground.constants import NO_HASH, UNIT
 from dlx.ground.streamed import Buffers
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.dealing import Intervals, positions
@@ -31,10 +31,12 @@ from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
+from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
 from dlx.training.slot.change import Difference, change_into, filled
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
+from dlx.training.slot.kept import TOLERANCE, kept
 from dlx.training.slot.recorded import Piece, Recorded
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
@@ -225,7 +227,7 @@ def _blaming(what: str) -> Iterator[None]:
 
 
 def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Difference) -> list[str]:
-    """Whether the payload is the encoding of the change that was committed to."""
+    """Whether the payload is the encoding of the change that was committed to, and keeps as much of it as stated."""
     said, chosen = drawn.statement, codec(manifest.codec.name)
     if weights.weights_hash(filled(start, files.shapes)) != said.weights_before:
         return ["the weights before are not what the version and its own payload give"]
@@ -233,7 +235,12 @@ def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Diff
     change, examiner = files.change(), chosen.examiner(drawn.plan)
     for name in sorted(files.shapes):
         examiner.see(name, change[name], payload.part(name))
-    return [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
+    faults = [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
+    if ladders(manifest.codec.name, manifest.plan, manifest.adaptive).rank_adapts:
+        part = kept(files.shapes, change, payload)
+        if abs(said.kept - part) > TOLERANCE:
+            faults.append(f"the payload keeps {part} of {UNIT} parts of the change's energy, {said.kept} are stated")
+    return faults
 
 
 class _Claimed:

@@ -32,9 +32,12 @@ from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement, arithmetic_threads
 from dlx.training.outer.payloads import Payload
+from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.change import Change, Difference, filled
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
+from dlx.training.slot.kept import kept
 from dlx.training.slot.recording import Recorder
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState, segment_steps
@@ -60,6 +63,7 @@ class Slot:
         self._files = SlotFiles(manifest, stage, directory, blobs)
         self._loop, self._codec = loop, codec(manifest.codec.name, arithmetic_device)
         self._threads = threads
+        self._ladders = ladders(manifest.codec.name, manifest.plan, manifest.adaptive)
         self._state: State | None = None
         self._is_as_on_disk = False  # nor while a round is under way, and after it broke off
         self._restore()
@@ -167,6 +171,7 @@ class Slot:
             inner_steps=inputs.plan.inner_steps,
             tokens=inputs.plan.inner_steps * self._manifest.tokens_per_step,
             loss=stated_loss([one.loss for one in trace.steps]),
+            kept=self._kept(folder, ended, encoded.sha256, inputs.plan) if self._ladders.rank_adapts else 0,
             training_ms=round((time.monotonic() - began) * 1000),
             reset=self._state is None,
             private_data=private_data,
@@ -246,6 +251,11 @@ class Slot:
                     file.extend(name, values)
                 payload.feed(part)
             return SegmentState(file.finish().sha256, state.result())
+
+    def _kept(self, folder: Path, ended: SegmentState, payload: bytes, plan: Plan) -> int:
+        shapes = self._loop.shapes
+        change = weights.Stored(folder / ended.weights.hex(), shapes)
+        return kept(shapes, change, Payload(self._codec, shapes, self._blobs / payload.hex(), plan), self._threads)
 
     def _newest_own(self) -> Payload | None:
         """The slot's last payload, from which the codec may start."""

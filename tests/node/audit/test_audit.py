@@ -583,7 +583,7 @@ def test_multipliers_where_the_run_has_no_policy_fail(
     assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", t, s) for t in range(3) for s in range(2)}
 
 
-_NO_NAME = str.maketrans(" '(),", "-----")
+_NO_NAME = str.maketrans(" '(),:{}", "--------")
 _ADAPTIVE: dict[str, Any] = {
     "outer": Outer(delay=0),
     "codec": Codec("lowrank"),
@@ -592,21 +592,25 @@ _ADAPTIVE: dict[str, Any] = {
 }
 
 
-def _planned(changes: dict[tuple[int, int], tuple[int, int]]) -> Mischief:
-    """(stage, round) -> the rank and inner steps that its seal plans."""
+def _planned(changes: dict[tuple[int, int], tuple[int, int]], kept: int | None = None) -> Mischief:
+    """(stage, round) -> the rank and inner steps that its seal plans; what the last stage's contributions state to have
+    kept."""
 
-    def plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
-        rank, steps = changes.get((stage, round), (kept.rank, kept.inner_steps))
-        return LedgerPlan(kept.level, rank, steps)
+    def plan(stage: int, round: int, before: LedgerPlan) -> LedgerPlan:
+        rank, steps = changes.get((stage, round), (before.rank, before.inner_steps))
+        return LedgerPlan(before.level, rank, steps)
 
-    return Mischief(plan=plan)
+    def statement(one: Contribution) -> Contribution:
+        return replace(one, kept=kept) if kept is not None and one.stage else one
+
+    return Mischief(statement, plan=plan)
 
 
 def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
-    history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}), **_ADAPTIVE)
+    history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}, kept=UNIT), **_ADAPTIVE)
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     assert _words(report) == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
@@ -618,11 +622,12 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
 @pytest.mark.parametrize(
     ("changes", "where", "why"),
     [
-        ({(1, 1): (8, 4)}, (1, 1), "no rung of the ladder next to 4"),
-        ({(0, 1): (4, 8)}, (1, 0), "no rung of the ladder next to 4"),
+        ({(1, 1): (8, 4)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
+        ({(1, 1): (5, 4)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
+        ({(0, 1): (4, 8)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=5)"),
         ({(1, 0): (5, 4)}, (0, 1), "inside a window"),
-        ({(0, 1): (4, 2)}, (1, 0), "the sealed timings give 5"),
-        ({(1, 1): (4, 5)}, (1, 1), "stage 0's to change"),
+        ({(0, 1): (4, 2)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=5)"),
+        ({(1, 1): (4, 5)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
     ],
 )
 def test_plans_that_no_rule_gives_fail(
@@ -633,7 +638,7 @@ def test_plans_that_no_rule_gives_fail(
     where: tuple[int, int],
     why: str,
 ) -> None:
-    history = history_network.run(f"plan-{why[:9]}-{where}".translate(_NO_NAME), _planned(changes), **_ADAPTIVE)
+    history = history_network.run(f"plan{changes}".translate(_NO_NAME), _planned(changes), **_ADAPTIVE)
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert failure.check == "terms" and (failure.round, failure.stage) == where and why in failure.detail

@@ -59,7 +59,7 @@ def test_a_signature_that_is_nobodys_and_bytes_that_are_no_statement_are_refused
     with pytest.raises(SignatureError):
         read(wire.encode(wire.AttestationMessage(RUN, 0, 0, digest("seal"), bytes(65))))
     with pytest.raises(TypedError):
-        read(wire.encode(wire.ContributionMessage(b"\xff" * 929)))
+        read(wire.encode(wire.ContributionMessage(b"\xff" * 961)))
     with pytest.raises(TypedError):
         read(wire.encode(wire.ProposalMessage(RUN, 0, 0, 0, b"\xff" * 209, bytes(65))))
     with pytest.raises(wire.WireError):

@@ -104,12 +104,12 @@ class FakeTrainer:
     def __init__(self, *answers: Version | Exception) -> None:
         self.answers = list(answers)
 
-    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...], ranks: Any) -> Any:
+    async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[Any, ...]) -> Any:
         assert [payload.payload for payload in payloads] == [name(b"payload")]
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer, {}
+        return answer
 
 
 def make(tmp_path: Path, blobs: list[bytes], *answers: Version | Exception) -> Versions:

@@ -33,7 +33,7 @@ def contribution(round: int = 4, stage: int = 0, payload: int = 1, run: bytes = 
         start_payload=NO_HASH, folded_payload=NO_HASH, folded_payload2=NO_HASH, weights_before=digest(3),
         optimiser_before=digest(5), optimiser_after=digest(6), change_before=digest(7), payload_before=digest(4),
         change=digest(8), trace=digest(9),
-        segments=1, compute_ms=1, exchange_ms=1, flags=0,
+        segments=1, compute_ms=1, exchange_ms=1, kept=0, flags=0,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dlx.ground.constants import UNIT
 from dlx.ledger import events as chain
 from dlx.ledger.events import EventPosition
 from dlx.ledger.state import ViewError
@@ -312,9 +313,8 @@ class Simulation:
             case a.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
                 payloads = tuple(signed.contribution.payload for signed in listed)
                 names, made = self.names(listed), self.outer(round, payloads, multipliers)
-                energy = self.energy(member, round) if action.ranks else {}
                 result = OuterResult(made, bytes(32), digest("root", made), bytes(32))
-                self.done(member, action, e.OuterComputed(round, names, multipliers, result, energy))
+                self.done(member, action, e.OuterComputed(round, names, multipliers, result))
             case a.MeasurePolicy(round=round, listed=listed):
                 measured = e.PolicyMeasured(round, self.names(listed), self.measured(member, listed))
                 self.done(member, action, measured)
@@ -356,9 +356,9 @@ class Simulation:
     def outer(self, round: int, payloads: tuple[bytes, ...], multipliers: tuple[int, ...]) -> bytes:
         return digest("outer", round, payloads, multipliers)
 
-    def energy(self, member: Member, round: int) -> dict[int, float]:
-        """What ranks keep of a round's mean, as the member measures it."""
-        return {}
+    def part_kept(self, member: Member, plan: Plan) -> int:
+        """What the member states that its payload keeps, in a run whose rank adapts."""
+        return UNIT
 
     def measured(self, member: Member, listed: tuple) -> Measured:
         """The norms of payloads, and which pull against the others, as the member measures them."""
@@ -406,6 +406,7 @@ class Simulation:
             optimiser_before=bytes(32), optimiser_after=bytes(32), change_before=bytes(32), payload_before=bytes(32),
             change=bytes(32), trace=bytes(32), segments=segments_in(steps, 20),
             compute_ms=int(1000 * self.round_seconds(steps)), exchange_ms=int(1000 * (exchange or 0)), flags=0,
+            kept=self.part_kept(member, plan) if self.rules.ladders.rank_adapts else 0,
         )  # fmt: skip
         return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)  # type: ignore[arg-type]
 

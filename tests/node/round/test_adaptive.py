@@ -17,7 +17,7 @@ from dlx.training.recipe.recipe import Adaptive
 from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Simulation, make_rules
 
 ADAPTIVE = Adaptive(
-    inner_steps=120, window=3, energy=0.9, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
+    inner_steps=120, window=3, energy=0.5, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
 )
 
 
@@ -28,13 +28,20 @@ def adaptive_rules(**changes: Any):  # type: ignore[no-untyped-def]
 
 
 class Measuring(Simulation):
-    """Rank r keeps 1 - noise / r of the mean, give or take what one machine measures otherwise than another."""
+    """Updates have twenty directions of one size."""
 
-    noise = 1.0
+    def part_kept(self, member: Member, plan: Plan) -> int:
+        return UNIT * min(20, plan.rank) // 20
 
-    def energy(self, member: Member, round: int) -> dict[int, float]:
-        wobble = random.Random(f"{member.account} {round}").uniform(-1e-6, 1e-6)
-        return {rank: 1 - self.noise / rank + wobble for rank in (4, 5, 8, 11, 16, 22, 32, 45, 64)}
+
+class Lying(Measuring):
+    """The first replicas state another part than their payloads keep."""
+
+    liars, lie = 0, 0
+
+    def part_kept(self, member: Member, plan: Plan) -> int:
+        slot = self.view.slot_of(member.account)
+        return self.lie if slot is not None and slot[0] < self.liars else super().part_kept(member, plan)
 
 
 def plans(sim: Simulation, stage: int = 0) -> list[Plan]:
@@ -47,7 +54,7 @@ def plans(sim: Simulation, stage: int = 0) -> list[Plan]:
 def test_rank_falls_to_what_the_update_needs_and_the_run_ends_with_its_inner_steps(delay: int) -> None:
     sim = Measuring(adaptive_rules(delay=delay), replicas=2, seed=1, train_seconds=3)
     assert sim.run(lambda: sim.finished, 600)
-    assert plans(sim, 1)[-1].rank == 11, "the smallest that keeps 0.9 of it"
+    assert plans(sim, 1)[-1].rank == 11, "what 8 would keep is not known to be enough"
     total = sum(plan.inner_steps for plan in plans(sim))
     last = plans(sim)[-1].inner_steps
     assert total - last < ADAPTIVE.inner_steps <= total == steps_before(sim.rules, sim.view, len(plans(sim)))
@@ -76,7 +83,7 @@ def test_long_rounds_shrink_to_where_the_exchange_still_hides() -> None:
     assert sim.run(lambda: bool(plans(sim)) and plans(sim)[-1].inner_steps == 3, 120)
 
 
-def test_a_member_without_the_windows_history_neither_stops_nor_steers_the_plan() -> None:
+def test_a_member_that_has_just_come_proposes_the_same_plan() -> None:
     sim = Measuring(adaptive_rules(), replicas=3, seed=4, train_seconds=2)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
     account = sim.view.holder(1, 0)
@@ -88,34 +95,55 @@ def test_a_member_without_the_windows_history_neither_stops_nor_steers_the_plan(
     assert all("wrong_seal" not in member.rejected for member in sim.members.values())
 
 
-def test_members_that_measure_otherwise_agree_on_leaving_the_plan_alone() -> None:
-    class Quarrel(Measuring):
-        def energy(self, member: Member, round: int) -> dict[int, float]:
-            grows = self.view.slot_of(member.account) == (0, 0)
-            return dict.fromkeys(self.rules.ladders.ranks, 0.1 if grows else 0.99)
+@pytest.mark.parametrize("lie", [0, UNIT])
+def test_a_minority_that_states_another_part_moves_no_rank(lie: int) -> None:
+    sim = Lying(adaptive_rules(stages=1, max_payload_sizes=adaptive_rules().max_payload_sizes[:1]), 3, seed=5)
+    sim.liars, sim.lie = 1, lie
+    assert sim.run(lambda: sim.view.next_round(0) >= 10, 300)
+    assert [plan.rank for plan in plans(sim)[::2]] == [16, 16, 11, 11, 11], "as if nobody had lied"
 
-    sim = Quarrel(adaptive_rules(), replicas=2, seed=5, train_seconds=3)
-    assert sim.run(lambda: (sim.view.open_round or 0) >= 8, 300)
-    assert {plan.rank for plan in plans(sim, 0)} == {16}
-    assert plans(sim, 1)[-1].rank < 16, "where they agree it moves"
+
+@pytest.mark.parametrize(("lie", "end"), [(0, 64), (UNIT, 4)])
+def test_a_majority_that_states_another_part_gains_no_more_than_the_ladders_ends(lie: int, end: int) -> None:
+    """The manifest bounds what it can do: larger payloads for all, or a slower run. Each lie is there to be drawn."""
+    sim = Lying(adaptive_rules(stages=1, max_payload_sizes=adaptive_rules().max_payload_sizes[:1]), 3, seed=5)
+    sim.liars, sim.lie = 2, lie
+    assert sim.run(lambda: sim.finished, 900)
+    assert plans(sim)[-1].rank == end and len(sim.view.members()) == 3
+
+
+def test_a_part_beyond_all_of_it_or_where_no_rank_adapts_is_refused() -> None:
+    for rules, lie in ((adaptive_rules(), UNIT + 1), (make_rules(), 1)):
+        sim = Simulation(rules, replicas=2, seed=6)
+        sim.run(lambda: False, 0.3)
+        victim, liar = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+        sim.feed(victim, e.ContributionSeen(sim.contribution(liar, 0, kept=lie), liar.account, "peer"))
+        assert victim.rejected == ["wrong_kept"]
 
 
 def test_a_plan_that_a_seal_must_not_carry_is_named() -> None:
     sim = Measuring(adaptive_rules(), replicas=2, seed=6, train_seconds=3)
     assert sim.run(lambda: sim.view.next_round(0) == 2 == sim.view.next_round(1), 100)
-    before, fine = Plan(4, 16, 5), {16: 0.95, 11: 0.91}
+    before, lower, right = Plan(4, 16, 5), [UNIT * 8 // 10] * 2, [UNIT // 2] * 2
 
-    def fault(plan: Plan, round: int = 2, stage: int = 0, energy: dict[int, float] | None = None) -> str:
-        return plan_fault(sim.rules, sim.view, stage, round, plan, energy)
+    def fault(plan: Plan, parts: list[int] | None, round: int = 2, stage: int = 0) -> str:
+        return plan_fault(sim.rules, sim.view, stage, round, plan, parts)
 
-    assert fault(before) == fault(Plan(4, 11, 5), energy=fine) == fault(Plan(4, 22, 5)) == ""
-    assert "ladder" in fault(Plan(4, 8, 5)) and "ladder" in fault(Plan(4, 12, 5)) and "ladder" in fault(Plan(4, 16, 9))
-    assert "inside a window" in fault(Plan(4, 11, 5), round=1)
-    assert "level" in fault(Plan(8, 16, 5))
-    assert "energy gives 11" in fault(Plan(4, 22, 5), energy=fine)
-    assert "stage 0's to change" in fault(Plan(4, 16, 7), stage=1)
+    assert fault(before, lower) == fault(before, right) == fault(Plan(4, 11, 3), lower) == "", (
+        "the exchanges are hidden"
+    )
+    assert fault(Plan(4, 22, 3), None) == fault(Plan(4, 11, 3), None) == "", "who lacks a statement cannot tell"
+    for plan in (Plan(4, 8, 3), Plan(4, 12, 3), Plan(4, 22, 3), Plan(4, 11, 7), Plan(4, 11, 5), Plan(8, 11, 3)):
+        assert "gives Plan(level=4, rank=11, inner_steps=3)" in fault(plan, lower)
+    assert "gives Plan(level=4, rank=16, inner_steps=3)" in fault(Plan(4, 11, 3), right)
+    for plan in (Plan(4, 8, 3), Plan(4, 16, 9), Plan(8, 16, 3)):
+        assert "what was measured gives" in fault(plan, None)
+    assert "inside a window" in fault(Plan(4, 11, 3), lower, round=1)
+    assert "gives Plan(level=4, rank=11, inner_steps=5)" in fault(Plan(4, 11, 3), lower, stage=1), (
+        "stage 0 changes them"
+    )
     fixed = make_rules(plan=before)
-    assert "manifest fixes" in plan_fault(fixed, sim.view, 0, 2, Plan(4, 11, 5))
+    assert "manifest fixes" in plan_fault(fixed, sim.view, 0, 2, Plan(4, 11, 5), lower)
 
 
 class Weighing(Simulation):

@@ -12,7 +12,7 @@ from dlx.training.recipe.recipe import Plan
 
 def work(blobs: Path, **changes: object) -> Work:
     values = dict(
-        manifest=NO_HASH, blobs=str(blobs), stage=0, segment=0, statement=bytes(864), trace=b"",
+        manifest=NO_HASH, blobs=str(blobs), stage=0, segment=0, statement=bytes(896), trace=b"",
         plan=Plan(4, 0, 5), steps_before=0, total_steps=5,
     )  # fmt: skip
     return Work(**{**values, **changes})  # type: ignore[arg-type]

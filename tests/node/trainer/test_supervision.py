@@ -273,7 +273,7 @@ def test_a_process_killed_in_an_outer_step_fails_the_question_as_local_and_the_n
             with pytest.raises(LocalTrouble, match="being started"):
                 await one.outer(run.genesis, NO_HASH, sealed)
             await run.next(m.Opened)
-            version, _ = await one.outer(run.genesis, NO_HASH, sealed)
+            version = await one.outer(run.genesis, NO_HASH, sealed)
             counted = [SealedPayload(run.blobs / payload.hex(), 64, 32768, run.manifest.plan)]
             expected = apply_round(run.manifest, 0, run.blobs / run.genesis.hex(), None, counted, run.folder)
             assert version == expected

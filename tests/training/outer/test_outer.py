@@ -83,7 +83,7 @@ class _Stage:
         weights_path = self.path(self.version.weights)
         paths = weights_path, momentum
         where: dict[str, Any] = {"threads": self.threads, "device": self.device}
-        self.version = apply_round(self.manifest, 0, *paths, contributions, self.folder, None, **where)
+        self.version = apply_round(self.manifest, 0, *paths, contributions, self.folder, **where)
         return self.version
 
     def read(self, digest: bytes) -> dict[str, Tensor]:
@@ -164,22 +164,6 @@ def test_payloads_of_several_plans_are_of_no_round(stage: Callable[[str], _Stage
     one, other = run.payload("a"), run.payload("b")
     with pytest.raises(OuterError, match="one plan"):
         run.apply(one, replace(other, plan=Plan(inner_steps=7)))
-
-
-def test_a_watcher_sees_the_mean_of_what_it_asked_for(stage: Callable[[str], _Stage]) -> None:
-    run, name = stage("nesterov"), "model.layers.0.mlp.up_proj.weight"
-    payloads, seen = [run.payload("a", 640), run.payload("b", 64)], {}
-
-    class Watcher:
-        names = (name,)
-
-        def see(self, name: str, mean: np.ndarray) -> None:
-            seen[name] = mean
-
-    apply_round(run.manifest, 0, run.path(run.version.weights), None, payloads, run.folder, Watcher())
-    decoded = [codec("int4").decode_arrays(one.payload.read_bytes(), run.shapes, PLAN)[name] for one in payloads]
-    assert list(seen) == [name]
-    assert np.array_equal(seen[name], decoded[0] * np.float32(10 / 11) + decoded[1] * np.float32(1 / 11))
 
 
 def test_contributions_count_in_the_order_given(stage: Callable[[str], _Stage]) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.ground.blobs import write_blob
-from dlx.ground.constants import NO_HASH
+from dlx.ground.constants import NO_HASH, UNIT
 from dlx.training.codecs import codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
@@ -27,7 +27,7 @@ from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Codec, Inner, Model, Outer, Plan, packing
+from dlx.training.recipe.recipe import Adaptive, Codec, Inner, Model, Outer, Plan, packing
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.replay import Checked, Drawn, Missing, NotCheckable, check_contribution, needed, sent
 from dlx.training.slot.slot import Slot
@@ -455,6 +455,19 @@ def test_an_earlier_payload_sent_again_is_false(two_rounds: _Replica, tmp_path: 
     stale = two_rounds.drawn(1, 1, 0, payload=two_rounds.trained[0][1].payload)
     (reason,) = two_rounds.check(stale, public).reasons
     assert reason.startswith("the payload is not what the round's change gives: ")
+
+
+def test_who_states_another_part_than_its_payload_keeps_where_the_rank_adapts_is_false(
+    replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    adaptive = Adaptive(inner_steps=1000, min_rank=2, max_rank=8)
+    run = replica(codec=Codec("lowrank"), plan=Plan(rank=4, inner_steps=5), adaptive=adaptive)
+    (trained, *_), public = run.round(), run.hand_over(0, 0, tmp_path / "public")
+    assert 0 < trained.kept < UNIT and run.check(run.drawn(0, 0, 0), public).honest
+    assert run.check(run.drawn(0, 0, 0, kept=trained.kept + 1), public).honest, "sums in another order"
+    for lie in (0, trained.kept - 2, trained.kept + 2, UNIT):
+        (reason,) = run.check(run.drawn(0, 0, 0, kept=lie), public).reasons
+        assert f"the payload keeps {trained.kept} of 32768 parts" in reason and f"{lie} are stated" in reason
 
 
 def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp_path: Path) -> None:
