@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.audit import BlobsOption
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.finding import Finding
 
 
 def command(
@@ -43,13 +45,15 @@ def command(
     from dlx.node.runs import find
     from dlx.node.runs.card import citation
     from dlx.node.runs.checkpoint import read_provenance
-    from dlx.node.runs.verify import verify
+    from dlx.node.runs.verify import AGAIN, verify
 
     try:
         stated = read_provenance(model)
         named = str(stated["run"])
     except KeyError:
         raise UsageFailure(f"{model} names no run") from None
+    except Failure as error:  # which run it would be does not matter then
+        _tell([Finding("files", "FAIL", str(error), AGAIN)], json, None)
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with (
@@ -60,12 +64,18 @@ def command(
     ):
         view = find.view_of(index, find.resolve(index, named))
         from_ = [one for one in sources if not offline or isinstance(one, Folder)]
-        found = []
-        for finding in verify(model, client.domain, view, Blobs(from_, Path(work), lambda *wrong: None)):
-            found.append(finding)
-            if not json:
-                options.print_finding(finding)
+        blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
+        _tell(verify(model, client.domain, view, blobs_), json, str(citation(stated)))
+
+
+def _tell(findings: Iterable[Finding], json: bool, cite: str | None) -> NoReturn:
+    """Each as soon as it is found, or all as one object; ends the command."""
+    found = []
+    for finding in findings:
+        found.append(finding)
+        if not json:
+            options.print_finding(finding)
     failed = any(finding.verdict == "FAIL" for finding in found)
     if json:
-        options.print_json({"cite": None if failed else str(citation(stated)), "failed": failed, "findings": found})
+        options.print_json({"cite": None if failed else cite, "failed": failed, "findings": found})
     raise typer.Exit(1 if failed else 0)

@@ -19,6 +19,7 @@ from dlx.ground.durable import file_hash
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.shown import text
 
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
@@ -46,7 +47,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     try:
         listed, stated = (folder / SUMS).read_bytes(), json.loads((folder / PROVENANCE).read_bytes())
         if listed != _sums(folder):
-            raise Failure(f"{folder}: its files are not those that its {SUMS} lists: pull the version again")
+            raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, folder)}")
     except (OSError, ValueError) as error:
         raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
     if not isinstance(stated, dict):
@@ -102,4 +103,23 @@ def publish(
 
 def _sums(folder: Path) -> bytes:
     names = sorted(path.name for path in folder.iterdir() if path.name != SUMS)
-    return "".join(f"{file_hash(folder / name).hex()}  {name}\n" for name in names).encode()
+    return "".join(f"{_hash(folder / name)}  {name}\n" for name in names).encode()
+
+
+def _hash(path: Path) -> str:
+    """Of what is no plain file, such as a pipe, which would never end, no hash."""
+    return file_hash(path).hex() if path.is_file() else "no file"
+
+
+def _differences(listed: bytes, folder: Path) -> str:
+    """What of a list the folder does not have, has otherwise, or has besides."""
+    pairs = (line.partition("  ")[::2] for line in listed.decode(errors="replace").splitlines())
+    stated = {name: digest for digest, name in pairs}
+    there = {path.name: _hash(path) for path in folder.iterdir() if path.name != SUMS}
+    kinds = {
+        "changed": [name for name in there if name in stated and there[name] != stated[name]],
+        "missing": [name for name in stated if name not in there],
+        "not listed": [name for name in there if name not in stated],
+    }
+    said = [f"{kind}: {', '.join(sorted(map(text, names))[:8])}" for kind, names in kinds.items() if names]
+    return "; ".join(said) or "they are listed in another way"

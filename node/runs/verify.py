@@ -23,7 +23,7 @@ from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
-_AGAIN = "dlx-node pull --out DIR"
+AGAIN = "dlx-node pull --out DIR"
 _WEIGHTS = "model.safetensors"
 
 
@@ -33,13 +33,13 @@ def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterato
     try:
         stated = read_provenance(folder)
     except Failure as error:
-        yield Finding("files", FAIL, str(error), _AGAIN)
+        yield Finding("files", FAIL, str(error), AGAIN)
         return
     yield Finding("files", PASS, f"those that {SUMS} lists; checkpoint {file_hash(folder / SUMS).hex()}")
     version = stated.get("version")
     newest = min(view.next_round(stage) for stage in range(view.config.stages))
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= newest:
-        yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", _AGAIN)
+        yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", AGAIN)
         return
     manifest = _manifest(folder, view)
     if isinstance(manifest, Finding):
@@ -51,7 +51,7 @@ def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterato
     wrong = [key for key, value in recorded.items() if stated.get(key) != value]
     if wrong:
         said = f"{PROVENANCE} is not what ledger and manifest say: {', '.join(wrong)}"
-        yield Finding("record", FAIL, said, _AGAIN)
+        yield Finding("record", FAIL, said, AGAIN)
     else:
         yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
     yield _weights(folder, manifest, view, mean, blobs)
@@ -66,10 +66,10 @@ def _manifest(folder: Path, view: RunView) -> Manifest | Finding:
     try:
         path = folder / MANIFEST
         if path.stat().st_size > MAX_BYTES or file_hash(path) != view.config.manifest:
-            return Finding("manifest", FAIL, f"{MANIFEST} is not the run's", _AGAIN)
+            return Finding("manifest", FAIL, f"{MANIFEST} is not the run's", AGAIN)
         return parse(path.read_bytes())
     except (OSError, ManifestError) as error:
-        return Finding("manifest", FAIL, f"{MANIFEST}: {error}", _AGAIN)
+        return Finding("manifest", FAIL, f"{MANIFEST}: {error}", AGAIN)
 
 
 def _weights(folder: Path, manifest: Manifest, view: RunView, mean: Sequence[int], blobs: Blobs) -> Finding:
@@ -78,15 +78,15 @@ def _weights(folder: Path, manifest: Manifest, view: RunView, mean: Sequence[int
     try:
         found = stage_hashes(manifest, folder / _WEIGHTS)
     except ExportError as error:
-        return Finding("weights", FAIL, str(error), _AGAIN)
+        return Finding("weights", FAIL, str(error), AGAIN)
     version = mean[-1]
     if len(mean) > 1:
         return _mean(found, Replay(manifest, view, blobs), mean)
     differs = [str(stage) for stage, digest in enumerate(found) if digest != view.weights(stage, version)]
     if differs:
         said = f"{_WEIGHTS} is not what stage {', '.join(differs)} sealed as version {version}"
-        return Finding("weights", FAIL, said, _AGAIN)
-    return Finding("weights", PASS, f"{_WEIGHTS} has the weights that {len(found)} stages sealed as version {version}")
+        return Finding("weights", FAIL, said, AGAIN)
+    return Finding("weights", PASS, f"{_WEIGHTS} has the sealed weights of all stages, version {version}")
 
 
 def _mean(found: Sequence[bytes], replay: Replay, mean: Sequence[int]) -> Finding:
@@ -95,7 +95,7 @@ def _mean(found: Sequence[bytes], replay: Replay, mean: Sequence[int]) -> Findin
         for stage, digest in enumerate(found):
             made = replay.mean(stage, mean[-1], lambda line: None)
             if file_hash(made) != digest:
-                return Finding("weights", FAIL, f"{_WEIGHTS} is not {named} that stage {stage} sealed", _AGAIN)
+                return Finding("weights", FAIL, f"{_WEIGHTS} is not {named} that stage {stage} sealed", AGAIN)
             made.unlink()
     except (ReplayError, WeightsError) as error:
         mend = "name a folder with these versions by --blobs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,8 @@ def install(python: Path, *what: str) -> None:
 def run(program: Path, *arguments: object, cwd: Path | None = None, code: int = 0) -> str:
     """What the program prints; ends everything where its exit code is another."""
     command = [str(program), *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False)
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False, env=ours)
     if done.returncode != code:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from dlx.node.runs.verify import verify
 from dlx.training.recipe.draft import DraftModel
 from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
 from tests.history_builder import History
+from tests.node.command import dlx
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -92,6 +94,19 @@ def test_a_changed_file_is_found_though_the_list_was_made_anew(
     write_sums(folder)
     verdicts = found(folder)
     assert (verdicts["files"], verdicts[check]) == ("PASS", "FAIL")
+
+
+def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").unlink()
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/etc")
+    os.mkfifo(folder / "a\x1b[31mpipe")
+    found = dlx("verify", folder, "--json", code=1)
+    (only,) = json.loads(found.stdout)["findings"]
+    assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in only["said"]
+    assert json.loads(found.stdout)["cite"] is None and only["verdict"] == "FAIL"
+    assert "FAIL  files" in dlx("verify", folder, code=1).stdout
 
 
 @pytest.mark.parametrize(
