@@ -10,7 +10,7 @@ import hmac
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import trio
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20  # of a request
 WAITING = 16  # answers at a time, written in turns
 _Text = Annotated[str, Meta(max_length=MOST_BYTES)]
+_Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Stops = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)]
 
 
 class _Asked(msgspec.Struct, kw_only=True):
     """What both kinds of request have; whatever else clients send is ignored."""
 
-    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None  # what newer clients call it
     temperature: Annotated[float, Meta(ge=0, le=10)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     n: Annotated[int, Meta(ge=1, le=1)] = 1
@@ -46,12 +48,25 @@ class _Asked(msgspec.Struct, kw_only=True):
 
 
 class _Completion(_Asked):
-    prompt: _Text
+    prompt: _Text | Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=1)]
+
+    @property
+    def text(self) -> str:
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+
+
+class _Part(msgspec.Struct):
+    type: Literal["text"]
+    text: _Text
 
 
 class _Message(msgspec.Struct):
     role: Annotated[str, Meta(max_length=32)]
-    content: _Text
+    content: _Text | Annotated[tuple[_Part, ...], Meta(max_length=1000)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class _Chat(_Asked):
@@ -124,11 +139,11 @@ class Completions:
 
         writer = self._writer
         if isinstance(asked, _Chat):
-            prompt = writer.tokens(writer.chat([{"role": one.role, "content": one.content} for one in asked.messages]))
+            prompt = writer.tokens(writer.chat([{"role": one.role, "content": one.text} for one in asked.messages]))
         else:
-            prompt = writer.tokens(asked.prompt)
+            prompt = writer.tokens(asked.text)
         room = writer.context - max(1, len(prompt))
-        wanted = asked.max_tokens or min(room, 256)
+        wanted = asked.max_completion_tokens or asked.max_tokens or min(room, 256)
         if not 0 < wanted <= room:
             raise Refused(400, f"{len(prompt)} tokens and {wanted} more: the model has room for {writer.context}")
         stops = (asked.stop,) if isinstance(asked.stop, str) else asked.stop or ()

@@ -28,7 +28,9 @@ class Writer:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # it writes to logs as well
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -83,7 +83,35 @@ def test_a_folder_without_a_model_is_told_in_a_line(tmp_path: Path) -> None:
         Writer(tmp_path)
 
 
+def test_loading_draws_no_bar_into_a_log(writer: Writer, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    Writer(Path(writer._model.name_or_path))
+    assert "%" not in capfd.readouterr().err
+
+
 # ---- the endpoint
+
+
+def test_requests_of_other_shapes_that_clients_send_are_the_same_request(writer: Writer) -> None:
+    app, how = Completions(writer, "x").app(), {"temperature": 0, "max_tokens": 6}
+
+    def said(path: str, **body: Any) -> Any:
+        found = asked(app, "POST", path, how | body)
+        assert found.status_code == 200, found.text
+        return {name: value for name, value in found.json()["choices"][0].items()}
+
+    assert said("/v1/completions", prompt=["hello"]) == said("/v1/completions", prompt="hello")
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    one, other = ([{"role": "user", "content": content}] for content in ("hello", parts))
+    assert said("/v1/chat/completions", messages=one) == said("/v1/chat/completions", messages=other)
+    short = said("/v1/completions", prompt="hello", max_completion_tokens=2)
+    assert len(short["text"]) < len(said("/v1/completions", prompt="hello")["text"])
+    for wrong in ({"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": []}):
+        assert asked(app, "POST", "/v1/completions", wrong).status_code == 400
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    assert asked(app, "POST", "/v1/chat/completions", {"messages": image}).status_code == 400
 
 
 def test_models_completions_and_chats_are_answered(writer: Writer) -> None:
