@@ -2,8 +2,8 @@
 
 Each contribution states it of u, what its encoder was given: the change with the residual and all that came back into
 it. Of the change alone a codec may keep little and still fall behind nothing, or much while the residual grows from
-round to round; of u it is the part by which error feedback catches up. Everybody who has change and payload finds it,
-and so does who audits.
+round to round; of u it is the part by which error feedback catches up. Of the tensors that a rank shortens, no others:
+what else a codec leaves out no rank mends. Everybody who has change and payload finds it, and so does who audits.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +12,7 @@ import numpy as np
 
 from dlx.ground.constants import UNIT
 from dlx.training.codecs.base import count, spans
+from dlx.training.codecs.lowrank import factored
 from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Shapes
 from dlx.training.outer.payloads import Payload
@@ -21,8 +22,9 @@ TOLERANCE = 1  # units: float64 sums in another order may round the other way
 
 
 def kept(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
-    """The part of the change's squared norm that decoding the payload takes away, UNIT = 1.0; all of a change that is
-    zero, nothing where the payload leaves more than there was. Raises CodecError."""
+    """The part of the squared norm that decoding the payload takes away of the change's tensors that it has as factors,
+    UNIT = 1.0: all where there are none or they are zero, nothing where it leaves more than there was. Raises
+    CodecError."""
 
     def squares(name: str) -> tuple[float, float]:
         whole = left = 0.0
@@ -37,7 +39,8 @@ def kept(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> 
         return whole, left
 
     with ThreadPoolExecutor(threads, "kept") as pool:
-        found = list(pool.map(squares, sorted(shapes)))
+        names = [name for name in sorted(shapes) if factored(name, shapes[name], payload.plan)]
+        found = list(pool.map(squares, names))
     whole, left = (sum(one[at] for one in found) for at in (0, 1))
     return UNIT if whole == 0 else max(0, round(UNIT * (1 - left / whole)))
 
