@@ -219,6 +219,16 @@ def test_a_version_says_how_to_have_and_check_it(books: Books, tmp_path: Path) -
     assert " download" not in reads and "Downloads need this page's token" in reads
 
 
+def test_a_version_has_its_own_loss_and_that_of_the_mean_that_is_published(books: Books, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    evaluations.record(tmp_path / "state", RUN, Evaluation(1, 4.5))
+    evaluations.record(tmp_path / "state", RUN, Evaluation(2, 4.25, 4.125))
+    reader = Reader(Silent(books), (tmp_path / "blobs",), "--datadir x")
+    said = [text(shown(reader.version_page(RUN, n), "version.html", may=True, needs_token=False)) for n in (1, 2)]
+    assert "held-out loss 4.5000 nats per token, measured" in said[0]
+    assert "held-out loss 4.2500 nats per token (4.1250 the mean of it and some before" in said[1]
+
+
 def test_a_silent_chain_node_leaves_what_was_read_and_says_so(books: Books) -> None:
     page = page_of(books)
     assert page.source.silence == "nobody answers" and page.source.head.block == books.block
