@@ -102,8 +102,19 @@ def test_volumes_and_the_images_files_are_there() -> None:
     lines = (DEPLOY / "docker" / "Dockerfile").read_text().splitlines()
     words = {line.split()[0] for line in lines if line and line[0] not in "# \t"}
     assert words <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "USER", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
-    assert [line for line in lines if line.startswith("USER")] == ["USER dlx"], "not root"
+    assert [line for line in lines if line.startswith("USER")] == ["USER 1000"], "not root"
     assert all("@" in line or ":" in line for line in lines if line.startswith("FROM"))
+
+
+HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=Path(sys.executable).parent)
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="there is no hadolint on this machine")
+def test_the_image_is_made_as_hadolint_has_it() -> None:
+    """Debian's packages are its release's: a version that is named is soon gone from the mirrors."""
+    command = [str(HADOLINT), "--no-color", "--ignore", "DL3008", str(DEPLOY / "docker" / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_devnets_run_is_a_run(tmp_path: Path) -> None:
@@ -123,6 +134,15 @@ def test_dashboard_and_alerts_ask_for_metrics_that_nodes_have() -> None:
     asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     assert asked and {name for expr in asked for name in re.findall(r"dlx_\w+", expr)} <= described
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on this machine")
+def test_alerts_fire_at_what_they_say_and_at_nothing_else() -> None:
+    for command in (["check", "config", "--syntax-only", "prometheus.yml"], ["test", "rules", "alerts.test.yml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=DEPLOY / "docker", capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_issue_forms_are_readable() -> None:
