@@ -18,7 +18,7 @@ DIGITS = 5  # of a byte
 GROUP = 128 * DIGITS
 LARGEST = np.float32(np.finfo(np.float16).max)  # that a value may be
 LEAST = np.float32(0.61)  # of the root mean square, for a value to count in the scale
-_BLOCK = 100  # groups
+_BLOCK = 128  # groups
 _BYTES = GROUP // DIGITS
 _INFINITE = 0x7C00  # fp16 bits; those of NaN and of negative numbers are higher
 

@@ -23,7 +23,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.norm.weight": (77,),
     "embed_tokens.weight": (300, 640),
 }
-PLANS = [("int4", Plan()), ("lowrank", Plan(rank=8)), ("topk", Plan(level=2, rank=33))]
+PLANS = [("int4", Plan()), ("ternary", Plan(level=2)), ("lowrank", Plan(rank=8)), ("topk", Plan(level=2, rank=33))]
 
 
 def _blobs(folder: Path, name: str, plan: Plan, count: int) -> list[tuple[Path, Plan]]:
