@@ -7,13 +7,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlx.ground.errors import DlxError, cause
 from dlx.node.cli import options
+from dlx.node.cli.progress import Progress
 from dlx.node.home import extras
 from dlx.node.home.errors import NotReady, UsageFailure
 from dlx.training.models.placement import Placement, wrong_device
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from dlx.node.audit.inner import Choice
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
-
-BlobsOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--blobs",
-        metavar="DIR",
-        help="A blob folder of your own; can be given more than once.",
-        show_default="none",
-        readable=False,  # typer would call that a wrong command
-    ),
-]
 
 
 def _pin(given: str | None) -> Pin | None:
@@ -87,7 +76,7 @@ def command(
     rounds: RoundsOption = None,
     replica: ReplicaOption = None,
     device: DeviceOption = None,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -113,8 +102,8 @@ def command(
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
-    with _looking():
-        report = _audit(folder, settings, run, places, pin, choice)
+    with _looking(), Progress(json) as progress:
+        report = _audit(folder, settings, run, places, pin, choice, progress)
     if json:
         options.print_json(report.json())
     else:
@@ -169,7 +158,13 @@ def _looking() -> Iterator[None]:
 
 
 def _audit(
-    folder: DataDir, settings: Settings, run: str | None, places: Places, head: Pin | None, choice: Choice | None
+    folder: DataDir,
+    settings: Settings,
+    run: str | None,
+    places: Places,
+    head: Pin | None,
+    choice: Choice | None,
+    progress: Progress,
 ) -> Report:
     from contextlib import ExitStack
 
@@ -184,13 +179,20 @@ def _audit(
         except LedgerError as refused:
             # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:
-                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head, choice)
+                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head, choice, progress)
             except (Failure, LedgerError):
                 raise refused from None
-        return _report(client, run, places, head, choice)
+        return _report(client, run, places, head, choice, progress)
 
 
-def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | None, choice: Choice | None) -> Report:
+def _report(
+    client: LedgerClient,
+    run: str | None,
+    places: Places,
+    head: Pin | None,
+    choice: Choice | None,
+    progress: Progress,
+) -> Report:
     from dlx.node.audit import audit_run
     from dlx.node.runs import find
 
@@ -201,31 +203,4 @@ def _report(client: LedgerClient, run: str | None, places: Places, head: Pin | N
     else:
         with client.events() as index:
             chosen = find.resolve(index, run)
-    with Progress() as progress:
-        return audit_run(client, chosen, places, progress.show, progress.say, head, choice)
-
-
-class Progress:
-    """One line on a terminal's stderr that keeps changing; a log gets only what `say` says."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-
-    def show(self, line: str) -> None:
-        if self._live:
-            sys.stderr.write(f"\r\x1b[2K{line[:100]}")
-            sys.stderr.flush()
-
-    def say(self, line: str) -> None:
-        self._clear()
-        sys.stderr.write(f"dlx-node: {line}\n")
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\x1b[2K")
+    return audit_run(client, chosen, places, progress.show, progress.say, head, choice)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlx.node.cli import options
+from dlx.node.cli.progress import of_bytes
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.shown import size
 
@@ -64,7 +63,7 @@ def prepare(
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
     preparation = Preparation(source, heldout, tokenizer, chosen, field, workers or os.cpu_count() or 1)
     try:
-        with _progress("preparing") as progress:
+        with of_bytes("preparing", json) as progress:
             manifest = prepare_folder(preparation, out, progress)
     except KeyboardInterrupt:
         options.note(f"interrupted: the same command goes on with what is in {out}")
@@ -87,7 +86,7 @@ def check(
     blobs = given if given.is_dir() else given.parent
     manifest = shards.read_prepared(given) if given.is_dir() else shards.read_data_manifest(given)
     total, done = sum(blob.size for blob in manifest.blobs()), 0
-    with _progress("checking") as progress:
+    with of_bytes("checking", json) as progress:
 
         def seen(size: int) -> None:
             nonlocal done
@@ -134,15 +133,3 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
             sys.stdout.write(f"wrong: {problem}\n")
     if problems:
         raise Failure(f"{where}: {len(problems)} of its blobs are not what the data manifest says")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, and nothing in a log."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.cli.progress import Progress
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
 
@@ -36,7 +36,7 @@ def command(
     limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.", show_default="all")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a task at a time.")] = 1,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples, spread over the data.")] = 64,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     device: options.DeviceOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
@@ -73,7 +73,7 @@ def command(
         chosen = Tasks(names, folders, limit, batch_size)
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places, where = Places(kept, tuple(folder.blob_folders), settings.bootstrap), settle(settings.placement).device
-    with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
+    with open_ledger(settings, folder) as client, open_index(client) as index, Progress(json) as progress:
         view = find.view_of(index, find.resolve(index, run))
         found = evaluate_run(
             client, view, options.cited_version(round), places, chosen, samples, where, progress.show, progress.say

@@ -107,6 +107,16 @@ DownLimitOption = Annotated[str | None, setting("down_limit")]
 ScheduleOption = Annotated[list[str] | None, setting("schedule")]
 WhenIdleOption = Annotated[bool | None, setting("when_idle")]
 RestingOption = Annotated[str | None, setting("resting")]
+BlobsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--blobs",
+        metavar="DIR",
+        help="A blob folder of your own; can be given more than once.",
+        show_default="none",
+        readable=False,  # typer would call that a wrong command
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

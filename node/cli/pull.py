@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.cli.progress import Progress
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
@@ -35,7 +35,7 @@ def command(
         bool,
         typer.Option("--sealed", help="The version itself where the run publishes means, as a new run starts from it."),
     ] = False,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -65,7 +65,7 @@ def command(
         raise UsageFailure("--watch and --round (or a citation's version) exclude each other")
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
-    with open_ledger(settings, folder) as client, open_index(client) as index, Progress() as progress:
+    with open_ledger(settings, folder) as client, open_index(client) as index, Progress(json) as progress:
         chosen = find.resolve(index, run)
         if not watch:
             view = find.view_of(index, chosen)
@@ -77,7 +77,7 @@ def command(
             into = out.absolute() / f"version-{newest}"
             if not into.exists():
                 into.parent.mkdir(parents=True, exist_ok=True)
-                with Progress() as progress:
+                with Progress(json) as progress:
                     found = pull_run(client, view, newest, into, places, progress.show, progress.say, averaged)
                 _tell(found, into, json)
             durable.point(out.absolute() / "latest", into.name)

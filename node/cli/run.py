@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options, plan, wizard
-from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.cli.progress import Progress
 from dlx.node.home import extras, shown
 
 app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
@@ -47,7 +47,7 @@ def create(
     from dlx.node.runs import create
 
     account = load_account(folder, settings)
-    with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress() as progress:
+    with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress(json) as progress:
         record = create.create_run(manifest, folder, client, progress.say, progress.show)
     if json:
         options.print_json(record)
@@ -166,7 +166,7 @@ def publish(
         Path | None,
         typer.Option(metavar="DIR", help="What `dlx-node pull` wrote.", show_default="pulled for this"),
     ] = None,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -202,7 +202,7 @@ def publish(
     with (
         open_ledger(settings, folder, account.secret) as client,
         open_index(client) as index,
-        Progress() as progress,
+        Progress(json) as progress,
     ):
         view = find.view_of(index, find.resolve(index, run))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import listening, options
-from dlx.node.cli.audit import BlobsOption, Progress
+from dlx.node.cli.progress import Progress
 from dlx.node.home import extras, shown
 from dlx.node.home.errors import Failure, UsageFailure
 
@@ -33,7 +33,7 @@ def command(
             show_default="none",
         ),
     ] = None,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,

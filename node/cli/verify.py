@@ -9,14 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import BlobsOption
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.finding import Finding
 
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no peer for the run's tokenizer, only folders.")
     ] = False,

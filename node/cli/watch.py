@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import BlobsOption, DeviceOption, placement_on
+from dlx.node.cli.audit import DeviceOption, placement_on
 from dlx.node.home import extras
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def command(
     run: options.RunOption = None,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     device: DeviceOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import listening, options
-from dlx.node.cli.audit import BlobsOption
 from dlx.node.home import extras
 
 _STOP_SECONDS = 10.0  # for an audit that runs
@@ -26,7 +25,7 @@ def command(
             show_default="none",
         ),
     ] = None,
-    blobs: BlobsOption = None,
+    blobs: options.BlobsOption = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
