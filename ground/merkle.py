@@ -57,7 +57,15 @@ class TreeHash:
 
 
 def tree_root(chunks: Iterable[Chunk]) -> bytes:
-    """The root of a file that comes in pieces."""
+    """The root of a file that comes in pieces: 32 bytes, however it is cut.
+
+    Examples:
+        >>> whole = bytes(10_000)
+        >>> tree_root([whole]) == tree_root([whole[:1], whole[1:]])
+        True
+        >>> tree_root([]) == hashlib.sha256(b"").digest()
+        True
+    """
     tree = TreeHash()
     for chunk in chunks:
         tree.update(chunk)
@@ -98,7 +106,18 @@ def inclusion_proof(data: bytes, leaf: int) -> tuple[bytes, ...]:
 
 
 def verify_inclusion(root: bytes, data: bytes, leaf: int, size: int, proof: Iterable[bytes]) -> bool:
-    """Whether `data` is leaf number `leaf` of the file of `size` bytes with that root."""
+    """Whether `data` is leaf number `leaf` of the file of `size` bytes with that root.
+
+    Examples:
+        >>> file = bytes(range(256)) * 40
+        >>> root, proof = tree_root([file]), inclusion_proof(file, 1)
+        >>> [len(one) for one in proof]
+        [32, 32]
+        >>> verify_inclusion(root, file[4096:8192], 1, len(file), proof)
+        True
+        >>> verify_inclusion(root, file[4095:8191], 1, len(file), proof)
+        False
+    """
     last = (size - 1) // LEAF_BYTES
     if not 0 <= leaf <= last or len(data) != min(LEAF_BYTES, size - leaf * LEAF_BYTES):
         return False

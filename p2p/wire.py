@@ -179,7 +179,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """The canonical bytes of a message. Raises WireError if a field breaks its schema."""
+    """The canonical bytes of a message. Raises WireError if a field breaks its schema.
+
+    Examples:
+        >>> hello = Hello(versions=(1, 3), features=(), chain_id=31337, ledger=bytes(20), run=bytes(32), software="me")
+        >>> decode(encode(hello)) == hello
+        True
+    """
     data = _encoder.encode(message)
     decode(data)
     return data
@@ -189,6 +195,12 @@ def decode(data: bytes) -> Message:
     """Parse at most GOSSIP_LIMIT bytes. Raises WireError and nothing else.
 
     Only canonical bytes pass, so one message has one content address.
+
+    Examples:
+        >>> decode(b"hello")
+        Traceback (most recent call last):
+        ...
+        dlx.p2p.wire.WireError: ...
     """
     if len(data) > GOSSIP_LIMIT:
         raise WireError("oversize", f"{len(data)} bytes, at most {GOSSIP_LIMIT}")

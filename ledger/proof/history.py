@@ -84,7 +84,17 @@ class Proven(History):
 
 
 def parse_pin(text: str) -> Pin:
-    """BLOCK:HASH, as `str` of a Pin writes it. Raises ValueError."""
+    """BLOCK:HASH, as `str` of a Pin writes it. Raises ValueError.
+
+    Examples:
+        >>> pin = parse_pin("46:0x" + 32 * "5c")
+        >>> pin.number, len(pin.hash)
+        (46, 32)
+        >>> parse_pin("46")
+        Traceback (most recent call last):
+        ...
+        ValueError: '46' is no BLOCK:HASH, a number and 0x with 64 hex digits
+    """
     if not re.fullmatch(r"[0-9]{1,18}:0x[0-9a-fA-F]{64}", text):
         raise ValueError(f"{text[:100]!r} is no BLOCK:HASH, a number and 0x with 64 hex digits")
     number, _, digest = text.partition(":0x")

@@ -29,7 +29,19 @@ class Citation(NamedTuple):
 
 
 def parse(text: str) -> Citation:
-    """Raises UsageFailure."""
+    """What a citation says. Raises UsageFailure.
+
+    Examples:
+        >>> one = parse("dlx:31337/0x800c807b3345f0C5B517Afa890B61493f6EBABE2/0x5c45a2@6")
+        >>> one.chain_id, one.run, one.version
+        (31337, '0x5c45a2', 6)
+        >>> str(one)
+        'dlx:31337/0x800c807b3345f0C5B517Afa890B61493f6EBABE2/0x5c45a2@6'
+        >>> parse("latest")
+        Traceback (most recent call last):
+        ...
+        dlx.node.home.errors.UsageFailure: 'latest' is no citation: expected dlx:CHAIN/LEDGER/RUN@VERSION
+    """
     found = _FORM.fullmatch(text)
     if found is None:
         raise UsageFailure(f"{text[:200]!r} is no citation: expected dlx:CHAIN/LEDGER/RUN@VERSION")

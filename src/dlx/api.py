@@ -59,6 +59,14 @@ def connect(
 
     Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs);
     DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this version.
+
+    Examples:
+        >>> connect(rpc_url, address)
+        <dlx.Ledger 0x... on chain 31337>
+        >>> connect(rpc_url, "the ledger")
+        Traceback (most recent call last):
+        ...
+        dlx.node.home.errors.UsageFailure: ledger 'the ledger': expected an address, 0x and 40 hex digits
     """
     if not re.fullmatch("0x[0-9a-fA-F]{40}", ledger):
         raise UsageFailure(f"ledger {ledger!r}: expected an address, 0x and 40 hex digits")
@@ -91,7 +99,12 @@ class Ledger:
         return self._client.ledger
 
     def runs(self) -> list[Run]:
-        """Every run of the ledger, oldest first. Raises LedgerUnavailable."""
+        """Every run of the ledger, oldest first. Raises LedgerUnavailable.
+
+        Examples:
+            >>> [run.summary().name for run in ledger.runs()]
+            ['guides']
+        """
         return [Run(self._client, self._places, created.run) for created in self._client.runs()]
 
     def run(self, id: str | None = None) -> Run:
@@ -122,14 +135,25 @@ class Run:
 
     def summary(self) -> RunSummary:
         """What the run is and how far: `name`, `creator`, `manifest`, `rounds`, `sealed_rounds`, `stages`, `members`,
-        `state` (where the plan adapts, only the manifest's blob says when it ends). Raises LedgerUnavailable."""
+        `state` (where the plan adapts, only the manifest's blob says when it ends). Raises LedgerUnavailable.
+
+        Examples:
+            >>> summary = run.summary()
+            >>> summary.name, summary.sealed_rounds, summary.rounds, summary.stages
+            ('guides', 2, 2, 2)
+        """
         from dlx.node.runs.find import summary
 
         return summary(self._view(), self._places.own)
 
     def history(self) -> list[Round]:
         """One row for each round that some stage has sealed, oldest first, from the chain's events alone: no blob is
-        needed. `pandas.DataFrame(run.history())` makes a table of it. Raises LedgerUnavailable."""
+        needed. `pandas.DataFrame(run.history())` makes a table of it. Raises LedgerUnavailable.
+
+        Examples:
+            >>> [(row["round"], row["loss"], row["sealed"]) for row in run.history()]
+            [(0, 5.5, True), (1, 5.2, True)]
+        """
         from dlx.node.runs.history import history
 
         view = self._view()
@@ -152,7 +176,12 @@ class Run:
 
     def cite(self, round: int) -> str:
         """How a version (numbered as for `pull`) is cited: dlx:CHAIN/LEDGER/RUN@VERSION, which commands take as
-        --run."""
+        --run.
+
+        Examples:
+            >>> run.cite(2)
+            'dlx:31337/0x.../0x...@2'
+        """
         from dlx.node.home.citation import Citation
 
         return str(Citation(self._client.chain_id, self._client.ledger, self.id, round))
@@ -183,6 +212,15 @@ class Run:
         folder appears complete or not at all.
 
         Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
+
+        Examples:
+            >>> pulled = run.pull("model", round=1)
+            >>> pulled["version"], len(pulled["stages"]), len(pulled["model"])
+            (1, 2, 64)
+            >>> run.pull("model")
+            Traceback (most recent call last):
+            ...
+            dlx.node.home.errors.UsageFailure: ...model already exists: name a new or an empty folder
         """
         with explained():
             from dlx.node.runs.pull import pull_run
@@ -200,6 +238,11 @@ class Run:
 
         `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
         else the chain node is believed. Raises LedgerUnavailable, UsageFailure, DlxError, OSError.
+
+        Examples:
+            >>> report = run.audit()
+            >>> report.failed, str(report.verdict)
+            (False, 'record PASS, outer steps PASS, training: not checked')
         """
         with explained():
             from dlx.ledger.proof.history import parse_pin

@@ -1,7 +1,8 @@
-"""The Python examples of the guides, run as they stand against a small real history."""
+"""The Python examples of the guides and of the API's docstrings, run as they stand against a small real history."""
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import dlx
+from dlx import api
 from tests.history_builder import History, Network, embedded_chain
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,3 +43,11 @@ def test_the_examples_run(
         assert names["model"].num_parameters() > 0
     else:
         assert not names["report"].failed
+
+
+def test_the_docstrings_examples_run(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = dlx.connect(history.rpc_url, history.ledger, blobs=[history.blobs])
+    names = {"rpc_url": history.rpc_url, "address": history.ledger, "ledger": ledger, "run": ledger.run()}
+    found = doctest.testmod(api, extraglobs=names, optionflags=doctest.ELLIPSIS)
+    assert found.attempted > 0 and found.failed == 0

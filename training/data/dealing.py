@@ -47,7 +47,18 @@ class Deal:
 
 @dataclass(frozen=True)
 class Dealing:
-    """Before a round: what is free, and the rounds whose seals decide later rounds only."""
+    """Before a round: what is free, and the rounds whose seals decide later rounds only.
+
+    Examples:
+        Two replicas, ten positions each a round. Replica 1 is not counted, and what it was dealt is free again:
+
+        >>> before = Dealing(replicas=2, delay=0)
+        >>> before.deal(10).lot(0), before.deal(10).lot(1)
+        (((0, 10),), ((10, 20),))
+        >>> after = before.after(10, {0: 10})
+        >>> after.deal(10).lot(0), after.deal(10).lot(1)
+        (((10, 20),), ((20, 30),))
+    """
 
     replicas: int  # that the run may have
     delay: int
@@ -81,7 +92,12 @@ class Dealing:
 
 
 def cut(intervals: Intervals, skip: int, length: int) -> Intervals:
-    """So many positions of these after the first `skip`."""
+    """So many positions of these after the first `skip`.
+
+    Examples:
+        >>> cut(((0, 4), (10, 20)), skip=2, length=5)
+        ((2, 4), (10, 13))
+    """
     found: list[Interval] = []
     for low, high in intervals:
         if length <= 0:
@@ -101,7 +117,12 @@ def positions(intervals: Sequence[Interval], skip: int, length: int) -> list[int
 
 
 def union(intervals: Sequence[Interval]) -> Intervals:
-    """Of any, in any order: ascending, those that touch made one."""
+    """Of any, in any order: ascending, those that touch made one.
+
+    Examples:
+        >>> union([(5, 7), (0, 3), (3, 4)])
+        ((0, 4), (5, 7))
+    """
     found: list[Interval] = []
     for low, high in sorted(intervals):
         if found and low <= found[-1][1]:

@@ -32,6 +32,13 @@ class SampleOrder:
     """Of a run with this seed over shards with so many samples each (at least one in all).
 
     Samples are numbered through the shards, in the order of `counts`; positions from 0 on without end.
+
+    Examples:
+        >>> order = SampleOrder(seed=7, counts=[3, 4])
+        >>> order.samples, sorted(order.ids(range(7)))
+        (7, [0, 1, 2, 3, 4, 5, 6])
+        >>> order.ids(range(7)) == order.ids(range(7, 14))  # each epoch has its own order
+        False
     """
 
     def __init__(self, seed: int, counts: Sequence[int]) -> None:
@@ -88,6 +95,10 @@ def permuted(key: bytes, place: int, size: int) -> int:
 
     A Feistel network over the pairs (left < rows, right < columns), a few more pairs than places; what lands past the
     end walks on, which keeps it a permutation.
+
+    Examples:
+        >>> sorted(permuted(b"key", place, 10) for place in range(10))
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     rows = isqrt(size - 1) + 1
     columns = -(-size // rows)

@@ -13,6 +13,14 @@ def factor(inner: Inner, index: int, total_steps: int) -> float:
 
     A linear warm-up from 1/n to 1 over the first n steps; then `cosine`, down to `final` at the end, or `wsd` (warm-up,
     stable, decay): 1 until the last fraction `decay` of the run, then a straight line down to `final`.
+
+    Examples:
+        >>> cosine = Inner(schedule="cosine", warmup=0.05, final=0.1)
+        >>> [round(factor(cosine, index, 100), 3) for index in (0, 4, 52, 100, 150)]
+        [0.2, 1.0, 0.557, 0.1, 0.1]
+        >>> wsd = Inner(schedule="wsd", warmup=0.05, decay=0.2, final=0.1)
+        >>> [round(factor(wsd, index, 100), 3) for index in (0, 50, 80, 90, 100)]
+        [0.2, 1.0, 1.0, 0.55, 0.1]
     """
     warmup = int(inner.warmup * total_steps)
     if index < warmup:

@@ -21,7 +21,12 @@ Values = TypeVar("Values", np.ndarray, "Tensor")
 
 
 def rounded(value: float) -> float:
-    """To the nearest float32."""
+    """To the nearest float32.
+
+    Examples:
+        >>> rounded(0.1)
+        0.10000000149011612
+    """
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 

@@ -134,6 +134,15 @@ def outer_step(
     """One step of float32 arrays with g = the sum of each gradient times its part, in the order given.
 
     Changes `version`, `momentum` and the gradients in place; returns the new momentum, None where `outer` has none.
+
+    Examples:
+        Two replicas' changes, one with twice the steps of the other, without momentum:
+
+        >>> version = {"w": np.array([1.0, 2.0], np.float32)}
+        >>> gradients = [{"w": np.array([0.3, 0.0], np.float32)}, {"w": np.array([0.0, 0.6], np.float32)}]
+        >>> outer_step(version, None, gradients, [2 / 3, 1 / 3], Outer(lr=1.0, momentum=0.0, nesterov=False))
+        >>> [round(float(value), 3) for value in version["w"]]
+        [0.8, 1.8]
     """
     total = {name: np.zeros_like(values) for name, values in version.items()}
     for gradient, part in zip(gradients, parts, strict=True):
