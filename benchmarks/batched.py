@@ -1,0 +1,184 @@
+"""R replicas of a run in one computation, for searches: the weights of all are stacked, and every step is one pass.
+
+The model, the optimisers, the codec and the outer step are the nodes' own; what is left out is what costs time and
+changes no number: files, hashes, traces. `benchmarks.simulation` has the nodes' whole slot.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.simulation import Point
+from dlx.training.codecs import codec
+from dlx.training.data.shards import Dataset
+from dlx.training.inner import schedule
+from dlx.training.inner.loop import clipping
+from dlx.training.inner.optimisers import Optimisers
+from dlx.training.models.stages import StageModel
+from dlx.training.models.weights import array
+from dlx.training.outer.step import outer_step
+from dlx.training.recipe.manifest import Manifest
+
+Arrays = dict[str, np.ndarray]
+
+
+def diloco(manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor]) -> Iterator[Point]:
+    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage whose plan is fixed.
+    Raises TrainingError, CodecError."""
+    plan, outer, total = manifest.plan, manifest.outer, manifest.rounds * manifest.plan.inner_steps
+    trainer, exchange = _Replicas(manifest, replicas, dataset), _Exchange(manifest, replicas, genesis)
+    versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
+    momentum, sent = None, 0
+    for round in range(manifest.rounds):
+        base = versions[0]
+        ends, starts = [], [exchange.start(base, replica) for replica in range(replicas)]
+        trainer.load(starts)
+        for step in range(round * plan.inner_steps, (round + 1) * plan.inner_steps):
+            # As the nodes' lots lie when all are counted: one behind the other.
+            lots = [(round * replicas + replica) * plan.inner_steps for replica in range(replicas)]
+            trainer.step(step, total, [lot + step - round * plan.inner_steps for lot in lots])
+        ends = trainer.weights()
+        decoded = [exchange.exchange(replica, starts[replica], ends[replica]) for replica in range(replicas)]
+        newest = {name: values.copy() for name, values in versions[-1].items()}
+        momentum = outer_step(newest, momentum, decoded, [1 / replicas] * replicas, outer)
+        versions = [*versions, newest][-1 - outer.delay :]
+        sent += exchange.size
+        yield Point((round + 1) * plan.inner_steps, sent, {n: torch.from_numpy(v) for n, v in newest.items()})
+
+
+class _Replicas:
+    """The weights and optimiser states of all, and their steps."""
+
+    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset) -> None:
+        self._manifest, self._dataset, self._replicas = manifest, dataset, replicas
+        self._model = _Stacked(manifest, 0)
+        _stack(self._model, replicas)
+        self._parameters = dict(self._model.named_parameters())
+        self._optimisers = Optimisers(self._parameters, manifest)
+
+    def load(self, starts: list[Arrays]) -> None:
+        for name, parameter in self._parameters.items():
+            for values, start in zip(parameter.detach(), starts, strict=True):
+                values.copy_(torch.from_numpy(start[name]).view_as(values))
+
+    def weights(self) -> list[Arrays]:
+        """Copies, of each replica; norms as [1, 1, width]."""
+        return [
+            {name: one.detach()[replica].numpy().copy() for name, one in self._parameters.items()}
+            for replica in range(self._replicas)
+        ]
+
+    def step(self, index: int, total: int, batches: list[int]) -> None:
+        """The run's inner step; each replica's batch is the so many-th of the run's order."""
+        data, inner = self._manifest.data, self._manifest.inner
+        positions = [batch * data.batch_size + row for batch in batches for row in range(data.batch_size)]
+        ids = self._dataset.ids(data.seed, positions, data.sequence_length)
+        batch = self._dataset.batch("train", ids, data.sequence_length)
+        logits = self._model(batch[:, :-1])
+        losses = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        means = losses.view(self._replicas, -1).mean(1)
+        parameters = list(self._parameters.values())
+        gradients = torch.autograd.grad(means.sum(), parameters)
+        norms = sum(one.flatten(1).square().sum(1) for one in gradients)
+        assert isinstance(norms, Tensor)
+        pairs = zip(norms.sqrt().tolist(), means.tolist(), strict=True)
+        factors = torch.tensor([clipping(inner, index, norm, loss) for norm, loss in pairs])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            # Laid out as its parameter, which AdamW's kernel takes for granted.
+            parameter.grad = (gradient * factors.view(-1, *[1] * (gradient.dim() - 1))).contiguous()
+        self._optimisers.step(schedule.factor(inner, index, total))
+
+
+class _Stacked(StageModel):
+    """A whole model of which each parameter is that of all replicas, and each batch the replicas' batches in turn."""
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
+        return self.head(hidden)
+
+
+def _stack(model: nn.Module, replicas: int) -> None:
+    """Put layers of stacked weights in the place of those that have weights."""
+    for name, part in model.named_children():
+        if isinstance(part, nn.Linear):
+            setattr(model, name, _Linear(replicas, part.out_features, part.in_features))
+        elif isinstance(part, nn.Embedding):
+            setattr(model, name, _Embedding(replicas, part.num_embeddings, part.embedding_dim))
+        elif list(part.parameters(recurse=False)):
+            setattr(model, name, _Norm(replicas, part))
+        else:
+            _stack(part, replicas)
+
+
+class _Linear(nn.Module):
+    def __init__(self, replicas: int, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(replicas, outputs, inputs))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = hidden.reshape(len(self.weight), -1, hidden.size(-1))
+        return torch.bmm(rows, self.weight.mT).view(*hidden.shape[:-1], -1)
+
+
+class _Embedding(nn.Module):
+    def __init__(self, replicas: int, tokens: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(replicas, tokens, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        replicas, tokens, _ = self.weight.shape
+        first = torch.arange(replicas).repeat_interleave(len(ids) // replicas) * tokens
+        return functional.embedding(ids + first[:, None], self.weight.flatten(0, 1))
+
+
+class _Norm(nn.Module):
+    """A root mean square norm of the model's own class, whose weights are [replicas, 1, 1, width]."""
+
+    def __init__(self, replicas: int, norm: nn.Module) -> None:
+        super().__init__()
+        (own,) = norm.parameters()
+        self.weight = nn.Parameter(torch.zeros(replicas, 1, 1, *own.shape))
+        del norm._parameters["weight"]
+        self._norm = [norm]  # not registered: its weights are these
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        (norm,) = self._norm
+        norm.__dict__["weight"] = self.weight
+        return norm(hidden.unflatten(0, (len(self.weight), -1))).flatten(0, 1)
+
+
+class _Exchange:
+    """Each replica's residual and last payload."""
+
+    def __init__(self, manifest: Manifest, replicas: int, genesis: Mapping[str, Tensor]) -> None:
+        self._plan, self._outer, self._codec = manifest.plan, manifest.outer, codec(manifest.codec.name)
+        self._shapes = {name: tuple(one.shape) for name, one in genesis.items()}
+        self._parts = self._codec.parts(self._shapes, self._plan)
+        self.size = self._codec.size(self._shapes, self._plan)  # bytes of a payload
+        self._residual: list[Arrays] = [{} for _ in range(replicas)]
+        self._last: list[np.ndarray | None] = [None] * replicas
+        self._decoded: list[Arrays] = [{} for _ in range(replicas)]
+
+    def start(self, version: Arrays, replica: int) -> Arrays:
+        """Where a replica's round begins: with a delay its own last change is not in the version yet."""
+        own = self._decoded[replica] if self._outer.delay else {}
+        factor = np.float32(self._outer.alpha)
+        return {name: values - factor * own[name] if own else values for name, values in version.items()}
+
+    def exchange(self, replica: int, start: Arrays, end: Arrays) -> Arrays:
+        """What the others get of a replica's round."""
+        payload, last, residual = np.zeros(self.size, np.uint8), self._last[replica], self._residual[replica]
+        decay, decoded = np.float32(self._codec.info.decay), {}
+        for name, part in self._parts.items():
+            change = start[name] - end[name].reshape(start[name].shape)
+            if name in residual:
+                change += decay * residual[name]
+            before = None if last is None else (last[part], self._plan)
+            self._codec.encode_part(name, change, self._plan, payload[part], before)
+            decoded[name] = self._codec.decode_part(name, payload[part], self._shapes[name], self._plan)
+            residual[name] = change - decoded[name]
+        self._last[replica], self._decoded[replica] = payload, decoded
+        return {name: values.copy() for name, values in decoded.items()}
