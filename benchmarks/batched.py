@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.simulation import Point
+from benchmarks.simulation import Point, Uncompressed
 from dlx.training.codecs import codec
+from dlx.training.codecs.base import Codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import schedule
 from dlx.training.inner.loop import clipping
@@ -25,16 +26,19 @@ from dlx.training.recipe.manifest import Manifest
 Arrays = dict[str, np.ndarray]
 
 
-def diloco(manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor]) -> Iterator[Point]:
+def diloco(
+    manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor], *, compressed: bool = True
+) -> Iterator[Point]:
     """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage whose plan is fixed.
     Raises TrainingError, CodecError."""
     plan, outer, total = manifest.plan, manifest.outer, manifest.rounds * manifest.plan.inner_steps
-    trainer, exchange = _Replicas(manifest, replicas, dataset), _Exchange(manifest, replicas, genesis)
+    trainer = _Replicas(manifest, replicas, dataset)
+    chosen = codec(manifest.codec.name) if compressed else Uncompressed(manifest.codec.name)
+    exchange = _Exchange(manifest, chosen, replicas, genesis)
     versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
     momentum, sent = None, 0
     for round in range(manifest.rounds):
-        base = versions[0]
-        ends, starts = [], [exchange.start(base, replica) for replica in range(replicas)]
+        starts = [exchange.start(versions[0], replica) for replica in range(replicas)]
         trainer.load(starts)
         for step in range(round * plan.inner_steps, (round + 1) * plan.inner_steps):
             # As the nodes' lots lie when all are counted: one behind the other.
@@ -46,7 +50,25 @@ def diloco(manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping
         momentum = outer_step(newest, momentum, decoded, [1 / replicas] * replicas, outer)
         versions = [*versions, newest][-1 - outer.delay :]
         sent += exchange.size
-        yield Point((round + 1) * plan.inner_steps, sent, {n: torch.from_numpy(v) for n, v in newest.items()})
+        yield Point((round + 1) * plan.inner_steps, sent, _tensors(newest))
+
+
+def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int) -> Iterator[Point]:
+    """The model after each `every` steps, as `simulation.all_reduce` gives it: the one replica's batch is that of all.
+    Raises TrainingError."""
+    trainer, size = _Replicas(manifest, 1, dataset), 4 * sum(tensor.numel() for tensor in genesis.values())
+    trainer.load([{name: array(tensor) for name, tensor in genesis.items()}])
+    total = manifest.rounds * manifest.plan.inner_steps
+    for step in range(total):
+        trainer.step(step, total, [step])
+        if (step + 1) % every == 0 or step + 1 == total:
+            (weights,) = trainer.weights()
+            shaped = {name: weights[name].reshape(tensor.shape) for name, tensor in genesis.items()}
+            yield Point(step + 1, (step + 1) * size, _tensors(shaped))
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 class _Replicas:
@@ -66,10 +88,8 @@ class _Replicas:
 
     def weights(self) -> list[Arrays]:
         """Copies, of each replica; norms as [1, 1, width]."""
-        return [
-            {name: one.detach()[replica].numpy().copy() for name, one in self._parameters.items()}
-            for replica in range(self._replicas)
-        ]
+        held = {name: one.detach().numpy() for name, one in self._parameters.items()}
+        return [{name: one[replica].copy() for name, one in held.items()} for replica in range(self._replicas)]
 
     def step(self, index: int, total: int, batches: list[int]) -> None:
         """The run's inner step; each replica's batch is the so many-th of the run's order."""
@@ -153,8 +173,8 @@ class _Norm(nn.Module):
 class _Exchange:
     """Each replica's residual and last payload."""
 
-    def __init__(self, manifest: Manifest, replicas: int, genesis: Mapping[str, Tensor]) -> None:
-        self._plan, self._outer, self._codec = manifest.plan, manifest.outer, codec(manifest.codec.name)
+    def __init__(self, manifest: Manifest, chosen: Codec, replicas: int, genesis: Mapping[str, Tensor]) -> None:
+        self._plan, self._outer, self._codec = manifest.plan, manifest.outer, chosen
         self._shapes = {name: tuple(one.shape) for name, one in genesis.items()}
         self._parts = self._codec.parts(self._shapes, self._plan)
         self.size = self._codec.size(self._shapes, self._plan)  # bytes of a payload

@@ -1,9 +1,10 @@
 """How much loss the exchange of pseudo-gradients costs, beside averaging the gradients of every step.
 
 `python -m benchmarks.convergence [--quick] [--json FILE] [--out FOLDER]` trains one model by several methods at equal
-tokens, 4 replicas each, simulated in one process with the nodes' engine. Every method's inner learning rate is tuned at
-a short length. Prints a table and writes it to the folder, with a PNG (loss against tokens and against bytes). What was
-trained there is not trained again, so an interrupted run goes on: name another folder after changing code or text.
+tokens, 4 replicas each. Every method's batch and inner rates are searched on one grid, at a shorter length, with all
+replicas in one computation (`benchmarks.batched`); what wins is trained by the nodes' own slots. Prints a table and
+writes it to the folder, with a PNG (loss against tokens and against bytes). What was trained there is not trained
+again, so an interrupted run goes on: name another folder after changing code or text.
 """
 
 import json
@@ -14,71 +15,128 @@ import shlex
 import statistics
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from benchmarks import picture
-from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
+from benchmarks.trainings import (
+    REPLICAS,
+    Job,
+    Method,
+    Result,
+    Setting,
+    finite,
+    parameters,
+    prepare,
+    tokens_of,
+    train_all,
+)
 from dlx.training.recipe.presets import PRESETS
 
-LONGEST = 3000  # inner steps
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
 DELAY_0, DELAY_1 = "default, delay 0", "default, delay 1"
+# Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
+# and how often it sends a payload for 4 receivers.
+BESIDE, SENT = 16_500, 1.03
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-_ADAMW_LRS = (1e-3, 2e-3, 4e-3)
+_ADAMW = {"optimiser": "adamw"}
 
 
-def _with_adamw(name: str, **rest: Any) -> Method:
-    return Method(name, **{"lrs": _ADAMW_LRS, "inner": {"optimiser": "adamw"}} | rest)
+class Choice(NamedTuple):
+    """What is searched: samples of a replica's step; and the inner rates, as steps of the grid (see `rate`), Muon's
+    or, without it, AdamW's, and AdamW's beside Muon's."""
+
+    batch: int
+    lr: int
+    rest: int = 4
 
 
-METHODS = (
-    _with_adamw("all-reduce AdamW", every_step=True),
-    Method("all-reduce Muon", seeds=3, every_step=True),
-    _with_adamw("DiLoCo H 20", compressed=False, outer=_NESTEROV, plan={"inner_steps": 20}),
-    _with_adamw("DiLoCo H 50", compressed=False, outer=_NESTEROV, plan={"inner_steps": 50}),
-    _with_adamw(
-        "dilocox",
-        outer=PRESETS["dilocox"]["outer"],
-        codec="lowrank",
-        plan=PRESETS["dilocox"]["plan"],
-        adaptive=True,
+def rate(step: int) -> float:
+    """The grid's rates lie a factor of sqrt 2 apart."""
+    return 1e-3 * 2 ** (step / 2)
+
+
+class Row(NamedTuple):
+    method: Method
+    start: Choice  # of the search
+
+
+ROWS = (
+    Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
+    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6)),
+    Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
+    Row(
+        Method(
+            "dilocox",
+            inner=_ADAMW,
+            outer=PRESETS["dilocox"]["outer"],
+            codec="lowrank",
+            plan=PRESETS["dilocox"]["plan"],
+            adaptive=True,
+        ),
+        Choice(2, 2),
     ),
-    _with_adamw("default, AdamW"),
-    Method(DELAY_0),
-    Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}),
-    Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]),
-    # For the higher traffic ratio: sparser still.
-    Method("topk 1/128, H 4", codec="topk", plan={"level": 2, "rank": 32, "inner_steps": 4}),
+    Row(Method(DELAY_0), Choice(2, 6)),
+    Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
+    Row(Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]), Choice(2, 6)),
+    Row(
+        Method(
+            "topk 1/32, outer 1.0/0.5",
+            codec="topk",
+            plan=PRESETS["sparse"]["plan"],
+            outer={"momentum": 0.5, "nesterov": True},
+        ),
+        Choice(2, 5),
+    ),
+    # For the higher traffic ratio: half as many values.
+    Row(
+        Method(
+            "topk 1/64, outer 1.0/0.5",
+            codec="topk",
+            plan={"level": 2, "rank": 62, "inner_steps": 5},
+            outer={"momentum": 0.5, "nesterov": True},
+        ),
+        Choice(2, 5),
+    ),
+    Row(
+        Method(
+            "ternary H 20, outer 1.0/0.6",
+            codec="ternary",
+            plan={"level": 2, "inner_steps": 20},
+            outer={"momentum": 0.6, "nesterov": True},
+        ),
+        Choice(2, 5),
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Length:
-    """Of the trainings, in inner steps."""
+    """Of the trainings, in tokens of all replicas."""
 
-    steps: int
-    tuning: int = 500
-    tuning_rounds: int = 3  # at least
-    widenings: int = 1  # of the learning rates tried, at most
-
-    def of_tuning(self, method: Method) -> int:
-        return max(self.tuning, self.tuning_rounds * method.plan["inner_steps"])
+    final: int
+    search: int
+    moves: int = 4  # of a search, at most: each tries all neighbours of the best so far
 
 
 def main(
     quick: Annotated[
         bool, typer.Option("--quick", help="A tiny model, few steps, a folder in FOLDER: does everything run?")
     ] = False,
-    steps: Annotated[int, typer.Option(min=20, help="Inner steps of each method.")] = LONGEST,
+    hidden: Annotated[int, typer.Option(min=32, help="Width of the model, which has 4 layers.")] = 64,
+    tokens_per_parameter: Annotated[float, typer.Option(min=0.1, help="Of each method's training.")] = 20,
+    search: Annotated[float, typer.Option(min=0.1, help="Tokens per parameter of a search's trainings.")] = 10,
     source: Annotated[str, typer.Option(metavar="GLOB", help="The text to train on.")] = str(
-        Path(sysconfig.get_paths()["stdlib"]) / "*.py"
+        Path(sysconfig.get_paths()["stdlib"]) / "**/*.py"
     ),
+    vocabulary: Annotated[
+        int, typer.Option(min=0, help="Tokens of a byte-pair encoding made of the text; 0: every byte is one.")
+    ] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Methods that have this in their name (repeatable).")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
@@ -89,65 +147,94 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
-    setting, length = Setting(os.path.abspath(source)), Length(steps)
-    methods = [m for m in METHODS if not only or any(part in m.name for part in only)]
+    setting = Setting(os.path.abspath(source), hidden=hidden, vocabulary=vocabulary)
+    rows = [row for row in ROWS if not only or any(part in row.method.name for part in only)]
     if quick:  # the rank in proportion to the width, as in a large model
-        setting, length, out = replace(setting, hidden=32, layers=2, sequence=32), Length(60, 20, 2, 0), out / "quick"
-        methods = [replace(m, seeds=1, plan=_quick_plan(m)) for m in methods]
-    _refuse(methods, length, json_file)
+        setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
+        rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
+    _refuse(rows, setting, json_file)
     prepare(setting, out)
-    best, tuning = tune(methods, setting, length, out, workers)
+    size = parameters(setting, out)
+    length = Length(round(tokens_per_parameter * size), round(search * size))
+    if quick:
+        length = Length(60 * tokens_of(setting), 20 * tokens_of(setting), moves=0)
+    best, searched = find(rows, setting, length, out, workers)
     jobs = [
-        Job(method, setting, lr, seed, length.steps)
-        for method, lr in zip(methods, best, strict=True)
-        for seed in range(method.seeds)
+        job(row.method, setting, choice, seed, length.final)
+        for row, choice in zip(rows, best, strict=True)
+        for seed in range(row.method.seeds)
     ]
     results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
-    rows = _rows(jobs, results)
+    shorter = [job(row.method, setting, choice, 0, length.search, True) for row, choice in zip(rows, best, strict=True)]
+    table = list(_rows(jobs, results, list(zip(rows, best, strict=True)), [searched.get(one.key) for one in shorter]))
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "setting": ", ".join(f"{key} {value}" for key, value in asdict(setting).items() if key != "source"),
-        # Of all trainings together, those that an earlier call left in the folder too.
-        "seconds": round(sum(result["seconds"] for result in (tuning | results).values())),
+        "setting": ", ".join(
+            f"{key} {value}" for key, value in asdict(setting).items() if key not in ("source", "batch")
+        ),
+        "size": f"{size:,} parameters, {length.final / size:.1f} tokens each, {REPLICAS} replicas",
+        # CPU seconds of all trainings together, those that an earlier call left in the folder too.
+        "seconds": round(sum(result["seconds"] for result in (searched | results).values())),
     }
-    text = "".join(f"{key:<13} {value}\n" for key, value in heading.items()) + "\n" + _table(rows)
+    text = "".join(f"{key:<13} {value}\n" for key, value in heading.items()) + "\n" + _table(table)
     sys.stdout.write(text)
     (out / "table.txt").write_text(text)
     picture.draw(picture.curves(jobs, results), out / "convergence.png")
     if json_file is not None:
-        json_file.write_text(json.dumps(heading | {"rows": [finite(row) for row in rows]}, indent=2) + "\n")
+        json_file.write_text(json.dumps(heading | {"rows": [finite(row) for row in table]}, indent=2) + "\n")
 
 
-def _refuse(methods: Sequence[Method], length: Length, json_file: Path | None) -> None:
-    """What would otherwise fail after hours, or compare unequal tokens."""
-    if not methods:
-        names = ", ".join(method.name for method in METHODS)
+def job(method: Method, setting: Setting, choice: Choice, seed: int, tokens: int, batched: bool = False) -> Job:
+    """The training with what is chosen, of the whole rounds that come nearest to so many tokens."""
+    setting, inner = replace(setting, batch=choice.batch), method.inner
+    if inner["optimiser"] == "muon":
+        inner = inner | {"lr": rate(choice.rest)}
+    every = method.plan["inner_steps"]
+    rounds = max(1, round(tokens / tokens_of(setting) / every))
+    # A plan that adapts needs the real slot.
+    return Job(
+        replace(method, inner=inner), setting, rate(choice.lr), seed, rounds * every, batched and not method.adaptive
+    )
+
+
+def find(
+    rows: Sequence[Row], setting: Setting, length: Length, out: Path, workers: int
+) -> tuple[list[Choice], dict[str, Result]]:
+    """Each method's best choice: from its start on to the best of all neighbours, until no neighbour is better. And all
+    that was trained for it, by the jobs' keys."""
+    best, results = [row.start for row in rows], dict[str, Result]()
+    for _ in range(length.moves):
+        tried = [
+            {one: job(row.method, setting, one, 0, length.search, True) for one in [centre, *_neighbours(row, centre)]}
+            for row, centre in zip(rows, best, strict=True)
+        ]
+        results |= train_all([one for own in tried for one in own.values()], out, workers)
+        before, best = best, [min(own, key=lambda one: results[own[one].key]["loss"]) for own in tried]
+        if best == before:
+            break
+    return best, results
+
+
+def _neighbours(row: Row, centre: Choice) -> Iterator[Choice]:
+    yield centre._replace(batch=2 * centre.batch)
+    if centre.batch > 1:
+        yield centre._replace(batch=centre.batch // 2)
+    for step in (1, -1):
+        yield centre._replace(lr=centre.lr + step)
+        if row.method.inner["optimiser"] == "muon":
+            yield centre._replace(rest=centre.rest + step)
+
+
+def _refuse(rows: Sequence[Row], setting: Setting, json_file: Path | None) -> None:
+    """What would otherwise fail after hours."""
+    if not rows:
+        names = ", ".join(row.method.name for row in ROWS)
         raise typer.BadParameter(f"no method has this in its name; there are {names}", param_hint="--only")
-    whole = math.lcm(*(method.plan["inner_steps"] for method in methods))
-    if length.steps % whole:
-        raise typer.BadParameter(f"expected a multiple of {whole}, so that all end with a round", param_hint="--steps")
+    if setting.vocabulary and setting.vocabulary < 300:
+        raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"{json_file.parent}: no such folder", param_hint="--json")
-
-
-def tune(
-    methods: Sequence[Method], setting: Setting, length: Length, out: Path, workers: int
-) -> tuple[list[float], dict[str, Result]]:
-    """Each method's best learning rate of those tried: its own, and further ones while the best lies at an edge. And
-    all that was trained for it, by the jobs' keys."""
-    tried = [sorted(method.lrs) for method in methods]
-    best: list[float] = []
-    results: dict[str, Result] = {}
-    for _ in range(1 + length.widenings):
-        jobs = [
-            [Job(method, setting, lr, 0, length.of_tuning(method)) for lr in lrs]
-            for method, lrs in zip(methods, tried, strict=True)
-        ]
-        results |= train_all([job for own in jobs for job in own], out, workers)
-        best = [min(own, key=lambda job: results[job.key]["loss"]).lr for own in jobs]
-        tried = [_widened(lrs, lr) for lrs, lr in zip(tried, best, strict=True)]
-    return best, results
 
 
 def _quick_plan(method: Method) -> dict[str, Any]:
@@ -155,39 +242,59 @@ def _quick_plan(method: Method) -> dict[str, Any]:
     return method.plan | rank | {"inner_steps": min(10, method.plan["inner_steps"])}
 
 
-def _widened(lrs: Sequence[float], best: float) -> list[float]:
-    """Twice or half as far where the best of the ascending rates is the last or the first."""
-    return [*([best / 2] if best == lrs[0] else []), *lrs, *([best * 2] if best == lrs[-1] else [])]
-
-
-def _rows(jobs: Sequence[Job], results: dict[str, Result]) -> list[dict[str, Any]]:
-    """One row per method: means over its seeds. The gap is to the best all-reduce of the same seed: first weights and
+def _rows(
+    jobs: Sequence[Job],
+    results: dict[str, Result],
+    chosen: Sequence[tuple[Row, Choice]],
+    shorter: Sequence[Result | None],
+) -> Iterator[dict[str, Any]]:
+    """One row per method: means over its seeds. Gaps are to the best all-reduce of the same seed: first weights and
     samples are the same there."""
-    best: dict[int, float] = {}
-    for job in jobs:
-        if job.method.every_step:
-            best[job.seed] = min(best.get(job.seed, math.inf), results[job.key]["loss"])
-    rows = []
-    for name in dict.fromkeys(job.method.name for job in jobs):
-        own = [job for job in jobs if job.method.name == name]
-        found = [results[job.key] for job in own]
+    every_step = [one for one in jobs if one.method.every_step]
+    best = {
+        seed: min((results[one.key] for one in every_step if one.seed == seed), key=lambda found: found["loss"])
+        for seed in {one.seed for one in every_step}
+    }
+    sent = 4 * best[0]["parameters"] * best[0]["steps"] if best else math.nan  # by all-reduce
+    for (row, choice), short in zip(chosen, shorter, strict=True):
+        own = [one for one in jobs if one.method.name == row.method.name]
+        found = [results[one.key] for one in own]
         losses = [result["loss"] for result in found]
-        gaps = [results[job.key]["loss"] / best.get(job.seed, math.nan) - 1 for job in own]
-        rows.append(
-            {
-                "method": name,
-                "seeds": len(found),
-                "lr": own[0].lr,
-                "loss": round(statistics.mean(losses), 4),
-                "spread": round(max(losses) - min(losses), 4),
-                "gap_percent": round(100 * statistics.mean(gaps), 2),
-                "bytes_per_round": found[0]["bytes_per_round"],
-                "traffic_ratio": round(found[0]["traffic_ratio"], 1),
-                "steps": found[0]["steps"],
-                "seconds": round(statistics.mean(result["seconds"] for result in found)),
-            }
-        )
-    return rows
+        base = [best.get(one.seed, {"loss": math.nan, "mean_loss": math.nan}) for one in own]
+        means = [min(result["loss"], result["mean_loss"]) for result in found]
+        first, muon = found[0], row.method.inner["optimiser"] == "muon"
+        beside = 0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
+        yield {
+            "method": row.method.name,
+            "seeds": len(found),
+            "batch": choice.batch,
+            "lr": round(rate(choice.lr), 5),
+            "lr_rest": round(rate(choice.rest), 5) if muon else None,
+            "loss": round(statistics.mean(losses), 4),
+            "spread": round(max(losses) - min(losses), 4),
+            "gap_percent": _gap(losses, [one["loss"] for one in base]),
+            "mean_loss": round(statistics.mean(means), 4),
+            "mean_gap_percent": _gap(means, [min(one["loss"], one["mean_loss"]) for one in base]),
+            "tokens_percent": _tokens(first, short, base[0]["loss"]),
+            "bytes_per_round": first["bytes_per_round"],
+            "traffic_ratio": round(sent / first["bytes"], 1),
+            "all_bytes_ratio": round(sent / (first["bytes"] + beside), 1),
+            "steps": first["steps"],
+            "seconds": round(statistics.mean(result["seconds"] for result in found)),
+        }
+
+
+def _gap(losses: Sequence[float], best: Sequence[float]) -> float:
+    return round(100 * statistics.mean(loss / other - 1 for loss, other in zip(losses, best, strict=True)), 2)
+
+
+def _tokens(found: Result, shorter: Result | None, loss: float) -> float | None:
+    """Tokens for all-reduce's loss, in percent of those that it has: loss falls by a power of the tokens, which the
+    method's own search, of a shorter length, shows. None where it does not."""
+    if shorter is None or not shorter["steps"] < found["steps"] or not shorter["loss"] > found["loss"]:
+        return None
+    power = math.log(shorter["loss"] / found["loss"]) / math.log(found["steps"] / shorter["steps"])
+    return round(100 * (found["loss"] / loss) ** (1 / power), 1)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -163,15 +163,11 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _family_named(name: str) -> str:
     if name.lower().startswith("diloco"):
         return "DiLoCo"
-    return "default" if name.startswith("default") else "sparse"
+    return "sparse" if name.startswith(("sparse", "topk")) else "default"
 
 
 def _family(method: Method) -> str:
-    if method.every_step:
-        return "all-reduce"
-    if method.codec == "topk":
-        return "sparse"
-    return "default" if method.compressed and method.codec == "int4" else "DiLoCo"
+    return "all-reduce" if method.every_step else _family_named(method.name)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def diloco(
     time the inner steps could follow."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
         if not compressed:
-            chosen = {manifest.codec.name: _Uncompressed(manifest.codec.name)}
+            chosen = {manifest.codec.name: Uncompressed(manifest.codec.name)}
             patches.enter_context(patch.dict(codecs._CODECS, chosen))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
         slots = [_Member(run, replica, replicas, dataset) for replica in range(replicas)]
@@ -151,7 +151,7 @@ class _Ranks:
         return replace(plans[-1], rank=next_rank(self._rungs, plans[-1].rank, measured, self._adaptive.energy))
 
 
-class _Uncompressed(Codec):
+class Uncompressed(Codec):
     """Float32 as it is, in the place of the manifest's codec and under its plan."""
 
     def __init__(self, place: str) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
@@ -22,25 +22,29 @@ import msgspec
 import typer
 
 from dlx.ground import durable
+from dlx.training.models.weights import array
+from dlx.training.outer.arithmetic import approach
+from dlx.training.outer.average import members
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import INNER_STEPS
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.recipe import Average, BlobRef
 
 REPLICAS = 4
 
+PUBLISHED = 8  # versions in a published average, 2% of a training apart
+
+_APART = 50
 _POINTS = 20  # of a curve
 _HELDOUT_SAMPLES = 256  # that every loss is the mean of
 _MUON = {"optimiser": "muon"}
-_MUON_LRS = (1e-2, 2e-2, 4e-2)
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row. `lrs` are the inner learning rates tried: Muon's for the matrices where that is the optimiser."""
+    """One row."""
 
     name: str
-    lrs: tuple[float, ...] = _MUON_LRS
     seeds: int = 1
     every_step: bool = False  # gradients averaged in every step, instead of a pseudo-gradient once per round
     compressed: bool = True
@@ -55,42 +59,63 @@ class Method:
 class Setting:
     """What all methods share."""
 
-    source: str  # a text file, folder or glob
+    source: str  # a text file, folder or glob; ** stands for folders within folders
     hidden: int = 128
     layers: int = 4
     sequence: int = 128
     batch: int = 2  # samples of one replica and step
+    vocabulary: int = 0  # tokens of a byte-pair encoding made of the text; 0: every byte is one
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training."""
+    """One training; `lr` is the inner rate, Muon's for the matrices where that is the optimiser. `batched`: in one
+    computation of all replicas (`benchmarks.batched`), without the nodes' files."""
 
     method: Method
     setting: Setting
     lr: float
     seed: int
     steps: int
+    batched: bool = False
 
     @property
     def key(self) -> str:
         """The same for all that trains the same, whatever it is called."""
-        facts = asdict(replace(self, method=replace(self.method, name="", lrs=(), seeds=1)))
+        facts = asdict(replace(self, method=replace(self.method, name="", seeds=1)))
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-Result = dict[str, Any]  # loss, curve of (steps, bytes, loss), bytes_per_round, traffic_ratio, seconds
+# loss, mean_loss (of the published average), curve of (steps, bytes, loss), bytes (that one replica sent), rounds,
+# bytes_per_round, traffic_ratio, steps, seconds
+Result = dict[str, Any]
 
 
 def prepare(setting: Setting, out: Path) -> None:
     """The text as shards in the folder."""
-    from dlx.training.data.prepare import prepare
+    from dlx.training.data.prepare import Preparation, prepare_blobs
 
     out.mkdir(parents=True, exist_ok=True)
-    sources = [Path(path) for path in sorted(glob.glob(setting.source))]
+    sources = [Path(path) for path in sorted(glob.glob(setting.source, recursive=True))]
+    sources = [path for path in sources if "site-packages" not in path.parts or "site-packages" in setting.source]
     if not sources:
         raise typer.BadParameter(f"{setting.source}: no such file or folder", param_hint="--source")
-    (out / "data.json").write_bytes(msgspec.json.encode(prepare(sources, out / "blobs")))
+    tokenizer = _tokenizer(sources, setting.vocabulary, out) if setting.vocabulary else None
+    made = prepare_blobs(Preparation(sources, tokenizer=tokenizer), out / "blobs")
+    (out / "data.json").write_bytes(msgspec.json.encode(made))
+
+
+def parameters(setting: Setting, out: Path) -> int:
+    """Of the model that is trained on what `prepare` left in the folder."""
+    from dlx.training.models.shapes import stage_shapes
+
+    shapes = stage_shapes(manifest_of(Job(Method("size"), setting, 1e-3, 0, INNER_STEPS), out), 0)
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def tokens_of(setting: Setting) -> int:
+    """Of all replicas in one step."""
+    return REPLICAS * setting.batch * setting.sequence
 
 
 def train(job: Job, out: Path) -> Result:
@@ -100,7 +125,7 @@ def train(job: Job, out: Path) -> Result:
         return json.loads(kept.read_text())
     import torch
 
-    from benchmarks import simulation
+    from benchmarks import batched, simulation
     from dlx.training.codecs import CodecError
     from dlx.training.data.shards import Dataset
     from dlx.training.inner.loop import TrainingError
@@ -109,35 +134,70 @@ def train(job: Job, out: Path) -> Result:
     torch.set_num_threads(1)
     manifest, blobs = manifest_of(job, out), out / "blobs"
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
-    genesis, began = initialise(manifest, 0), time.monotonic()
-    steps, every = manifest.rounds * manifest.plan.inner_steps, max(1, job.steps // _POINTS)
+    genesis, began = initialise(manifest, 0), time.process_time()
+    steps = manifest.rounds * manifest.plan.inner_steps
+    engine = batched if job.batched else simulation
     if job.method.every_step:
-        points = simulation.all_reduce(manifest, dataset, genesis, every)
+        every = max(1, steps // _APART)
+        points, versions = engine.all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
-        points = simulation.diloco(manifest, REPLICAS, dataset, genesis, compressed=job.method.compressed)
+        compressed, versions = job.method.compressed, manifest.rounds
+        points = engine.diloco(manifest, REPLICAS, dataset, genesis, compressed=compressed)
+    wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []
+    mean = _Mean()
     point, loss = simulation.Point(1, size, genesis), math.inf
     try:
-        for point in points:
-            if point.steps == steps or point.steps // every > (curve[-1][0] // every if curve else 0):
+        for number, point in enumerate(points, start=1):
+            if number in wanted:
+                mean.add(point.version)
+            if number == versions or number * _POINTS // versions > (number - 1) * _POINTS // versions:
                 loss = simulation.loss(manifest, point.version, dataset, _HELDOUT_SAMPLES)
                 curve.append((point.steps, point.bytes, loss))
+        mean_loss = simulation.loss(manifest, mean.version, dataset, _HELDOUT_SAMPLES)
     except (TrainingError, CodecError):  # it has diverged
-        loss = math.inf
+        loss = mean_loss = math.inf
         curve.append((steps, point.bytes, loss))
     sent = point.bytes * steps / point.steps
+    rounds = steps if job.method.every_step else manifest.rounds
     result: Result = {
         "loss": loss,
+        "mean_loss": mean_loss,
         "curve": curve,
         "steps": steps,
-        "bytes_per_round": round(sent / (steps if job.method.every_step else manifest.rounds)),
+        "parameters": size // 4,
+        "bytes": round(sent),
+        "bytes_per_round": round(sent / rounds),
+        "rounds": rounds,
         "traffic_ratio": size * steps / sent,
-        "seconds": time.monotonic() - began,
+        "seconds": time.process_time() - began,
     }
     kept.parent.mkdir(exist_ok=True)
     durable.write_bytes(kept, json.dumps(result).encode())
     return result
+
+
+class _Mean:
+    """The published average of versions that come one after the other."""
+
+    def __init__(self) -> None:
+        self._count, self._sum = 0, dict[str, Any]()
+
+    def add(self, version: Mapping[str, Any]) -> None:
+        self._count += 1
+        for name, tensor in version.items():
+            values = array(tensor).copy()
+            if self._count == 1:
+                self._sum[name] = values
+            else:
+                approach(self._sum[name], values, 1 / self._count)
+
+    @property
+    def version(self) -> Mapping[str, Any]:
+        import torch
+
+        return {name: torch.from_numpy(values) for name, values in self._sum.items()}
 
 
 def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
@@ -149,8 +209,9 @@ def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]
             for future in as_completed(waiting):
                 job = waiting[future]
                 results[job.key] = result = future.result()
-                what = f"{job.method.name}, lr {job.lr:g}, seed {job.seed}, {result['steps']} steps"
-                _note(f"{len(results)}/{len(jobs)}  {what}: loss {result['loss']:.4f} in {result['seconds']:.0f} s")
+                what = f"{job.method.name}, lr {job.lr:.3g}, batch {job.setting.batch}, seed {job.seed}"
+                found = f"{result['steps']} steps: loss {result['loss']:.4f} in {result['seconds']:.0f} s"
+                _note(f"{len(results)}/{len(jobs)}  {what}, {found}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # what one training found wrong, the others would find too
             raise
@@ -170,7 +231,7 @@ max_replicas = {replicas}
 
 [model.config]
 model_type = "llama"
-vocab_size = 256
+vocab_size = {vocabulary}
 hidden_size = {hidden}
 intermediate_size = {intermediate}
 num_hidden_layers = {layers}
@@ -197,6 +258,7 @@ def manifest_of(job: Job, out: Path) -> Manifest:
         rounds=job.steps // method.plan["inner_steps"],
         replicas=REPLICAS // together,
         hidden=setting.hidden,
+        vocabulary=setting.vocabulary or 256,
         intermediate=round(setting.hidden * 8 / 3 / 8) * 8,
         heads=max(1, setting.hidden // 32),
         layers=setting.layers,
@@ -220,6 +282,25 @@ def manifest_of(job: Job, out: Path) -> Manifest:
         path.unlink()
     data = msgspec.json.decode((out / "data.json").read_bytes(), type=BlobRef)
     return complete(draft, [data], data, bytes(32))  # the genesis is drawn where it is needed: any blob stands for it
+
+
+def _tokenizer(sources: Sequence[Path], vocabulary: int, out: Path) -> Path:
+    """A byte-level byte-pair encoding of so many tokens, made of the text itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    path = out / f"bpe-{vocabulary}.json"
+    if not path.exists():
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        )
+        texts = (path.read_text(errors="replace") for path in sources)
+        made.train_from_iterator(texts, trainer)
+        durable.write_bytes(path, made.to_str().encode())
+    return path
 
 
 def _note(text: str) -> None:

@@ -27,7 +27,7 @@ def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
     assert {row["steps"] for row in rows.values()} == {60}
     assert rows["all-reduce AdamW"]["traffic_ratio"] == 1 and rows["all-reduce AdamW"]["gap_percent"] == 0
     assert rows["sparse"]["traffic_ratio"] > 300  # 5 steps, and 0.44 bits a value instead of 32
-    assert all(row["loss"] < 4.5 for row in rows.values()), "untrained it is 5.5"
+    assert all(row["loss"] < 5 for row in rows.values()), "untrained it is 5.5"
     assert (out / "quick/convergence.png").stat().st_size > 10_000
     for kept in (out / "quick/jobs").glob("*.json"):
         trained = json.loads(kept.read_text())
