@@ -8,6 +8,10 @@ ROUNDS = 1000  # of the linear analysis: what has not grown by then does not gro
 # As `python -m benchmarks.stability` measured with momentum: 0.36 diverges, 0.60 and 0.63 swing for 100 rounds.
 UNSTABLE_BELOW = 0.65
 
+# Up to how many replicas which outer rate and momentum (Nesterov) were best in MuLoCo (arXiv 2505.23725), Muon inside.
+PAIRS = ((4, 0.7, 0.6), (8, 0.9, 0.8), (64, 1.0, 0.9))
+_TOO_FAR = 2.0  # times as far as such a pair goes
+
 
 def stable_below(outer: Outer) -> float:
     """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
@@ -35,6 +39,13 @@ def warnings(draft: Draft) -> list[str]:
             f"{values} with outer.delay {outer.delay} diverges once a round removes over {100 * limit:.0f}% of the "
             f"error, as it does early in a run or in a short one: lower {' or '.join(f'outer.{key}' for key in used)}"
         )
+    replicas, lr, momentum = next(pair for pair in PAIRS if draft.max_replicas <= pair[0])
+    if outer.momentum and _reach(outer.lr, outer.momentum) > _TOO_FAR * _reach(lr, momentum):
+        found.append(
+            f"outer.lr {outer.lr:g} with outer.momentum {outer.momentum:g} carries the weights "
+            f"{_reach(outer.lr, outer.momentum):.0f} times as far as the replicas' rounds went: up to {replicas} "
+            f"replicas {lr:g} with {momentum:g} is usual; lower them, or the inner learning rates"
+        )
     if adaptive and not outer.delay and adaptive.min_inner_steps < adaptive.max_inner_steps:
         found.append(
             "with outer.delay 0 the training waits for every exchange, and the inner steps adapt until that is half "
@@ -47,6 +58,11 @@ def warnings(draft: Draft) -> list[str]:
             f"learning rate is still high: rounds of adaptive.min_inner_steps {adaptive.min_inner_steps} take {needed}"
         )
     return found
+
+
+def _reach(lr: float, momentum: float) -> float:
+    """How far a mean gradient moves the weights in the end, in all later steps, as a multiple of itself."""
+    return lr / (1 - momentum)
 
 
 def _stays_small(outer: Outer, removed: float) -> bool:

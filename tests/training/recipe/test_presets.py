@@ -78,6 +78,15 @@ def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> N
     assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
 
 
+@pytest.mark.parametrize(("replicas", "warned"), [(2, True), (8, True), (16, False)])
+def test_a_momentum_that_carries_few_replicas_too_far_is_warned_of(tmp_path: Path, replicas: int, warned: bool) -> None:
+    outer = "[outer]\nlr = 1.0\nmomentum = 0.9\nnesterov = true\n"
+    found = warnings(draft_from_toml(draft(tmp_path, f"max_replicas = {replicas}", outer)))
+    assert ["10 times as far" in one for one in found] == [True] * warned
+    small = outer.replace("0.9", "0.5")
+    assert not warnings(draft_from_toml(draft(tmp_path, f"max_replicas = {replicas}", small)))
+
+
 def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) -> None:
     delayed = "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[adaptive]\ninner_steps = 40\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=delayed)))
