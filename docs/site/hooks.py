@@ -48,6 +48,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return found[0]
         there = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         inside = TOP.get(there, there.removeprefix("docs/"))
+        if inside.endswith(".ipynb") and inside.replace(".ipynb", ".md") != here:
+            inside = inside.replace(".ipynb", ".md")
         if files.get_file_from_path(inside) is not None:
             target = posixpath.relpath(inside, posixpath.dirname(here) or ".")
         elif before == "](" and there.startswith("docs/") and (ROOT / there).is_file():
