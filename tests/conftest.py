@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)
 settings.load_profile("steady")
 
-# What takes longest, in this order, so that no worker is left with one of them at the end.
-_FIRST = ("e2e", "training/slot", "training/inner", "ledger", "node/round", "node/trainer", "node/audit", "p2p")
+# What mostly waits, for blocks and other processes, and what computes: their files take turns, so that workers neither
+# all wait nor all compute at a time; of both the longest come first, so that no worker is left with one at the end.
+_WAITING = "e2e"
+_LONGEST = ("survival", "hostile", "demo", "level3", "uneven", "ranks", "resume")  # of these
+_FIRST = ("training/slot", "training/inner", "ledger", "node/round", "node/trainer", "node/audit", "p2p")  # of others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,12 +35,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     top = Path(__file__).parent
-    places = [top / folder for folder in _FIRST]
+    waiting, longest = top / _WAITING, [top / _WAITING / f"test_{name}.py" for name in _LONGEST]
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waits = [path for path in files if path.is_relative_to(waiting)]
+    computes = [path for path in files if not path.is_relative_to(waiting)]
+    waits.sort(key=lambda path: _place(path, longest))
+    computes.sort(key=lambda path: _place(path, [top / folder for folder in _FIRST]))
+    turns = chain.from_iterable(zip_longest(waits, computes))
+    items[:] = chain.from_iterable(files[path] for path in turns if path is not None)
 
-    def place(item: pytest.Item) -> int:
-        return next((at for at, folder in enumerate(places) if item.path.is_relative_to(folder)), len(places))
 
-    items.sort(key=place)
+def _place(path: Path, order: Sequence[Path]) -> int:
+    """The first of `order` that it is, or is in."""
+    return next((at for at, one in enumerate(order) if path.is_relative_to(one)), len(order))
 
 
 @pytest.hookimpl(wrapper=True)

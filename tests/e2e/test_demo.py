@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
-    root, rounds = tmp_path / "demo", 4
+    root, rounds = tmp_path / "demo", 3
     with process(tmp_path / "first.log", "demo", "--datadir", root, "--rounds", rounds, "--replicas", 1) as demo:
 
         def works() -> bool:

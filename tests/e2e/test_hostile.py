@@ -29,7 +29,7 @@ from tests.e2e.attacker import Attacker, Fault, Overheard, agreed_peers, claim, 
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 
 # A round in which a member contradicts itself lacks a quorum, and waits for the timeout.
-TIMING = Timing(grace=5, proposal=1, timeout=20, eviction=120)
+TIMING = Timing(grace=5, proposal=1, timeout=10, eviction=120)
 QUORUM = 2  # of two
 
 

@@ -116,8 +116,8 @@ def _memory(
     if sharing.ranks > 1:
         activations += _gathered(recipe, stage, sharing.cut(shapes))
     training = weights + activations
-    # Two tensors in passing, the payload, and the one before, from which the encoder starts; from a device copies too.
-    round_end = (5 if accelerator else 2) * largest + 2 * payload
+    # Two tensors in passing, and the payload before, from which the encoder starts; from a device copies too.
+    round_end = (5 if accelerator else 2) * largest + payload
     outer = 2 * largest if recipe.outer.delay else 0  # beside the training
     return Memory(
         weights=weights,
