@@ -2,8 +2,8 @@
 
 Beside the inner loop's weights, gradients and state nothing of the stage's size is in memory: the start is made of the
 base version's file whenever a tensor of it is needed, the residual of the last change and its payload, and the
-gradients are gone before the round's end needs a few tensors' room. Its work is done by threads: change and optimiser
-state are hashed and written while the change is encoded.
+gradients are gone before the round's end needs a few tensors' room. Its work is done by threads: change, payload and
+optimiser state are hashed and written while the change is encoded.
 
 A trained round becomes the slot's state in one rename, of `slot.json`, after everything it names is on disk. Whatever
 happens before that (a broken pipe, a kill, a full disk) leaves the state of the round before, from which the next
