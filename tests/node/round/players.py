@@ -215,7 +215,7 @@ class WrongSeals(Player):
         if isinstance(action, a.ComputeOuter):
             lie = OuterResult(digest("a lie"), bytes(32), digest("root"), bytes(32))
             names = contest.names(action.listed)
-            contest.done(self.member, action, e.OuterComputed(action.round, names, action.multipliers, lie, {}))
+            contest.done(self.member, action, e.OuterComputed(action.round, names, action.multipliers, lie))
         else:
             super().act(action)
 

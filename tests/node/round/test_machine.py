@@ -161,7 +161,7 @@ def test_a_wrong_seal_is_never_signed() -> None:
         if isinstance(action, a.ComputeOuter) and member is liar:
             names = sim.names(action.listed)
             lie = OuterResult(digest("a lie"), bytes(32), digest("root"), bytes(32))
-            sim.done(member, action, e.OuterComputed(action.round, names, action.multipliers, lie, {}))
+            sim.done(member, action, e.OuterComputed(action.round, names, action.multipliers, lie))
         else:
             real_act(member, action)
 
