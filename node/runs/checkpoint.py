@@ -20,6 +20,9 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.shown import text
+from dlx.training.outer.average import members
+from dlx.training.recipe.manifest import parse
+from dlx.training.recipe.strict import ManifestError
 
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
@@ -35,10 +38,17 @@ def write_sums(folder: Path) -> bytes:
 
 
 def read_sums(folder: Path, view: RunView, version: int) -> bytes:
-    """The sha256 of a pulled folder's list. Raises Failure unless the folder is that version, with the files listed."""
+    """The sha256 of a pulled folder's list. Raises Failure unless the folder is that version, with the files
+    listed, and what its run publishes as that version: the mean, where the manifest has an average."""
     stated = read_provenance(folder)
     if (stated.get("run"), stated.get("version")) != ("0x" + view.run.hex(), version):
         raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
+    try:
+        mean = members(parse((folder / MANIFEST).read_bytes()).average, version)
+    except (OSError, ManifestError) as error:
+        raise Failure(f"{folder}: its {MANIFEST} is none ({error})") from None
+    if stated.get("average") != (mean if len(mean) > 1 else None):
+        raise Failure(f"{folder} has the version itself, the run publishes means: pull it without --sealed")
     return file_hash(folder / SUMS)
 
 

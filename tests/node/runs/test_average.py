@@ -16,7 +16,7 @@ from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Folder
 from dlx.node.home import citation
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import write_sums
+from dlx.node.runs.checkpoint import read_sums, write_sums
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.evaluation import evaluate
 from dlx.node.runs.pull import pull
@@ -147,6 +147,15 @@ def test_a_run_without_an_average_has_none(honest_history: History, pulled: Pull
     (tmp_path / "model" / "provenance.json").write_text(json.dumps(stated))
     write_sums(tmp_path / "model")
     assert _verdicts(honest_history, tmp_path / "model", honest_history.blobs, tmp_path / "work")["record"] == "FAIL"
+
+
+def test_only_what_the_run_publishes_is_published(history: History, pulled: Pull, tmp_path: Path) -> None:
+    """Else every pull of it would find another list, and say that it differs."""
+    found = pulled("mean")
+    assert read_sums(tmp_path / "mean", history.view(), 3).hex() == found["checkpoint"]
+    pulled("sealed", averaged=False)
+    with pytest.raises(Failure, match="the run publishes means"):
+        read_sums(tmp_path / "sealed", history.view(), 3)
 
 
 def test_both_are_evaluated(history: History, blobs: Path, tmp_path: Path) -> None:
