@@ -73,7 +73,7 @@ def command(
             _tell(found, out, json)
             return
     with open_ledger(settings, folder) as client:
-        for view, newest in follow(find.RunReader(client, chosen), folder.blob_folders, every):
+        for view, newest in follow(find.RunReader(client, chosen), folder.blob_folders, every, options.note):
             into = out.absolute() / f"version-{newest}"
             if not into.exists():
                 into.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 from dlx.ground import durable
 from dlx.ground.constants import MICRO
 from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
@@ -54,12 +55,24 @@ def pull_run(
 
 
 def follow(
-    reader: RunReader, folders: Sequence[Path], every: int, pause: Callable[[float], None] = time.sleep
+    reader: RunReader,
+    folders: Sequence[Path],
+    every: int,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[RunView, int]]:
-    """The newest version that every stage has sealed, each `every`-th, as soon as it is there; to the run's end."""
-    last = -1
+    """The newest version that every stage has sealed, each `every`-th, as soon as it is there; to the run's end. A
+    chain node that does not answer is waited for, and told once."""
+    last, silent = -1, False
     while True:
-        view = reader.view()
+        try:
+            view, silent = reader.view(), False
+        except LedgerUnavailable as error:
+            if not silent:
+                say(f"{error}; it is waited for")
+            silent = True
+            pause(_LOOK_SECONDS)
+            continue
         over = summary(view, folders).state == "finished"
         newest = min(view.next_round(stage) for stage in range(view.config.stages))
         version = newest if over else newest - newest % every
