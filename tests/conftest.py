@@ -22,8 +22,19 @@ settings.load_profile("steady")
 # What mostly waits, for blocks and other processes, and what computes: their files take turns, so that workers neither
 # all wait nor all compute at a time; of both the longest come first, so that no worker is left with one at the end.
 _WAITING = "e2e"
-_LONGEST = ("survival", "hostile", "demo", "level3", "uneven", "ranks", "resume")  # of these
-_FIRST = ("training/slot", "training/inner", "ledger", "node/round", "node/trainer", "node/audit", "p2p")  # of others
+_WAIT_LONG = ("survival", "hostile", "demo", "level3", "uneven", "ranks", "resume")
+_COMPUTE_LONG = (  # files, then folders
+    "training/slot/test_ranked.py",
+    "training/inner/test_ranks.py",
+    "training/slot/test_replay.py",
+    "training/slot/test_slot.py",
+    "node/trainer/test_ranks.py",
+    "ledger/test_view_differential.py",
+    "node/round/test_contest.py",
+    "node/round/test_continuity.py",
+    "ledger/test_faults.py",
+    *("training/inner", "ledger", "node/round", "node/trainer", "node/audit", "p2p"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,14 +46,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     top = Path(__file__).parent
-    waiting, longest = top / _WAITING, [top / _WAITING / f"test_{name}.py" for name in _LONGEST]
+    waiting, longest = top / _WAITING, [top / _WAITING / f"test_{name}.py" for name in _WAIT_LONG]
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waits = [path for path in files if path.is_relative_to(waiting)]
     computes = [path for path in files if not path.is_relative_to(waiting)]
     waits.sort(key=lambda path: _place(path, longest))
-    computes.sort(key=lambda path: _place(path, [top / folder for folder in _FIRST]))
+    computes.sort(key=lambda path: _place(path, [top / name for name in _COMPUTE_LONG]))
     turns = chain.from_iterable(zip_longest(waits, computes))
     items[:] = chain.from_iterable(files[path] for path in turns if path is not None)
 
