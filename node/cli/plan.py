@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlx.node.cli import options
+from dlx.node.cli.plan_text import Plan, as_data, print_plan
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
-    from dlx.node.runs.upkeep import Upkeep
-    from dlx.training.balance.costs import Placement, StageCost
-    from dlx.training.balance.devices import Device
-    from dlx.training.balance.seconds import Conditions, Seconds
-    from dlx.training.recipe.draft import Draft
+    pass
 
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 _LINK = 1e9  # bits per second, where nothing says otherwise
 DraftOption = Annotated[Path, typer.Option("--manifest", metavar="FILE", help="TOML file that describes the run.")]
-
-
-class Plan(NamedTuple):
-    draft: Draft
-    device: Device
-    measured: bool
-    conditions: Conditions
-    placement: Placement
-    costs: list[StageCost]
-    seconds: Seconds
-    suggested: list[tuple[int, int]]
 
 
 def command(
@@ -89,18 +74,9 @@ def command(
         checkpoint=checkpoint, replicas=replicas, link=link, lan=lan, seal=seal, datadir=datadir,
     )  # fmt: skip
     if json:
-        options.print_json(_as_data(plan))
+        options.print_json(as_data(plan))
     else:
         print_plan(plan)
-
-
-def print_plan(plan: Plan) -> None:
-    """For people."""
-    _print_stages(plan)
-    sys.stdout.write("\n")
-    options.print_fields(_fields(plan))
-    for warning in _warnings(plan):
-        options.note(f"warning: {warning}")
 
 
 def planned(
@@ -200,204 +176,3 @@ def _own_limit(datadir: Path | None) -> float:
     """Bits per second that the folder's settings allow, each way."""
     _, settings = options.folder(datadir, None)
     return min((8.0 * limit for limit in (settings.up_limit, settings.down_limit) if limit), default=_LINK)
-
-
-def _as_data(plan: Plan) -> dict[str, Any]:
-    from msgspec.structs import asdict
-
-    from dlx.training.recipe.recipe import max_inner_steps
-
-    draft, costs, times = plan.draft, plan.costs, plan.seconds
-    parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
-    stages = [
-        {
-            "stage": cost.stage,
-            "layers": cost.layers,
-            "parameters": cost.parameters,
-            "parameters_share": cost.parameters / parameters,
-            "flops_per_token": cost.flops,
-            "flops_share": cost.flops / flops,
-            "memory": asdict(cost.memory),
-            "payload": cost.payload,
-            "pipes": cost.pipes,
-            "checks": asdict(own) | {"disk": own.disk},
-            "seconds": asdict(seconds),
-        }
-        for cost, own, seconds in zip(costs, _upkeep(plan), times.stages, strict=True)
-    ]
-    return {
-        "stages": stages,
-        "parameters": parameters,
-        "flops_per_token": flops,
-        "suggested": plan.suggested,
-        "start_time": draft.timing.start_time,
-        "min_round_time": draft.timing.min_round_time,
-        "max_inner_steps": max_inner_steps(draft),
-        "device": asdict(plan.device) | {"measured": plan.measured},
-        "placement": asdict(plan.placement),
-        "conditions": asdict(plan.conditions),
-        "seconds": {key: value for key, value in asdict(times).items() if key != "stages"},
-        "warnings": _warnings(plan),
-    }
-
-
-def _print_stages(plan: Plan) -> None:
-    costs, times = plan.costs, plan.seconds.stages
-    parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
-    checks = _upkeep(plan)
-    rows = [
-        ["layers", *("{} to {}".format(*cost.layers) for cost in costs)],
-        ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
-        ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
-        *(
-            [f"memory of {part.replace('_', ' ')}", *(shown.size(getattr(cost.memory, part)) for cost in costs)]
-            for part in costs[0].memory.__struct_fields__
-        ),
-        ["payload per round", *(shown.size(cost.payload) for cost in costs)],
-        ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
-        ["disk per undecided round", *(shown.size(one.undecided) for one in checks)],
-        ["disk per drawn round", *(shown.size(one.drawn) for one in checks)],
-        ["disk of private rounds", *(shown.size(one.waiting) for one in checks)],
-        ["disk of served rounds", *(shown.size(one.served) for one in checks)],
-        ["disk of slot", *(shown.size(one.slot) for one in checks)],
-        ["disk of versions", *(shown.size(one.versions) for one in checks)],
-        ["disk of payloads", *(shown.size(one.payloads) for one in checks)],
-        ["disk in all", *(shown.size(one.disk) for one in checks)],
-        ["time of a micro-batch", *(_time(one.micro_batch) for one in times)],
-        ["time of the optimiser", *(_time(one.optimiser) for one in times)],
-    ]
-    options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
-
-
-def _fields(plan: Plan) -> list[tuple[str, str]]:
-    """What holds for all stages."""
-    from dlx.node.runs.history import utc
-    from dlx.training.balance.seconds import PAYLOAD_NS, SLOT_NS
-    from dlx.training.recipe.recipe import max_inner_steps
-
-    draft, times, here = plan.draft, plan.seconds, plan.conditions
-    timing, steps, audit = draft.timing, draft.plan.inner_steps, draft.audit
-    split = ", ".join(f"[{low}, {high}]" for low, high in plan.suggested)
-    balanced = plan.suggested == [tuple(layers) for layers in draft.stages]
-    peak = plan.device.speed(draft.precision)
-    speed = f"{here.flops / 1e12:.3g} TFLOP/s in {draft.precision}"
-    reached = "measured here" if plan.measured else f"{here.flops / peak:.0%} of {peak / 1e12:.3g}, assumed"
-    shares = f", {here.ranks} of them a stage" if here.ranks > 1 else ""
-    shares += f", {here.parallel} to a matrix" if here.parallel > 1 else ""
-    limit = "" if times.step <= times.compute else f", {_time(times.compute)} without its pipes"
-    pipes = f"{_time(times.message)} a message at {_speed(here.lan or here.link)}" if len(plan.costs) > 1 else "none"
-    site = " for all stages" if here.lan else ""
-    back = f"{_time(times.exchange)} with the work on them and the seal" if here.replicas > 1 else "nothing to exchange"
-    hides = "no: the delay is 0"
-    if draft.outer.delay:
-        hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"
-    first = f"; the first of {here.trial_steps} takes {_time(times.first_round)}"
-    first = first if times.first_round < times.round else ""
-    opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
-    replays = _upkeep(plan)[0].replay_share
-    whole = _time((draft.rounds - 1) * times.round + times.first_round)
-    return [
-        ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
-        ("device", f"{plan.device.name}: {speed} ({reached}){shares}"),
-        ("pipes", pipes),
-        ("inner step", f"{_time(times.step)}{limit}"),
-        (
-            "exchange",
-            f"{shown.size(times.sent)} each way{site}: {_time(times.transfer)} at {_speed(here.link)}; {back}",
-        ),
-        ("work", f"{SLOT_NS:g} ns a parameter on a slot's state, {PAYLOAD_NS:g} on a received payload, on the CPU"),
-        ("hidden", hides),
-        ("round", f"{_time(times.round)}: {steps} inner steps, at most {max_inner_steps(draft)}{first}{opens}"),
-        ("times", round_times(timing.min_round_time, timing.round_timeout, timing.eviction_time)),
-        (
-            "run",
-            f"{times.tokens_per_second:,.0f} tokens/s of {here.replicas} replicas; {whole} for {draft.rounds} rounds",
-        ),
-        (
-            "checks",
-            f"a replica's round is drawn with probability {audit.share:.3g} and served for {audit.window} rounds; "
-            f"replaying others' takes about {replays:.1%} of the seconds trained, and serving what they replay "
-            f"{_time(times.checks)} of the link a round",
-        ),
-    ]
-
-
-def _upkeep(plan: Plan) -> list[Upkeep]:
-    """Of each stage's holder."""
-    from dlx.node.runs.upkeep import upkeep
-
-    return [upkeep(plan.draft, cost, plan.conditions.replicas) for cost in plan.costs]
-
-
-def round_times(min_round: int, round: int, eviction: int) -> str:
-    return f"a round takes at least {min_round} s and times out after {round} s; eviction {eviction} s"
-
-
-def _warnings(plan: Plan) -> list[str]:
-    from dlx.training.recipe import advice
-
-    found = advice.warnings(plan.draft)
-    timing, memory = plan.draft.timing, plan.device.memory
-    if plan.seconds.round > timing.round_timeout:
-        found.append(
-            f"timing.round_timeout {timing.round_timeout}: a round takes about {plan.seconds.round:,.0f} s here, and "
-            "counts as late from the timeout on"
-        )
-    times, share = plan.seconds, plan.draft.audit.share
-    if (busy := times.transfer + times.checks) > max(times.training, times.exchange):
-        found.append(
-            f"audit.share {share:g}: payloads and what checkers fetch take {_time(busy)} of the link a round, which "
-            f"trains for {_time(times.training)}: longer rounds or a smaller share fit"
-        )
-    data, ranks = plan.draft.data, plan.conditions.ranks
-    if (samples := data.batch_size // data.micro_batches) % (ranks // plan.conditions.parallel):
-        found.append(f"--ranks {ranks}: micro-batches of {samples} samples leave ranks idle; a multiple would not")
-    worst = max(plan.costs, key=lambda cost: cost.memory.device)
-    if memory and worst.memory.device > memory:
-        found.append(
-            f"stage {worst.stage} takes {shown.size(worst.memory.device)} of each device, which has "
-            f"{shown.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
-            "--checkpoint layers"
-        )
-    return found + _too_much_for_the_disk(plan)
-
-
-def _too_much_for_the_disk(plan: Plan) -> list[str]:
-    """A machine that has memory for a stage's training is taken to have a few times as much disk for its checks."""
-    from dlx.node.runs.upkeep import most_inner_steps
-    from dlx.training.recipe.recipe import max_inner_steps
-
-    def excess(pair: tuple[StageCost, Upkeep]) -> float:
-        return pair[1].waiting / _memory(plan, pair[0])
-
-    cost, own = max(zip(plan.costs, _upkeep(plan), strict=True), key=excess)
-    most = PRIVATE_DISK * _memory(plan, cost)
-    if own.waiting <= most:
-        return []
-    steps = most_inner_steps(plan.draft, cost, most)
-    key = "plan.inner_steps" if plan.draft.adaptive is None else "adaptive.max_inner_steps"
-    return [
-        f"{key} {max_inner_steps(plan.draft)}: until its rounds' draws are known, stage {cost.stage} keeps "
-        f"{shown.size(own.waiting)} of states and received tensors on disk; "
-        + (f"at most {steps} steps would be {shown.size(most)}" if steps else "use smaller batches or more stages")
-    ]
-
-
-def _memory(plan: Plan, cost: StageCost) -> int:
-    """Bytes that training the stage takes, on all its devices."""
-    return (cost.memory.device or cost.memory.host) * plan.conditions.ranks
-
-
-def _time(seconds: float) -> str:
-    """As people say it: 3.4 ms, 12.3 s, 4.1 min, 7.6 h, 12.3 days."""
-    for unit, size, most in (("ms", 1e-3, 0.9995), ("s", 1.0, 300.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
-        if seconds < most:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} days"
-
-
-def _speed(bits: float) -> str:
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= size:
-            return f"{bits / size:g} {unit}"
-    return f"{bits / 1e3:g} kbit/s"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlx.node.cli import options, plan, wizard
+from dlx.node.cli import options, plan, plan_text, wizard
 from dlx.node.cli.progress import Progress
 from dlx.node.home import extras, shown
 
@@ -128,7 +128,7 @@ def show(
         ("replicas", f"{found.min_replicas} to {found.max_replicas}, {found.complete_replicas} complete now"),
         ("quorum", f"{found.quorum} of a stage's votes, rounded up"),
         *([("opens", f"not before {utc(found.start_time)}")] if found.start_time else []),
-        ("times", plan.round_times(found.min_round_time, found.round_timeout, found.eviction_time)),
+        ("times", plan_text.round_times(found.min_round_time, found.round_timeout, found.eviction_time)),
         ("inner steps", f"at most {found.max_inner_steps} a round"),
         ("tokens per step", found.tokens_per_step),
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from dlx.node.cli import options, plan
+from dlx.node.cli import options, plan, plan_text
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
@@ -92,7 +92,7 @@ def command(
     except BaseException:
         out.unlink()  # what is left would be no run
         raise
-    plan.print_plan(found)
+    plan_text.print_plan(found)
     if price:
         hours = answers.rounds * found.seconds.round / 3600
         sum_ = hours * begin * machines * price
