@@ -73,11 +73,11 @@ def command(
 def _write_page(
     path: Path, client: LedgerClient, folder: DataDir, settings: Settings, found: History, last: int | None
 ) -> None:
-    from dlx.node.home.config import shown_urls
+    from dlx.node.home.config import ledger_options
     from dlx.node.web import export
     from dlx.node.web.reader import Reader
 
-    reach = f"--rpc-url {shown_urls(settings.rpc_url[:1])} --chain-id {settings.chain_id} --ledger {settings.ledger}"
+    reach = ledger_options(settings)
     with closing(Reader(client, folder.blob_folders, reach)) as reader:
         run = bytes.fromhex(found.run[2:])
         first = 0 if last is None else max(0, max(reader.sealed(run)) - last)

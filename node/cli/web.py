@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from dlx.node.cli import listening, options
 from dlx.node.home import extras
-
-_STOP_SECONDS = 10.0  # for an audit that runs
 
 
 def command(
@@ -44,10 +43,10 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
     from dlx.node.archive.sources import Places
-    from dlx.node.home.config import shown_urls
-    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.home.config import ledger_options
+    from dlx.node.home.ledgers import open_index, open_ledger, reachable_chain
     from dlx.node.web.app import Page
-    from dlx.node.web.auditing import Auditing
+    from dlx.node.web.auditing import Auditing, where
     from dlx.node.web.guard import Guard
     from dlx.node.web.reader import Reader
     from dlx.node.web.serving import listener
@@ -55,18 +54,20 @@ def command(
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     found, url = listener(host, port, "--bind")
-    with found, open_ledger(settings, folder) as client:
+    with found, reachable_chain(settings, folder) as settings, open_ledger(settings, folder) as client:
         with open_index(client):
             pass  # says how far it is while it reads what nobody has read
-        reach = f"--datadir {folder.root}"  # of use on this machine, and nobody else's business
+        reach = f"--datadir {quote(str(folder.root))}"  # of use on this machine, and nobody else's business
         if token is not None or rpc_url or chain_id or ledger or not folder.root.is_dir():
-            url_ = shown_urls(settings.rpc_url[:1])
-            reach = f"--rpc-url {url_} --chain-id {settings.chain_id} --ledger {settings.ledger}"
-        reader, auditing = Reader(client, (*kept, *folder.blob_folders), reach), Auditing(client, places)
+            reach = ledger_options(settings)
+        reader, auditing = (
+            Reader(client, (*kept, *folder.blob_folders), reach),
+            Auditing(where(settings, folder, places)),
+        )
         page = Page(reader, Guard(token), auditing, places)
 
         try:
             listening.until_stopped(found, page.app(), f"the page is at {url}")
         finally:
-            auditing.stop(_STOP_SECONDS)
+            auditing.stop()
             reader.close()

@@ -17,6 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from dlx.ground import durable
 from dlx.node.daemon.status import NodeStatus, Peers, PeerView, Rounds, RoundView
@@ -33,7 +34,7 @@ async def serve_http(
     rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
     address_file: Path,
-    page: Callable[[], Starlette],
+    page: Callable[[], ASGIApp],
     task_status: Any = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled. Starts with the URL, which `address_file` holds as long as this runs. `page` makes the
@@ -58,7 +59,7 @@ def _app(
     peers: Callable[[], list[PeerView]],
     rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
-    page: Callable[[], Starlette],
+    page: Callable[[], ASGIApp],
 ) -> Any:
     async def healthz(_: Request) -> Response:
         return _json({"healthy": True})
@@ -99,9 +100,9 @@ def _app(
 class _Later:
     """An application that is made when it is first asked: most nodes' pages nobody looks at."""
 
-    def __init__(self, make: Callable[[], Starlette]) -> None:
+    def __init__(self, make: Callable[[], ASGIApp]) -> None:
         self._make, self._making = make, trio.Lock()
-        self._made: Starlette | None = None
+        self._made: ASGIApp | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with self._making:

@@ -5,10 +5,11 @@ import os
 import signal
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 
 import trio
 from eth_utils import to_canonical_address
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
@@ -272,14 +273,19 @@ class Node:
         seen = self._follower.seen.value
         return None if seen is None else seen.peer_of(account)
 
-    def _page(self) -> Starlette:
-        """The ledger's runs, for who looks at this node's endpoint; to be read alone."""
+    def _page(self) -> ASGIApp:
+        """The ledger's runs, for who looks at this node's endpoint. An audit is a process of its own, which ends with
+        this one; no version is pulled and packed here, because peers wait for what this process does."""
+        from dlx.node.archive.sources import Places
         from dlx.node.web.app import Page
+        from dlx.node.web.auditing import Auditing, where
         from dlx.node.web.guard import Guard
         from dlx.node.web.reader import Reader
 
-        folder = self._startup.datadir
-        return Page(Reader(self._client, folder.blob_folders, f"--datadir {folder.root}"), Guard(None)).app()
+        settings, folder = self._startup.settings, self._startup.datadir
+        reader = Reader(self._client, folder.blob_folders, f"--datadir {quote(str(folder.root))}")
+        places = Places(nodes=tuple(folder.blob_folders), bootstrap=settings.bootstrap)
+        return Page(reader, Guard(None), Auditing(where(settings, folder, places))).app()
 
     def _traffic(self) -> Traffic:
         return self._host.traffic() | {"chain": self._client.rpc.traffic}

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
@@ -204,6 +205,12 @@ def shown_urls(urls: Sequence[str]) -> str:
     """The URLs without user, path and query, which hold the API keys of hosted endpoints: fit for logs and status."""
     parts = [urlsplit(url) for url in urls]
     return ", ".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in parts)
+
+
+def ledger_options(settings: Settings) -> str:
+    """The options by which a command on any machine finds the ledger, without what only we may know."""
+    url = quote(shown_urls(settings.rpc_url[:1]))
+    return f"--rpc-url {url} --chain-id {settings.chain_id} --ledger {settings.ledger}"
 
 
 def _embedded_chain(path: Path) -> dict[str, Any]:

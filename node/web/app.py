@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dlx.ground.errors import DlxError
 from dlx.node.archive.sources import Places
@@ -46,7 +47,7 @@ class Page:
         self._reader, self._guard, self._auditing, self._places = reader, who, auditing, places
         self._one = trio.CapacityLimiter(1)  # the reader's lock lets no second one in
         self._packing = trio.CapacityLimiter(1)
-        self._listening = 0
+        self._listeners = trio.CapacityLimiter(_LISTENERS)
 
     def routes(self) -> list[BaseRoute]:
         run = "/runs/{run}"
@@ -54,10 +55,10 @@ class Page:
             Route("/", self._runs),
             Route(run, self._run),
             Route(run + "/events", self._seals),
-            Route(run + "/rounds/{number:int}", self._round),
+            Route(run + "/rounds/{number}", self._round),
             Route(run + "/versions", self._to_version),
-            Route(run + "/versions/{number:int}", self._version),
-            Route(run + "/versions/{number:int}/stage-{stage:int}.safetensors", self._stage_file),
+            Route(run + "/versions/{number}", self._version),
+            Route(run + "/versions/{number}/stage-{stage}.safetensors", self._stage_file),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         if self._guard.token is not None:
@@ -66,23 +67,22 @@ class Page:
             found += [
                 Route(run + "/audit", self._audit, methods=["GET", "POST"]),
                 Route(run + "/audit/events", self._audit_events),
+                Route(run + "/audit/stop", self._stop_audit, methods=["POST"]),
             ]
         if self._places is not None:
-            found.append(Route(run + "/versions/{number:int}/model.tar", self._packed))
+            found.append(Route(run + "/versions/{number}/model.tar", self._packed))
         return found
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """A server of its own. Without a token it listens on loopback, where a web page can point a name of its own at
         it and read what answers: only our own names are served."""
         hosts = guard.LOOPBACK_HOSTS if self._guard.token is None else ["*"]
-        return Starlette(
+        found = Starlette(
             routes=self.routes(),
-            middleware=[
-                Middleware(guard.Headers),
-                Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-            ],
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)],
             exception_handlers={HTTPException: _refused, DlxError: _refused, OSError: _refused},
         )
+        return guard.Headers(found)
 
     # Reading.
 
@@ -108,10 +108,10 @@ class Page:
         return await self._html(made)
 
     async def _round(self, request: Request) -> Response:
-        run = await self._named(request)
+        run, number = await self._named(request), _index(request, "number")
 
         def made() -> str:
-            found = self._reader.round_page(run, request.path_params["number"])
+            found = self._reader.round_page(run, number)
             return render("round.html", page=found, source=found.source, live=True)
 
         return await self._html(made)
@@ -121,20 +121,19 @@ class Page:
         return RedirectResponse(f"{request.url.path}/{number}", 303)
 
     async def _version(self, request: Request) -> Response:
-        run = await self._named(request)
-        may = self._places is not None and self._guard.may_act(request)
+        run, number = await self._named(request), _index(request, "number")
 
         def made() -> str:
-            found = self._reader.version_page(run, request.path_params["number"])
-            needs_token = self._places is not None and not may
-            return render("version.html", page=found, source=found.source, live=True, may=may, needs_token=needs_token)
+            found, may = self._reader.version_page(run, number), self._guard.may_act(request)
+            packs = self._places is not None
+            return render("version.html", page=found, source=found.source, live=True, may=may, packs=packs)
 
         return await self._html(made)
 
     async def _seals(self, request: Request) -> Response:
         """A stream with an event for each round that a stage has sealed."""
         run = await self._named(request)
-        return self._stream(self._news(run, await self._ask(partial(self._reader.sealed, run))))
+        return _Events(self._news(run, await self._ask(partial(self._reader.sealed, run))), self._listeners)
 
     async def _news(self, run: bytes, before: list[int]) -> AsyncIterator[str]:
         tip, silent = b"", 0.0
@@ -145,7 +144,7 @@ class Page:
             now = before if newest == tip else await self._ask(partial(self._reader.sealed, run))
             tip = newest
             if now != before:
-                yield _event("sealed", f"Round {max(now) - 1:,} sealed by {now.count(max(now))} of {len(now)} stages")
+                yield _event("sealed", _said_of(now))
                 before, silent = now, 0.0
             elif silent >= _ALIVE_SECONDS:
                 yield ": still here\n\n"
@@ -158,7 +157,9 @@ class Page:
         run = await self._named(request)
         if request.method == "POST":
             self._check(request)
-            auditing.start(run)
+            level = 3 if (await _form(request)).get("level") == "3" and auditing.replays() else 2
+            await self._ask(partial(self._reader.summary, run))  # that there is one
+            await trio.to_thread.run_sync(auditing.start, run, level)
             return RedirectResponse(request.url.path, 303)
 
         def made() -> str:
@@ -171,14 +172,21 @@ class Page:
                 live=True,
                 may=self._guard.may_act(request),
                 state=auditing.state(run),
+                replays=auditing.replays(),
                 busy=None if busy is None else "0x" + busy.hex(),
             )
 
         return await self._html(made)
 
+    async def _stop_audit(self, request: Request) -> Response:
+        self._check(request)
+        run = await self._named(request)
+        await trio.to_thread.run_sync(_given(self._auditing).stop, run)
+        return RedirectResponse(request.url.path.removesuffix("/stop"), 303)
+
     async def _audit_events(self, request: Request) -> Response:
         run = await self._named(request)
-        return self._stream(self._audited(run))
+        return _Events(self._audited(run), self._listeners)
 
     async def _audited(self, run: bytes) -> AsyncIterator[str]:
         """What is checked, until all is."""
@@ -194,8 +202,7 @@ class Page:
 
     async def _stage_file(self, request: Request) -> Response:
         self._check(request)
-        run = await self._named(request)
-        number, stage = request.path_params["number"], request.path_params["stage"]
+        run, number, stage = await self._named(request), _index(request, "number"), _index(request, "stage")
         found = await self._ask(partial(self._reader.version_page, run, number))
         path = found.files[stage] if stage < len(found.files) else None
         if path is None:
@@ -212,15 +219,14 @@ class Page:
 
     async def _packed(self, request: Request) -> Response:
         self._check(request)
-        run = await self._named(request)
-        number = request.path_params["number"]
+        run, number = await self._named(request), _index(request, "number")
         try:
             self._packing.acquire_nowait()
         except trio.WouldBlock:
             raise HTTPException(503, "another version is being packed: try again later") from None
         try:
             work = partial(versions.packed, self._reader.client, run, number, _given(self._places))
-            folder, path = await trio.to_thread.run_sync(work)
+            folder, path = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         finally:
             self._packing.release()
         name = f"model-{number}.tar"
@@ -263,25 +269,41 @@ class Page:
     async def _html(self, made: Callable[[], str], code: int = 200) -> Response:
         return HTMLResponse(await self._ask(made), code)
 
-    def _stream(self, events: AsyncIterator[str]) -> Response:
-        """Server-sent events. Raises HTTPException where too many listen."""
-        if self._listening >= _LISTENERS:
-            raise HTTPException(503, "too many pages listen for news: reload by hand")
 
-        async def counted() -> AsyncIterator[str]:
-            self._listening += 1
-            try:
-                async for one in events:
-                    yield one
-            finally:
-                self._listening -= 1
+class _Events(StreamingResponse):
+    """Server-sent events, to so many listeners at a time."""
 
-        return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncIterator[str], listeners: trio.CapacityLimiter) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._listeners = listeners
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._listeners.acquire_on_behalf_of_nowait(self)
+        except trio.WouldBlock:
+            raise HTTPException(503, "too many pages listen for news: reload by hand") from None
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._listeners.release_on_behalf_of(self)
 
 
 def _event(name: str, data: str) -> str:
     lines = "".join(f"data: {line}\n" for line in data.splitlines())
     return f"event: {name}\n{lines}\n"
+
+
+def _said_of(sealed: list[int]) -> str:
+    if not max(sealed):
+        return "No round is sealed any more: the chain took it back"
+    return f"Round {max(sealed) - 1:,} sealed by {sealed.count(max(sealed))} of {len(sealed)} stages"
+
+
+def _index(request: Request, name: str) -> int:
+    """A number in the path. Raises NotThere."""
+    if not re.fullmatch("[0-9]{1,9}", given := request.path_params[name]):
+        raise NotThere(f"{given[:20]!r} is no number of a {'stage' if name == 'stage' else 'round'}")
+    return int(given)
 
 
 def _number(request: Request, name: str) -> int | None:
@@ -297,7 +319,10 @@ async def _form(request: Request) -> dict[str, str]:
         body += chunk
         if len(body) > _MOST_FORM:
             raise HTTPException(413, "the form is too long")
-    return dict(parse_qsl(body.decode("latin-1"), max_num_fields=8))
+    try:
+        return dict(parse_qsl(body.decode("latin-1"), max_num_fields=8))
+    except ValueError:
+        raise HTTPException(400, "the form has too many fields") from None
 
 
 def _given(one: _T | None) -> _T:
@@ -308,5 +333,7 @@ def _given(one: _T | None) -> _T:
 async def _refused(_: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotThere) else 503
     text = error.detail if isinstance(error, HTTPException) else str(error)
+    if isinstance(error, OSError):  # where its files lie is nobody else's business
+        text = error.strerror or "a file of this page's cannot be read"
     title = {403: "Not without the token", 404: "Not there", 503: "Not now"}.get(code, "Refused")
     return HTMLResponse(render("error.html", code=code, title=title, text=text, live=True), code)

@@ -1,20 +1,28 @@
-"""Audits that the page starts: levels 1 and 2, one at a time, watched while they look."""
+"""Audits that the page starts: each in a process of its own, one at a time, watched while they look."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from signal import SIGTERM
 from typing import Any
 
-from dlx.ground.errors import DlxError, cause
-from dlx.ledger.client import LedgerClient
-from dlx.node.archive.sources import Places
-from dlx.node.audit import audit_run
-from dlx.node.audit.report import Report
+import msgspec
 
-_SNAPSHOT_SECONDS = 0.2  # between two that are taken
+from dlx.ledger.abi import checksum
+from dlx.node.archive.sources import Places
+from dlx.node.audit.report import Report
+from dlx.node.home.config import Settings
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.extras import MissingExtra, require
+from dlx.node.home.ledgers import index_folder
+from dlx.node.web.auditor import STOPPED, Task, Where
+
 _KEPT = 32  # runs whose last audit is remembered
+_STOP_SECONDS = 10.0  # that a process may take to remove what it wrote
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,7 @@ class AuditState:
     """How far an audit is. `report` as in Report.json, of what was checked so far."""
 
     run: bytes
+    level: int
     started: float  # Unix seconds
     line: str = "starting"
     report: dict[str, Any] = field(default_factory=lambda: Report(b"").json())
@@ -30,31 +39,57 @@ class AuditState:
     number: int = 0  # of this state: another one is newer
 
 
-class _Stopped(Exception):
-    """The page ends."""
+def where(settings: Settings, folder: DataDir, places: Places) -> Where:
+    """What an audit with these looks at."""
+    index = index_folder(folder)
+    return Where(
+        settings.rpc_url,
+        checksum(bytes.fromhex(settings.ledger[2:])),
+        settings.chain_id,
+        None if index is None else str(index),
+        tuple(map(str, places.own)),
+        tuple(map(str, places.nodes)),
+        places.bootstrap,
+    )
 
 
 class Auditing:
     """May be called from any thread."""
 
-    def __init__(self, client: LedgerClient, places: Places) -> None:
-        self._client, self._places = client, places
+    def __init__(self, where: Where) -> None:
+        self._where = where
         self._lock = threading.Lock()
         self._states: dict[bytes, AuditState] = {}
-        self._running: threading.Thread | None = None
-        self._stopping = False
+        self._running: tuple[bytes, subprocess.Popen[bytes], threading.Thread] | None = None
 
-    def start(self, run: bytes) -> bool:
-        """Whether it was started: not while another one runs."""
+    def replays(self) -> bool:
+        """Whether this installation can train again what was drawn (level 3)."""
+        try:
+            require("train")
+        except MissingExtra:
+            return False
+        return True
+
+    def start(self, run: bytes, level: int) -> bool:
+        """Whether it was started: not while another one runs. Raises OSError where no process can be."""
         with self._lock:
-            if self._running is not None and self._running.is_alive():
+            if self._running is not None:
                 return False
+            task = msgspec.json.encode(Task(self._where, run.hex(), level)) + b"\n"
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dlx.node.web.auditor"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # why it could not look is in its last line
+                start_new_session=True,  # a terminal's Ctrl-C is ours alone; it ends with our end of its input
+            )
             self._states.pop(run, None)
             while len(self._states) >= _KEPT:
                 del self._states[next(iter(self._states))]
-            self._states[run] = AuditState(run, time.time())
-            self._running = threading.Thread(target=self._audit, args=(run,), name="audit", daemon=True)
-            self._running.start()
+            self._states[run] = AuditState(run, level, time.time())
+            thread = threading.Thread(target=self._watch, args=(run, process, task), name="audit", daemon=True)
+            self._running = run, process, thread
+            thread.start()
             return True
 
     def state(self, run: bytes) -> AuditState | None:
@@ -65,38 +100,37 @@ class Auditing:
     def busy(self) -> bytes | None:
         """The run that is being audited."""
         with self._lock:
-            return next((run for run, state in self._states.items() if not state.done), None)
+            return None if self._running is None else self._running[0]
 
-    def stop(self, seconds: float) -> None:
-        """Has the audit that runs end at its next step, and waits so long for that."""
-        self._stopping = True
-        if self._running is not None:
-            self._running.join(seconds)
+    def stop(self, run: bytes | None = None) -> None:
+        """Ends the audit of the run, or whichever runs, and waits for that."""
+        with self._lock:
+            if self._running is None or run not in (None, self._running[0]):
+                return
+            _, process, thread = self._running
+            process.terminate()
+        thread.join(_STOP_SECONDS)
+        process.kill()
+        thread.join(_STOP_SECONDS)
 
-    def _audit(self, run: bytes) -> None:
-        report, last = Report(run), 0.0
-
-        def show(line: str) -> None:
-            nonlocal last
-            if self._stopping:
-                raise _Stopped
-            if time.monotonic() >= last + _SNAPSHOT_SECONDS:
-                self._tell(run, line=line, report=report.json())
-                last = time.monotonic()
-
-        try:
-            audit_run(self._client, run, self._places, show, _nothing, report=report)
-        except Exception as raised:
-            found = cause(raised)
-            said = str(found) if isinstance(found, DlxError | OSError) else f"a fault of dlx-node: {found!r}"
-            self._tell(run, line="", report=report.json(), done=True, error=said)
-        else:
-            self._tell(run, line="", report=report.json(), done=True)
+    def _watch(self, run: bytes, process: subprocess.Popen[bytes], task: bytes) -> None:
+        with process:
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(task)
+                process.stdin.flush()
+                for line in process.stdout:
+                    self._tell(run, **msgspec.json.decode(line))
+            except (OSError, msgspec.DecodeError):
+                pass  # it was killed in the middle
+        with self._lock:
+            state = self._states[run]
+            if not state.done:
+                code = process.returncode
+                ended = "it was stopped" if code in (STOPPED, -SIGTERM) else f"its process ended (exit status {code})"
+                self._states[run] = replace(state, number=state.number + 1, line="", done=True, error=ended)
+            self._running = None
 
     def _tell(self, run: bytes, **changes: Any) -> None:
         with self._lock:
             self._states[run] = replace(self._states[run], number=self._states[run].number + 1, **changes)
-
-
-def _nothing(line: str) -> None:
-    """What is worth keeping is in the report."""

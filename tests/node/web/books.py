@@ -70,6 +70,11 @@ class Books:
                 outcome = Outcome.empty(STEPS, plan)
             self.tell(partial(Sealed, RUN, stage, round, _name(stage, round, 0, 4), outcome, records, b""))
 
+    def take_back(self, block: int) -> None:
+        """What a reorg does to all after this block."""
+        self.index._drop_after(block)
+        self.block = block
+
     def fill(self, rounds: int) -> None:
         """Rows for that many sealed rounds of a run that has sealed one, as if it had gone on in the same way."""
         replay = RunReplay(self.index, RUN)

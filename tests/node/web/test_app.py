@@ -7,7 +7,9 @@ import html
 import io
 import json
 import re
+import socket
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from dlx.node.archive.sources import Places
 from dlx.node.web.app import Page
 from dlx.node.web.auditing import Auditing
+from dlx.node.web.auditor import Where
 from dlx.node.web.guard import Guard
 from dlx.node.web.reader import Reader
 from tests.history_builder import History
@@ -46,7 +49,7 @@ class _site:
     def __init__(self, history: History, token: str | None) -> None:
         client, places = history.client(), Places(nodes=(history.blobs,))
         self._reader = Reader(client, (history.blobs,), f"--rpc-url {history.rpc_url} --ledger {history.ledger}")
-        self._auditing = Auditing(client, places)
+        self._auditing = Auditing(Where((history.rpc_url,), history.ledger, nodes=(str(history.blobs),)))
         self._served = served(Page(self._reader, Guard(token), self._auditing, places))
 
     def __enter__(self) -> httpx.Client:
@@ -55,7 +58,7 @@ class _site:
 
     def __exit__(self, *error: object) -> None:
         self._client.close()
-        self._auditing.stop(20)
+        self._auditing.stop()
         self._served.__exit__(None, None, None)
         self._reader.close()
 
@@ -180,6 +183,110 @@ def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Cl
     assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
     assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
     assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
+
+
+def test_level_3_is_asked_for_by_the_same_button(site: httpx.Client, honest_history: History) -> None:
+    at = run_of(honest_history)
+    assert 'name="level" value="3"' in site.get(f"{at}/audit").text
+    assert site.post(f"{at}/audit", data={"level": "3"}).status_code == 303
+    told = list(events(site, f"{at}/audit/events"))
+    last = " ".join(re.sub("<[^>]*>", " ", told[-2][1]).split())
+    assert "that honest inner steps produced what was not replayed" in last, "nothing of this run was drawn"
+
+
+def test_an_audit_that_runs_is_stopped_and_leaves_nothing(
+    honest_history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does, and the button; a second one is not begun beside it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with socket.socket() as deaf:  # a chain node that takes connections and says nothing
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        auditing = Auditing(Where((url,), honest_history.ledger))
+        assert auditing.start(RUN, 2) and auditing.busy() == RUN
+        assert not auditing.start(b"\2" * 32, 2)
+        deaf.settimeout(60)
+        deaf.accept()[0].close()  # it looks
+        auditing.stop(b"\2" * 32)
+        assert auditing.busy() == RUN, "that is another run's"
+        auditing.stop(RUN)
+        state = auditing.state(RUN)
+        assert auditing.busy() is None and state.done and state.error == "it was stopped"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_sites_page_can_not_stop_an_audit(site: httpx.Client, honest_history: History) -> None:
+    stop = f"{run_of(honest_history)}/audit/stop"
+    assert site.post(stop, headers={"Sec-Fetch-Site": "same-site"}).status_code == 403
+    assert site.get(stop).status_code == 405 and site.post(stop).status_code == 303
+
+
+def test_what_nobody_would_ask_is_refused_in_a_line_and_runs_nothing(guarded: httpx.Client) -> None:
+    run, far = f"/runs/0x{RUN.hex()}", "9" * 5000
+    given = {"Authorization": f"Bearer {TOKEN}"}
+    for path in (f"{run}/rounds/{far}", f"{run}/versions/{far}", f"{run}/versions/1/stage-{far}.safetensors",
+                 f"{run}/versions/{far}/model.tar", f"{run}/rounds/-1", f"{run}/rounds/x", "/static/..%2fapp.py",
+                 "/static/%2e%2e/guard.py", "/runs/%00", "/runs/..%2f..%2fetc"):  # fmt: skip
+        found = guarded.get(path, headers=given)
+        assert found.status_code == 404 and "default-src 'none'" in found.headers["content-security-policy"], path[:80]
+    for body in ("a=1&" * 20, b"\xff\xfe", "token=%ff%00", "token=" + "a" * 5000):
+        found = guarded.post("/token", content=body)
+        assert found.status_code in (400, 403, 413) and "content-security-policy" in found.headers
+    guarded.cookies.clear()
+    wrong = guarded.get(f"{run}/versions/1/stage-0.safetensors", headers={"Authorization": b"Bearer \xff\xfe"})
+    assert wrong.status_code == 403
+
+
+def test_a_fault_of_its_own_is_no_page_without_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(first: int) -> None:
+        raise RuntimeError("a secret")
+
+    reader = Reader(Silent(Books()), (), "")
+    monkeypatch.setattr(reader, "runs_page", fail)
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        found = client.get("/")
+    assert found.status_code == 500 and "default-src 'none'" in found.headers["content-security-policy"]
+    assert "secret" not in found.text
+
+
+def test_many_who_listen_leave_the_page_readable() -> None:
+    reader = Reader(Silent(Books()), (), "")
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        port, path = httpx.URL(url).port, f"/runs/0x{RUN.hex()}/events"
+        asked = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(100)]
+        for one in asked:
+            one.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        codes = [int(one.recv(64).split()[1]) for one in asked]
+        assert codes.count(200) == 64 and codes.count(503) == 36
+        assert client.get("/").status_code == 200
+        for one in asked:
+            one.close()
+        until = time.monotonic() + 60
+        while True:
+            with client.stream("GET", path) as again:
+                if again.status_code == 200 or time.monotonic() > until:
+                    break
+        assert again.status_code == 200, "who hung up takes no place"
+
+
+def test_a_reorg_is_told_to_who_looks() -> None:
+    books = Books(min_replicas=1)
+    books.join(0)
+    books.open()
+    before = books.block
+    books.seal(0, {0: STEPS})
+    reader = Reader(Silent(books), (), "")
+    at = f"/runs/0x{RUN.hex()}"
+    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        assert client.get(f"{at}/rounds/0").status_code == 200
+        with client.stream("GET", f"{at}/events") as other:
+            lines = other.iter_lines()
+            with reader._lock:
+                books.take_back(before)
+            told = next(line for line in lines if line.startswith("data"))
+        assert told == "data: No round is sealed any more: the chain took it back"
+        assert client.get(f"{at}/rounds/0").status_code == 404 and client.get(at).status_code == 200
 
 
 def test_a_new_seal_is_told_to_who_looks() -> None:

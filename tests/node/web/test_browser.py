@@ -16,8 +16,10 @@ from dlx.node.runs.history import history
 from dlx.node.web import export
 from dlx.node.web.app import Page
 from dlx.node.web.auditing import Auditing
+from dlx.node.web.auditor import Where
 from dlx.node.web.guard import Guard
 from dlx.node.web.reader import Reader
+from tests.ledger.ledger_logs import LEDGER
 from tests.node.web.books import RUN, STEPS, Books, Silent
 from tests.node.web.served import served
 
@@ -60,7 +62,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     evaluations.record(tmp_path / "state", RUN, Evaluation(100, 4.5))
     client: Any = Silent(books)
     reader = Reader(client, (tmp_path / "blobs",), "--datadir x")
-    page = Page(reader, Guard(None), Auditing(client, Places()), Places())
+    page = Page(reader, Guard(None), Auditing(Where(("http://127.0.0.1:9",), LEDGER)), Places())
     with served(page) as url:
         yield Site(books, reader, url)
 
