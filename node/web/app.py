@@ -186,16 +186,22 @@ class Page:
 
     async def _audit_events(self, request: Request) -> Response:
         run = await self._named(request)
-        return _Events(self._audited(run), self._listeners)
+        return _Events(
+            self._audited(run, request.url.path.removesuffix("/audit/events"), self._guard.may_act(request)),
+            self._listeners,
+        )
 
-    async def _audited(self, run: bytes) -> AsyncIterator[str]:
-        """What is checked, until all is."""
+    async def _audited(self, run: bytes, base: str, may: bool) -> AsyncIterator[str]:
+        """What is checked, until all is; then, for who `may`, the button for another one."""
         auditing, told = _given(self._auditing), -1
         while (state := auditing.state(run)) is not None:
             if state.number != told:
                 told = state.number
                 yield _event("state", await self._ask(partial(render, "audit_state.html", state=state)))
             if state.done:
+                if may:
+                    act = partial(render, "audit_act.html", state=state, base=base, replays=auditing.replays())
+                    yield _event("act", await self._ask(act))
                 break
             await trio.sleep(_AUDIT_SECONDS)
         yield _event("done", "done")

@@ -58,7 +58,7 @@ class Auditing:
 
     def __init__(self, where: Where) -> None:
         self._where = where
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._states: dict[bytes, AuditState] = {}
         self._running: tuple[bytes, subprocess.Popen[bytes], threading.Thread] | None = None
 
@@ -114,23 +114,26 @@ class Auditing:
         thread.join(_STOP_SECONDS)
 
     def _watch(self, run: bytes, process: subprocess.Popen[bytes], task: bytes) -> None:
+        last: dict[str, Any] = {}
         with process:
             assert process.stdin is not None and process.stdout is not None
             try:
                 process.stdin.write(task)
                 process.stdin.flush()
                 for line in process.stdout:
-                    self._tell(run, **msgspec.json.decode(line))
+                    last = msgspec.json.decode(line)
+                    if "done" not in last:
+                        self._tell(run, last)
             except (OSError, msgspec.DecodeError):
                 pass  # it was killed in the middle
-        with self._lock:
-            state = self._states[run]
-            if not state.done:
-                code = process.returncode
-                ended = "it was stopped" if code in (STOPPED, -SIGTERM) else f"its process ended (exit status {code})"
-                self._states[run] = replace(state, number=state.number + 1, line="", done=True, error=ended)
+        if "done" not in last:
+            code = process.returncode
+            ended = "it was stopped" if code in (STOPPED, -SIGTERM) else f"its process ended (exit status {code})"
+            last = {"line": "", "done": True, "error": ended}
+        with self._lock:  # who sees that it is done can start another one
+            self._tell(run, last)
             self._running = None
 
-    def _tell(self, run: bytes, **changes: Any) -> None:
+    def _tell(self, run: bytes, changes: dict[str, Any]) -> None:
         with self._lock:
             self._states[run] = replace(self._states[run], number=self._states[run].number + 1, **changes)

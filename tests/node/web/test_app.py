@@ -178,8 +178,11 @@ def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Cl
     started = site.post(f"{at}/audit", headers={"Sec-Fetch-Site": "same-origin"})
     assert started.status_code == 303 and started.headers["location"] == f"{at}/audit"
     told = list(events(site, f"{at}/audit/events"))
-    assert [name for name, _ in told[-2:]] == ["state", "done"] and len(told) > 2, "as it went, and its end"
-    last = " ".join(re.sub("<[^>]*>", " ", told[-2][1]).split())
+    assert [name for name, _ in told[-3:]] == ["state", "act", "done"] and len(told) > 3, "as it went, and its end"
+    assert f'action="{at}/audit"' in told[-2][1] and "Audit again" in told[-2][1], (
+        "in place of the button that stops it"
+    )
+    last = " ".join(re.sub("<[^>]*>", " ", told[-3][1]).split())
     assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
     assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
     assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
@@ -190,7 +193,7 @@ def test_level_3_is_asked_for_by_the_same_button(site: httpx.Client, honest_hist
     assert 'name="level" value="3"' in site.get(f"{at}/audit").text
     assert site.post(f"{at}/audit", data={"level": "3"}).status_code == 303
     told = list(events(site, f"{at}/audit/events"))
-    last = " ".join(re.sub("<[^>]*>", " ", told[-2][1]).split())
+    last = " ".join(re.sub("<[^>]*>", " ", told[-3][1]).split())
     assert "that honest inner steps produced what was not replayed" in last, "nothing of this run was drawn"
 
 
