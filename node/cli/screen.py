@@ -25,7 +25,7 @@ class Screen(App[None]):
     TITLE = "dlx-node"
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (110, "-wide")]
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[Any]] = [
         ("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
