@@ -77,6 +77,11 @@ class InnerLoop:
         """The weights themselves, on their device, not copies: whoever keeps one clones it."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
+    @property
+    def in_place(self) -> bool:
+        """Whether `weights()` may be filled where they lie: all of them, in main memory."""
+        return self._model.device == "cpu"
+
     def optimiser_state(self) -> Mapping[str, Tensor]:
         """The float32 state itself, on its device, named as in `optimiser_shapes`."""
         return self._optimisers.state

@@ -52,7 +52,7 @@ def test_preparing_checking_pulling_and_auditing_leave_no_bar_in_a_log(honest_hi
     (tmp_path / "text.txt").write_text("some text, again and again\n" * 4_000)
     chain = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--datadir", tmp_path / "node"]
     dlx("init", "--datadir", tmp_path / "node", "--insecure-devnet")
-    blobs = ["--blobs", honest_history.blobs]
+    blobs = ["--blobs", honest_history.blobs, "--run", honest_history.run.hex()]
     done = [
         dlx("data", "prepare", "--source", tmp_path / "text.txt", "--out", tmp_path / "data", "--json"),
         dlx("data", "check", tmp_path / "data", "--json"),

@@ -70,14 +70,12 @@ class Trainer:
     async def check(self, payload: bytes, plan: Any) -> None:
         pass
 
-    async def outer(
-        self, base: bytes, momentum: bytes, payloads: Any, ranks: Any = ()
-    ) -> tuple[Version, dict[int, float]]:
+    async def outer(self, base: bytes, momentum: bytes, payloads: Any) -> Version:
         if self.faults:
             raise self.faults.pop(0)
         version = next(v for v in range(ROUNDS) if base == name_of(v)) + 1
         made = self.store.put(weights(version))
-        return Version(made, NO_HASH, digest("root", made), NO_HASH), {}
+        return Version(made, NO_HASH, digest("root", made), NO_HASH)
 
 
 def name_of(version: int) -> bytes:

@@ -42,6 +42,9 @@ def books() -> Books:
     return made
 
 
+WEB = {"may": True, "packs": True, "needs_token": False}  # as `dlx-node web` shows it, to who may ask
+
+
 def page_of(books: Books, folders: tuple[Path, ...] = (), **asked: object) -> RunPage:
     return Reader(Silent(books), folders, "--datadir x").run_page(RUN, **asked)
 
@@ -179,7 +182,7 @@ def test_a_strangers_text_is_text(books: Books) -> None:
     books.tell(lambda at: CheckpointPublished(RUN, 1, account(0, 0), b"\4" * 32, evil, at))
     for page in (
         shown(page_of(books)),
-        shown(Reader(Silent(books), (), "").version_page(RUN, 1), "version.html", may=True, needs_token=False),
+        shown(Reader(Silent(books), (), "").version_page(RUN, 1), "version.html", **WEB),
     ):
         assert "<script>alert" not in page and "\x1b" not in page and "&lt;script&gt;" in page
         assert 'onload="x' not in page and "A" * 400 not in page
@@ -211,11 +214,11 @@ def test_a_version_says_how_to_have_and_check_it(books: Books, tmp_path: Path) -
     reader = Reader(Silent(books), (tmp_path,), "--rpc-url http://x --chain-id 1 --ledger 0x2")
     name = reader.version_page(RUN, 5).version.weights[0]
     (tmp_path / name).write_bytes(b"not these weights")
-    page = shown(reader.version_page(RUN, 5), "version.html", may=True, needs_token=False)
+    page = shown(reader.version_page(RUN, 5), "version.html", **WEB)
     assert f"dlx-node pull --run 0x{RUN.hex()} --round 5 --rpc-url http://x --chain-id 1 --ledger 0x2" in text(page)
     assert f"echo '{name} version-5-stage-0.safetensors' | sha256sum -c" in text(page)
     assert "stage-0.safetensors" in page and 'versions/5/stage-1.safetensors"' not in page
-    reads = shown(reader.version_page(RUN, 5), "version.html", may=False, needs_token=True)
+    reads = shown(reader.version_page(RUN, 5), "version.html", may=False, packs=True, needs_token=True)
     assert " download" not in reads and "Downloads need this page's token" in reads
 
 
@@ -224,7 +227,7 @@ def test_a_version_has_its_own_loss_and_that_of_the_mean_that_is_published(books
     evaluations.record(tmp_path / "state", RUN, Evaluation(1, 4.5))
     evaluations.record(tmp_path / "state", RUN, Evaluation(2, 4.25, 4.125))
     reader = Reader(Silent(books), (tmp_path / "blobs",), "--datadir x")
-    said = [text(shown(reader.version_page(RUN, n), "version.html", may=True, needs_token=False)) for n in (1, 2)]
+    said = [text(shown(reader.version_page(RUN, n), "version.html", **WEB)) for n in (1, 2)]
     assert "held-out loss 4.5000 nats per token, measured" in said[0]
     assert "held-out loss 4.2500 nats per token (4.1250 the mean of it and some before" in said[1]
 

@@ -48,7 +48,7 @@ def _finish(slot: Path, round: int = 3) -> tuple[Undecided, Trace]:
         "private_data": False,
     }
     values["inputs"] = RoundInputs(round, Plan(), 0, 1, round, NO_HASH)
-    for name in ("payload_size", "segments", "inner_steps", "tokens", "loss", "training_ms"):
+    for name in ("payload_size", "segments", "inner_steps", "tokens", "loss", "kept", "training_ms"):
         values[name] = 1
     undecided.finish(Trained(**(values | {"reset": False})), trace)
     return undecided, trace

@@ -60,6 +60,10 @@ class RankedLoop(InnerLoop):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._load(weights, self.shapes, "weights")
 
+    @property
+    def in_place(self) -> bool:
+        return False  # the other ranks have theirs
+
     def weights(self) -> Mapping[str, Tensor]:
         return Lazy(self.shapes, self._give)
 
