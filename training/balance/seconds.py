@@ -10,8 +10,8 @@ from dlx.training.models.placement import Checkpoint
 from dlx.training.recipe.recipe import Recipe, activation_bytes, embedding_bytes
 
 # Nanoseconds of processor time, as `python -m benchmarks.round` measured them at 97.5 million parameters and int4.
-SLOT_NS = 33.0  # of a slot's round, per parameter: start, change, payload, hashes, files, the outer step
-PAYLOAD_NS = 4.5  # of checking and adding a received payload, per parameter
+SLOT_NS = 31.0  # of a slot's round, per parameter: start, change, payload, hashes, files, the outer step
+PAYLOAD_NS = 5.0  # of checking and adding a received payload, per parameter
 SEAL = 0.3  # seconds by the clock from the last payload to the seal that all have seen, on the embedded chain
 
 # Operations with checkpointing: a layer's forward pass is a third of its training, and all of it or none is repeated.
