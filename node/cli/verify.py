@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -42,7 +42,6 @@ def command(
     from dlx.node.archive.sources import Places, open_sources
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.card import citation
     from dlx.node.runs.checkpoint import read_provenance
     from dlx.node.runs.verify import AGAIN, verify
 
@@ -52,7 +51,7 @@ def command(
     except KeyError:
         raise UsageFailure(f"{model} names no run") from None
     except Failure as error:  # which run it would be does not matter then
-        _tell([Finding("files", "FAIL", str(error), AGAIN)], json, None)
+        _tell([Finding("files", "FAIL", str(error), AGAIN)], json)
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with (
@@ -64,11 +63,14 @@ def command(
         view = find.view_of(index, find.resolve(index, named))
         from_ = [one for one in sources if not offline or isinstance(one, Folder)]
         blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
-        _tell(verify(model, client.domain, view, blobs_), json, str(citation(stated)))
+        _tell(verify(model, client.domain, view, blobs_), json, stated)
 
 
-def _tell(findings: Iterable[Finding], json: bool, cite: str | None) -> NoReturn:
-    """Each as soon as it is found, or all as one object; ends the command."""
+def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
+    """Each as soon as it is found, or all as one object; ends the command. `stated`: what the folder says of itself,
+    which is believed where nothing is FAIL."""
+    from dlx.node.runs.card import citation
+
     found = []
     for finding in findings:
         found.append(finding)
@@ -76,5 +78,6 @@ def _tell(findings: Iterable[Finding], json: bool, cite: str | None) -> NoReturn
             options.print_finding(finding)
     failed = any(finding.verdict == "FAIL" for finding in found)
     if json:
-        options.print_json({"cite": None if failed else cite, "failed": failed, "findings": found})
+        cite = None if failed or stated is None else str(citation(stated))
+        options.print_json({"cite": cite, "failed": failed, "findings": found})
     raise typer.Exit(1 if failed else 0)

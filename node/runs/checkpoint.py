@@ -28,6 +28,7 @@ SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
 MANIFEST = "manifest.json"  # the run's, whose sha256 is on the ledger
 MAX_URI = 2048  # bytes
+_MOST_BYTES = 1 << 20  # of SUMS or PROVENANCE
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")  # a scheme, and what it is of
 
 
@@ -55,10 +56,12 @@ def read_sums(folder: Path, view: RunView, version: int) -> bytes:
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What a pulled folder says of itself. Raises Failure unless its files are those that it lists."""
     try:
-        listed, stated = (folder / SUMS).read_bytes(), json.loads((folder / PROVENANCE).read_bytes())
+        listed, stated = _small(folder / SUMS), json.loads(_small(folder / PROVENANCE))
         if listed != _sums(folder):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, folder)}")
-    except (OSError, ValueError) as error:
+        if others := sorted(text(path.name) for path in folder.iterdir() if not path.is_file()):
+            raise Failure(f"{folder}: no plain file: {', '.join(others[:8])}")
+    except (OSError, ValueError, RecursionError) as error:
         raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
     if not isinstance(stated, dict):
         raise Failure(f"{folder}: its {PROVENANCE} is none")
@@ -114,6 +117,15 @@ def publish(
 def _sums(folder: Path) -> bytes:
     names = sorted(path.name for path in folder.iterdir() if path.name != SUMS)
     return "".join(f"{_hash(folder / name)}  {name}\n" for name in names).encode()
+
+
+def _small(path: Path) -> bytes:
+    """Raises OSError for what is no plain file, such as a pipe, which would never end, or too long to be it."""
+    if not path.is_file():
+        raise OSError(f"it has no file {path.name}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise OSError(f"its {path.name} is too long")
+    return path.read_bytes()
 
 
 def _hash(path: Path) -> str:

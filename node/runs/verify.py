@@ -14,6 +14,7 @@ from dlx.node.archive.blobs import Blobs
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.home.errors import Failure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
+from dlx.node.home.shown import text
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
 from dlx.node.runs.pull import provenance, read_vocabulary
@@ -110,12 +111,12 @@ def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: B
     expected = {CARD: card(manifest, recorded).encode()} | (described(manifest, vocabulary) if whole else {})
     known = {*expected, PROVENANCE, MANIFEST, SUMS, _WEIGHTS}
     names = {path.name for path in folder.iterdir()}
-    differs = sorted(name for name, content in expected.items() if _content(folder / name) != content)
+    differs = sorted(name for name, content in expected.items() if not _has(folder / name, content))
     if differs:
         mend = "another release of transformers writes another config.json: compare, or pull again"
         yield Finding("config", FAIL, f"not what the run's manifest and data give: {', '.join(differs)}", mend)
     elif names - known:
-        more = ", ".join(sorted(names - known))
+        more = ", ".join(map(text, sorted(names - known)[:8]))
         if whole:
             yield Finding("config", FAIL, f"files that no version has: {more}", "remove them")
         else:
@@ -125,5 +126,5 @@ def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: B
         yield Finding("config", PASS, "config, tokenizer and card are what the run's manifest and data give")
 
 
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+def _has(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

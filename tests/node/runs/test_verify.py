@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
@@ -19,6 +20,7 @@ from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Folder
 from dlx.node.audit.lineage import audit_lineage, is_here
 from dlx.node.audit.report import Report
+from dlx.node.cli.verify import _tell
 from dlx.node.home import citation
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.finding import Finding
@@ -108,6 +110,40 @@ def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(
     assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in only["said"]
     assert json.loads(found.stdout)["cite"] is None and only["verdict"] == "FAIL"
     assert "FAIL  files" in dlx("verify", folder, code=1).stdout
+
+
+def test_lists_that_are_pipes_or_nested_or_name_a_pipe_are_findings(folder: Path) -> None:
+    def said() -> str:
+        (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
+        return str(only["said"])
+
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    write_sums(folder)
+    assert "no plain file: tokenizer.json" in said(), "though the list has it"
+    (folder / "provenance.json").write_text("[" * 100_000)
+    assert "no folder that `dlx-node pull` wrote" in said()
+    (folder / "provenance.json").write_text(" " * (1 << 21))
+    assert "its provenance.json is too long" in said()
+    (folder / "SHA256SUMS").unlink()
+    os.mkfifo(folder / "SHA256SUMS")
+    assert "it has no file SHA256SUMS" in said()
+
+
+def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findings(
+    honest_history: History, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a\x1b[31m.py").write_text("")
+    write_sums(folder)
+    work = tmp_path / "work"
+    work.mkdir()
+    blobs = Blobs([Folder(honest_history.blobs, own=False)], work, lambda *what: None)
+    found = list(verify(folder, honest_history.client().domain, honest_history.view(), blobs))
+    assert found[-1].verdict == "FAIL" and found[-1].said.endswith(": a\ufffd[31m.py")
+    stated = json.loads((folder / "provenance.json").read_text())
+    with pytest.raises(typer.Exit) as ended:
+        _tell(found, True, {key: stated[key] for key in ("run", "version")})
+    assert ended.value.exit_code == 1
 
 
 @pytest.mark.parametrize(
