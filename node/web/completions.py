@@ -119,12 +119,16 @@ class Completions:
         try:
             self._admit(request)
             asked = await _body(request, kind)
+            self._find_room()
             prompt, how = await trio.to_thread.run_sync(self._prepared, asked, limiter=self._turn)
-            if self._answering >= WAITING:
-                raise Refused(429, f"{WAITING} answers are being written: try again later")
+            self._find_room()
         except Refused as error:
             return _refusal(error)
         return _Answer(self, asked, prompt, how)
+
+    def _find_room(self) -> None:
+        if max(self._answering, self._turn.statistics().tasks_waiting) >= WAITING:
+            raise Refused(429, f"{WAITING} answers are being written or asked for: try again later")
 
     def _admit(self, request: Request) -> None:
         if is_foreign(request):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 import trio
+import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
@@ -170,6 +171,28 @@ def test_too_many_at_a_time_are_sent_away(writer: Writer) -> None:
     served = Completions(writer, "m")
     served._answering = module.WAITING
     assert asked(served.app(), "POST", "/v1/completions", {"prompt": "a"}).status_code == 429
+
+
+def test_those_whose_turn_has_not_come_count_too(writer: Writer) -> None:
+    served, codes = Completions(writer, "m"), list[int]()
+    given = {"prompt": "a", "max_tokens": 1}
+
+    async def go() -> None:
+        transport = httpx.ASGITransport(app=served.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+            async def ask() -> None:
+                codes.append((await client.post("/v1/completions", json=given, timeout=60)).status_code)
+
+            async with trio.open_nursery() as nursery:
+                async with served._turn:
+                    for _ in range(module.WAITING):
+                        nursery.start_soon(ask)
+                    await trio.testing.wait_all_tasks_blocked()
+                    await ask()
+        assert codes == [429] + [200] * module.WAITING
+
+    trio.run(go)
 
 
 def test_only_this_machine_or_who_has_the_token_is_answered(writer: Writer) -> None:
