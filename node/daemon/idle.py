@@ -105,9 +105,7 @@ def _our_processes() -> set[int]:
     ours, parents = {os.getpid()}, dict[int, int]()
     for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
         parents[process.info["pid"]] = process.info["ppid"] or 0
-        if any(
-            os.path.basename(word) == "dlx-node" or word.startswith("dlx.") for word in process.info["cmdline"] or ()
-        ):
+        if _is_ours(process.info["cmdline"] or []):
             ours.add(process.info["pid"])
     for pid in parents:
         line = [pid]
@@ -116,6 +114,16 @@ def _our_processes() -> set[int]:
         if line[-1] in ours:
             ours.update(line)
     return ours
+
+
+def _is_ours(words: list[str]) -> bool:
+    """Whether it is this program that runs, by itself or by Python: not a terminal or an editor that names it."""
+    if words and os.path.basename(words[0]).startswith("python"):
+        rest = next((place for place, word in enumerate(words[1:], 1) if not word.startswith("-")), 0)
+        if words[rest - 1] == "-m":
+            return words[rest].startswith("dlx.")
+        words = words[rest:] if rest else []
+    return os.path.basename(next(iter(words), "")) == "dlx-node"
 
 
 def _used() -> tuple[float, float]:

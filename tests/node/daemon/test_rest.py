@@ -144,9 +144,10 @@ def test_somebody_at_the_keyboard_is_seen_where_the_machine_tells(
     assert reason == ("somebody is at the machine" if here else None)
 
 
-def test_other_nodes_of_the_machine_are_no_other_programs() -> None:
-    command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen([*command, "/bin/dlx-node"], stdin=subprocess.PIPE, start_new_session=True) as node:
+def test_other_nodes_of_the_machine_are_no_other_programs(tmp_path: Path) -> None:
+    command, script = [sys.executable, "-c", "input()"], tmp_path / "dlx-node"
+    script.write_text("input()")
+    with subprocess.Popen([sys.executable, "-P", script], stdin=subprocess.PIPE, start_new_session=True) as node:
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as own:
             with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as child:
                 ours = idle._our_processes()
@@ -154,6 +155,28 @@ def test_other_nodes_of_the_machine_are_no_other_programs() -> None:
             assert {os.getpid(), own.pid, node.pid, child.pid} <= ours and os.getppid() not in ours
             own.kill()
         node.kill()
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("dlx-node start", True),
+        ("/opt/bin/dlx-node", True),
+        ("/venv/bin/python3.11 /venv/bin/dlx-node start", True),
+        ("/venv/bin/python -P -m dlx.node.web.auditor", True),
+        ("python -m dlx.node.cli.app start", True),
+        ("tmux new -d dlx-node start", False),  # in which all else may run, too
+        ("sudo dlx-node start", False),
+        ("vim dlx.py", False),
+        ("python train.py dlx-node", False),
+        ("python -m http.server", False),
+        ("python -m", False),
+        ("python", False),
+        ("", False),
+    ],
+)
+def test_a_program_that_names_a_node_is_none(line: str, ours: bool) -> None:
+    assert idle._is_ours(line.split()) == ours
 
 
 async def asked_by(rest: Rest) -> None:
