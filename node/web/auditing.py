@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 from typing import Any
@@ -29,9 +28,6 @@ _STOP_SECONDS = 10.0  # that a process may take to remove what it wrote
 class AuditState:
     """How far an audit is. `report` as in Report.json, of what was checked so far."""
 
-    run: bytes
-    level: int
-    started: float  # Unix seconds
     line: str = "starting"
     report: dict[str, Any] = field(default_factory=lambda: Report(b"").json())
     done: bool = False
@@ -86,7 +82,7 @@ class Auditing:
             self._states.pop(run, None)
             while len(self._states) >= _KEPT:
                 del self._states[next(iter(self._states))]
-            self._states[run] = AuditState(run, level, time.time())
+            self._states[run] = AuditState()
             thread = threading.Thread(target=self._watch, args=(run, process, task), name="audit", daemon=True)
             self._running = run, process, thread
             thread.start()
