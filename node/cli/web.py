@@ -60,12 +60,9 @@ def command(
         reach = f"--datadir {quote(str(folder.root))}"  # of use on this machine, and nobody else's business
         if token is not None or rpc_url or chain_id or ledger or not folder.root.is_dir():
             reach = ledger_options(settings)
-        reader, auditing = (
-            Reader(client, (*kept, *folder.blob_folders), reach),
-            Auditing(where(settings, folder, places)),
-        )
+        reader = Reader(client, (*kept, *folder.blob_folders), reach)
+        auditing = Auditing(where(settings, folder, places))
         page = Page(reader, Guard(token), auditing, places)
-
         try:
             listening.until_stopped(found, page.app(), f"the page is at {url}")
         finally:
