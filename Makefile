@@ -12,9 +12,10 @@ SLITHER := .venv-slither
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
-# All tests but those of the benchmarks and the documents. Files are handed out whole to whoever is free, because the tests of a file share a devnet, a chain or a history; in their
-# order, which tests/conftest.py makes: those that wait and those that compute in turns, the long ones first. Three on two
-# cores, because many tests mostly wait: for blocks, deadlines and other processes.
+# All tests but those of the benchmarks and the documents. Files are handed out whole to whoever is free, because the
+# tests of a file share a devnet, a chain or a history; in their order, which tests/conftest.py makes: those that wait and
+# those that compute in turns, the long ones first. Three on two cores, because many tests mostly wait: for blocks,
+# deadlines and other processes.
 WORKERS ?= 3
 test: $(VENV)/.dev contracts/node_modules/.installed
 	$(BIN)/pytest --ignore tests/benchmarks --ignore tests/docs --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

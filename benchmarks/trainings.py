@@ -87,7 +87,7 @@ class Job:
 
 
 # loss, mean_loss (of the published average), curve of (steps, bytes, loss), bytes (that one replica sent), rounds,
-# bytes_per_round, traffic_ratio, steps, seconds
+# bytes_per_round, steps, parameters, seconds
 Result = dict[str, Any]
 
 
@@ -170,7 +170,6 @@ def train(job: Job, out: Path) -> Result:
         "bytes": round(sent),
         "bytes_per_round": round(sent / rounds),
         "rounds": rounds,
-        "traffic_ratio": size * steps / sent,
         "seconds": time.process_time() - began,
     }
     kept.parent.mkdir(exist_ok=True)

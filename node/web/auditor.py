@@ -47,7 +47,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     threading.Thread(target=_end_with_input, daemon=True).start()
     os.nice(_NICE)
-    audit(msgspec.json.decode(line, type=Task), _tell)
+    with open(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a library prints is no answer
+
+        def tell(changes: dict[str, Any]) -> None:
+            answers.write(msgspec.json.encode(changes) + b"\n")
+            answers.flush()
+
+        audit(msgspec.json.decode(line, type=Task), tell)
 
 
 def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -81,11 +88,6 @@ def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
         found = cause(raised)
         error = str(found) if isinstance(found, DlxError | OSError) else f"a fault of dlx-node: {found!r}"
     tell({"line": "", "report": report.json(), "done": True, "error": error})
-
-
-def _tell(changes: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(changes) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _end_with_input() -> None:
