@@ -1,10 +1,13 @@
 """R replicas of a run in one computation, for searches: the weights of all are stacked, and every step is one pass.
 
 The model, the optimisers, the codec and the outer step are the nodes' own; what is left out is what costs time and
-changes no number: files, hashes, traces. `benchmarks.simulation` has the nodes' whole slot.
+changes no number: files, hashes, traces. `benchmarks.simulation` has the nodes' whole slot. A `rough` training takes
+half of the time that is left: the model is compiled, and products of matrices are taken in bfloat16.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,7 +18,7 @@ from benchmarks.simulation import Point, Uncompressed
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Codec
 from dlx.training.data.shards import Dataset
-from dlx.training.inner import schedule
+from dlx.training.inner import muon, schedule
 from dlx.training.inner.loop import clipping
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.stages import StageModel
@@ -27,12 +30,18 @@ Arrays = dict[str, np.ndarray]
 
 
 def diloco(
-    manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor], *, compressed: bool = True
+    manifest: Manifest,
+    replicas: int,
+    dataset: Dataset,
+    genesis: Mapping[str, Tensor],
+    *,
+    compressed: bool = True,
+    rough: bool = False,
 ) -> Iterator[Point]:
     """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage whose plan is fixed.
     Raises TrainingError, CodecError."""
     plan, outer, total = manifest.plan, manifest.outer, manifest.rounds * manifest.plan.inner_steps
-    trainer = _Replicas(manifest, replicas, dataset)
+    trainer = _Replicas(manifest, replicas, dataset, rough)
     chosen = codec(manifest.codec.name) if compressed else Uncompressed(manifest.codec.name)
     exchange = _Exchange(manifest, chosen, replicas, genesis)
     versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
@@ -53,10 +62,12 @@ def diloco(
         yield Point((round + 1) * plan.inner_steps, sent, _tensors(newest))
 
 
-def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int) -> Iterator[Point]:
+def all_reduce(
+    manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int, *, rough: bool = False
+) -> Iterator[Point]:
     """The model after each `every` steps, as `simulation.all_reduce` gives it: the one replica's batch is that of all.
     Raises TrainingError."""
-    trainer, size = _Replicas(manifest, 1, dataset), 4 * sum(tensor.numel() for tensor in genesis.values())
+    trainer, size = _Replicas(manifest, 1, dataset, rough), 4 * sum(tensor.numel() for tensor in genesis.values())
     trainer.load([{name: array(tensor) for name, tensor in genesis.items()}])
     total = manifest.rounds * manifest.plan.inner_steps
     for step in range(total):
@@ -74,12 +85,13 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 class _Replicas:
     """The weights and optimiser states of all, and their steps."""
 
-    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset) -> None:
-        self._manifest, self._dataset, self._replicas = manifest, dataset, replicas
+    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool) -> None:
+        self._manifest, self._dataset, self._replicas, self._rough = manifest, dataset, replicas, rough
         self._model = _Stacked(manifest, 0)
-        _stack(self._model, replicas)
+        _stack(self._model, replicas, torch.bfloat16 if rough else torch.float32)
         self._parameters = dict(self._model.named_parameters())
         self._optimisers = Optimisers(self._parameters, manifest)
+        self._losses = torch.compile(self._losses_of) if rough else self._losses_of
 
     def load(self, starts: list[Arrays]) -> None:
         for name, parameter in self._parameters.items():
@@ -97,9 +109,7 @@ class _Replicas:
         positions = [batch * data.batch_size + row for batch in batches for row in range(data.batch_size)]
         ids = self._dataset.ids(data.seed, positions, data.sequence_length)
         batch = self._dataset.batch("train", ids, data.sequence_length)
-        logits = self._model(batch[:, :-1])
-        losses = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
-        means = losses.view(self._replicas, -1).mean(1)
+        means = self._losses(batch[:, :-1], batch[:, 1:])
         parameters = list(self._parameters.values())
         gradients = torch.autograd.grad(means.sum(), parameters)
         norms = sum(one.flatten(1).square().sum(1) for one in gradients)
@@ -109,7 +119,23 @@ class _Replicas:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             # Laid out as its parameter, which AdamW's kernel takes for granted.
             parameter.grad = (gradient * factors.view(-1, *[1] * (gradient.dim() - 1))).contiguous()
-        self._optimisers.step(schedule.factor(inner, index, total))
+        with _rough_muon() if self._rough else contextlib.nullcontext():
+            self._optimisers.step(schedule.factor(inner, index, total))
+
+    def _losses_of(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        """Of each replica, in nats a token."""
+        losses = functional.cross_entropy(self._model(ids).flatten(0, 1), wanted.flatten(), reduction="none")
+        return losses.view(self._replicas, -1).mean(1)
+
+
+@contextlib.contextmanager
+def _rough_muon() -> Iterator[None]:
+    exact = muon.orthogonal
+    with (
+        patch.object(muon, "orthogonal", lambda matrices: exact(matrices.bfloat16()).float()),
+        patch.dict(muon._TOGETHER, cpu=1 << 20),
+    ):
+        yield
 
 
 class _Stacked(StageModel):
@@ -120,27 +146,28 @@ class _Stacked(StageModel):
         return self.head(hidden)
 
 
-def _stack(model: nn.Module, replicas: int) -> None:
+def _stack(model: nn.Module, replicas: int, products: torch.dtype) -> None:
     """Put layers of stacked weights in the place of those that have weights."""
     for name, part in model.named_children():
         if isinstance(part, nn.Linear):
-            setattr(model, name, _Linear(replicas, part.out_features, part.in_features))
+            setattr(model, name, _Linear(replicas, part.out_features, part.in_features, products))
         elif isinstance(part, nn.Embedding):
             setattr(model, name, _Embedding(replicas, part.num_embeddings, part.embedding_dim))
         elif list(part.parameters(recurse=False)):
             setattr(model, name, _Norm(replicas, part))
         else:
-            _stack(part, replicas)
+            _stack(part, replicas, products)
 
 
 class _Linear(nn.Module):
-    def __init__(self, replicas: int, outputs: int, inputs: int) -> None:
+    def __init__(self, replicas: int, outputs: int, inputs: int, products: torch.dtype) -> None:
         super().__init__()
+        self._products = products
         self.weight = nn.Parameter(torch.zeros(replicas, outputs, inputs))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        rows = hidden.reshape(len(self.weight), -1, hidden.size(-1))
-        return torch.bmm(rows, self.weight.mT).view(*hidden.shape[:-1], -1)
+        rows = hidden.reshape(len(self.weight), -1, hidden.size(-1)).to(self._products)
+        return torch.bmm(rows, self.weight.to(self._products).mT).to(hidden.dtype).view(*hidden.shape[:-1], -1)
 
 
 class _Embedding(nn.Module):

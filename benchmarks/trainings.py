@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Setting:
 @dataclass(frozen=True)
 class Job:
     """One training; `lr` is the inner rate, Muon's for the matrices where that is the optimiser. `batched`: in one
-    computation of all replicas (`benchmarks.batched`), without the nodes' files."""
+    computation of all replicas (`benchmarks.batched`, `rough`), without the nodes' files."""
 
     method: Method
     setting: Setting
@@ -136,13 +137,14 @@ def train(job: Job, out: Path) -> Result:
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     genesis, began = initialise(manifest, 0), time.process_time()
     steps = manifest.rounds * manifest.plan.inner_steps
-    engine = batched if job.batched else simulation
     if job.method.every_step:
         every = max(1, steps // _APART)
-        points, versions = engine.all_reduce(manifest, dataset, genesis, every), -(-steps // every)
+        all_reduce = partial(batched.all_reduce, rough=True) if job.batched else simulation.all_reduce
+        points, versions = all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
         compressed, versions = job.method.compressed, manifest.rounds
-        points = engine.diloco(manifest, REPLICAS, dataset, genesis, compressed=compressed)
+        diloco = partial(batched.diloco, rough=True) if job.batched else simulation.diloco
+        points = diloco(manifest, REPLICAS, dataset, genesis, compressed=compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []
