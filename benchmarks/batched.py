@@ -218,11 +218,11 @@ class _Exchange:
     def exchange(self, replica: int, start: Arrays, end: Arrays) -> Arrays:
         """What the others get of a replica's round."""
         payload, last, residual = np.zeros(self.size, np.uint8), self._last[replica], self._residual[replica]
-        decay, decoded = np.float32(self._codec.info.decay), {}
+        decoded = {}
         for name, part in self._parts.items():
             change = start[name] - end[name].reshape(start[name].shape)
             if name in residual:
-                change += decay * residual[name]
+                change += residual[name]
             before = None if last is None else (last[part], self._plan)
             self._codec.encode_part(name, change, self._plan, payload[part], before)
             decoded[name] = self._codec.decode_part(name, payload[part], self._shapes[name], self._plan)

@@ -43,7 +43,7 @@ DELAY_0, DELAY_1 = "default, delay 0", "default, delay 1"
 # and how often it sends a payload for 4 receivers.
 BESIDE, SENT = 16_500, 1.03
 
-_NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+_NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
 _ADAMW = {"optimiser": "adamw"}
 
 
@@ -66,9 +66,13 @@ class Row(NamedTuple):
     start: Choice  # of the search
 
 
+def _outer(momentum: float) -> dict[str, Any]:
+    return {"momentum": momentum, "nesterov": True}
+
+
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
-    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6)),
+    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 5, 5)),
     Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
     Row(
         Method(
@@ -83,34 +87,18 @@ ROWS = (
     ),
     Row(Method(DELAY_0), Choice(2, 6)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("sparse", seeds=3, codec="topk", plan=PRESETS["sparse"]["plan"]), Choice(2, 6)),
+    Row(Method("topk 1/32 H 5", codec="topk", plan=PRESETS["sparse"]["plan"], outer=_outer(0.5)), Choice(2, 4)),
     Row(
-        Method(
-            "topk 1/32, outer 1.0/0.5",
-            codec="topk",
-            plan=PRESETS["sparse"]["plan"],
-            outer={"momentum": 0.5, "nesterov": True},
-        ),
-        Choice(2, 5),
-    ),
-    # For the higher traffic ratio: half as many values.
-    Row(
-        Method(
-            "topk 1/64, outer 1.0/0.5",
-            codec="topk",
-            plan={"level": 2, "rank": 62, "inner_steps": 5},
-            outer={"momentum": 0.5, "nesterov": True},
-        ),
-        Choice(2, 5),
+        Method("topk 1/68 H 5", codec="topk", plan={"level": 2, "rank": 60, "inner_steps": 5}, outer=_outer(0.5)),
+        Choice(2, 4),
     ),
     Row(
-        Method(
-            "ternary H 20, outer 1.0/0.6",
-            codec="ternary",
-            plan={"level": 2, "inner_steps": 20},
-            outer={"momentum": 0.6, "nesterov": True},
-        ),
-        Choice(2, 5),
+        Method("ternary H 20", seeds=3, codec="ternary", plan={"level": 2, "inner_steps": 20}, outer=_outer(0.6)),
+        Choice(2, 4),
+    ),
+    Row(
+        Method("ternary H 52", seeds=3, codec="ternary", plan={"level": 2, "inner_steps": 52}, outer=_outer(0.7)),
+        Choice(2, 4),
     ),
 )
 
@@ -120,8 +108,8 @@ class Length:
     """Of the trainings, in tokens of all replicas."""
 
     final: int
-    search: int
-    moves: int = 4  # of a search, at most: each tries all neighbours of the best so far
+    search: int  # 0: no search, and no law of tokens
+    moves: int  # of a search, at most: each tries all neighbours of the best so far
 
 
 def main(
@@ -130,7 +118,13 @@ def main(
     ] = False,
     hidden: Annotated[int, typer.Option(min=32, help="Width of the model, which has 4 layers.")] = 64,
     tokens_per_parameter: Annotated[float, typer.Option(min=0.1, help="Of each method's training.")] = 20,
-    search: Annotated[float, typer.Option(min=0.1, help="Tokens per parameter of a search's trainings.")] = 10,
+    search: Annotated[float, typer.Option(min=0, help="Tokens per parameter of a search's trainings; 0: none.")] = 10,
+    moves: Annotated[
+        int, typer.Option(min=0, help="Of a search, at most, each to the best neighbour; 0: what the rows state.")
+    ] = 4,
+    rough: Annotated[
+        bool, typer.Option("--rough", help="Train what wins as the searches do, in a third of the time.")
+    ] = False,
     source: Annotated[str, typer.Option(metavar="GLOB", help="The text to train on.")] = str(
         Path(sysconfig.get_paths()["stdlib"]) / "**/*.py"
     ),
@@ -155,12 +149,12 @@ def main(
     _refuse(rows, setting, json_file)
     prepare(setting, out)
     size = parameters(setting, out)
-    length = Length(round(tokens_per_parameter * size), round(search * size))
+    length = Length(round(tokens_per_parameter * size), round(search * size), moves)
     if quick:
         length = Length(60 * tokens_of(setting), 20 * tokens_of(setting), moves=0)
     best, searched = find(rows, setting, length, out, workers)
     jobs = [
-        job(row.method, setting, choice, seed, length.final)
+        job(row.method, setting, choice, seed, length.final, rough)
         for row, choice in zip(rows, best, strict=True)
         for seed in range(row.method.seeds)
     ]
@@ -174,6 +168,7 @@ def main(
             f"{key} {value}" for key, value in asdict(setting).items() if key not in ("source", "batch")
         ),
         "size": f"{size:,} parameters, {length.final / size:.1f} tokens each, {REPLICAS} replicas",
+        "engine": "one computation of all replicas, matrix products in bfloat16" if rough else "the nodes' slots",
         # CPU seconds of all trainings together, those that an earlier call left in the folder too.
         "seconds": round(sum(result["seconds"] for result in (searched | results).values())),
     }
@@ -204,6 +199,11 @@ def find(
     """Each method's best choice: from its start on to the best of all neighbours, until no neighbour is better. And all
     that was trained for it, by the jobs' keys."""
     best, results = [row.start for row in rows], dict[str, Result]()
+    if not length.search:
+        return best, results
+    if not length.moves:
+        centres = [job(row.method, setting, row.start, 0, length.search, True) for row in rows]
+        return best, train_all(centres, out, workers)
     for _ in range(length.moves):
         tried = [
             {one: job(row.method, setting, one, 0, length.search, True) for one in [centre, *_neighbours(row, centre)]}

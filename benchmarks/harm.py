@@ -87,8 +87,8 @@ class Member:
                     samples = self._loop.positions(lot * self._plan.inner_steps + done)
                     self._loop.step(index, total_steps, samples, None, None)
         end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
-        decay, kept = self._codec.info.decay, self._residual
-        update: Mapping[str, Tensor] = {name: start[name] - end[name] + kept[name] * decay for name in start}
+        kept = self._residual
+        update: Mapping[str, Tensor] = {name: start[name] - end[name] + kept[name] for name in start}
         if lie.update is not None:
             update = {name: tensor.clone() for name, tensor in lie.update(update, others, self._before).items()}
         decoded = self._codec.decode(self._codec.encode(dict(update), self._plan, None), self._loop.shapes, self._plan)

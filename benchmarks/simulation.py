@@ -155,7 +155,7 @@ class Uncompressed(Codec):
     """Float32 as it is, in the place of the manifest's codec and under its plan."""
 
     def __init__(self, place: str) -> None:
-        self.info = codec(place).info._replace(decay=1.0)
+        self.info = codec(place).info
 
     def _size(self, name: str, shape: tuple[int, ...], plan: Plan) -> int:
         return 4 * count(shape)

@@ -24,7 +24,7 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((10, 10), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
+    wire.Hello((11, 11), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
     wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
     wire.ContributionMessage(_bytes(961, 3)),
     wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),

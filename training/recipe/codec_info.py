@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 class CodecInfo(NamedTuple):
     name: str
-    decay: float  # how much of the residual the next pseudo-gradient takes up
     levels: tuple[int, ...]  # of a plan: bits of a value
     ranks: tuple[int, int]  # of a plan: the lowest and the highest
 
 
-INT4 = CodecInfo("int4", decay=1.0, levels=(4, 8), ranks=(0, 0))
-LOWRANK = CodecInfo("lowrank", decay=1.0, levels=(4,), ranks=(1, 4096))
-TERNARY = CodecInfo("ternary", decay=1.0, levels=(2,), ranks=(0, 0))
-TOPK = CodecInfo("topk", decay=0.95, levels=(2,), ranks=(32, 256))
+INT4 = CodecInfo("int4", levels=(4, 8), ranks=(0, 0))
+LOWRANK = CodecInfo("lowrank", levels=(4,), ranks=(1, 4096))
+TERNARY = CodecInfo("ternary", levels=(2,), ranks=(0, 0))
+TOPK = CodecInfo("topk", levels=(2,), ranks=(32, 256))
 CODECS = {one.name: one for one in (INT4, LOWRANK, TERNARY, TOPK)}

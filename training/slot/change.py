@@ -106,7 +106,6 @@ class Change:
         self, name: str, start: int, end: np.ndarray, made: np.ndarray, encoder: CodecEncoder, block: int
     ) -> None:
         """From value number `start` on, the blocks dealt among threads."""
-        decay = self._codec.info.decay
         shares = list(spans(len(end), block, max(1, -(-len(end) // self._threads))))
 
         def share(number: int) -> None:
@@ -114,7 +113,7 @@ class Change:
                 for at, few in spans(size, block, _CACHED):
                     low, high = first + at, first + at + few
                     values, begin = made[low:high], start + low
-                    change_into(values, name, begin, self._start, end[low:high], self._residual, decay, self._folded)
+                    change_into(values, name, begin, self._start, end[low:high], self._residual, self._folded)
                     encoder.take(values, begin)
 
         if len(shares) == 1:
@@ -130,18 +129,15 @@ def change_into(
     start: Difference,
     end: np.ndarray,
     residual: Difference,
-    decay: float,
     folded: Sequence[Decodable],
 ) -> None:
-    """u[t] = start - end + decay * residual + each folded payload in the order given, from the tensor's value number
+    """u[t] = start - end + residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
     start.read_into(out, name, low)
     for at, size in spans(len(out), residual.block(name)):
         piece, kept = out[at : at + size], scratch("residual", size)
         piece -= end[at : at + size]
         residual.read_into(kept, name, low + at)
-        if decay != 1:
-            kept *= np.float32(decay)
         piece += kept
     for payload in folded:
         combine(np.add, out, payload.decoder(name), start=low)

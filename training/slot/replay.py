@@ -247,9 +247,8 @@ class _Claimed:
     """The weights at a round's end that its change claims, beside those of a replay."""
 
     def __init__(self, manifest: Manifest, files: _Files, start: Difference) -> None:
-        self._decay, self._buffers = codec(manifest.codec.name).info.decay, Buffers()
         self._start, self._residual, self._folded = start, files.residual(), files.folded()
-        self._change = files.change()
+        self._change, self._buffers = files.change(), Buffers()
 
     def beside(self, replayed: Mapping[str, Tensor]) -> Arrays:
         """As far from the replayed ones as the change that those give is from the one claimed: so exactly they where
@@ -258,7 +257,7 @@ class _Claimed:
         def make(name: str) -> np.ndarray:
             end = weights.array(replayed[name]).reshape(-1)
             made = self._buffers.of(len(end))
-            change_into(made, name, 0, self._start, end, self._residual, self._decay, self._folded)
+            change_into(made, name, 0, self._start, end, self._residual, self._folded)
             made -= self._change[name].reshape(-1)
             made += end
             return made.reshape(replayed[name].shape)

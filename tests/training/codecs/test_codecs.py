@@ -213,8 +213,3 @@ def test_a_part_made_of_blocks_in_any_order_is_the_same_and_leaves_the_values_al
             encoder.take(flat[start : start + encoder.block], start)
         assert made.tobytes() == expected.tobytes()
         assert flat.tobytes() == tensor.tobytes()
-
-
-def test_decay_is_the_papers() -> None:
-    decays = {name: codec(name).info.decay for name in ("int4", "lowrank", "ternary", "topk")}
-    assert decays == {"int4": 1.0, "lowrank": 1.0, "ternary": 1.0, "topk": 0.95}
