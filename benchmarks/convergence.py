@@ -45,6 +45,7 @@ BESIDE, SENT = 16_500, 1.03
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
 _ADAMW = {"optimiser": "adamw"}
+_DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "ternary"))
 
 
 class Choice(NamedTuple):
@@ -66,10 +67,6 @@ class Row(NamedTuple):
     start: Choice  # of the search
 
 
-def _outer(momentum: float) -> dict[str, Any]:
-    return {"momentum": momentum, "nesterov": True}
-
-
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
     Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 5, 5)),
@@ -78,26 +75,29 @@ ROWS = (
         Method(
             "dilocox",
             inner=_ADAMW,
-            outer=PRESETS["dilocox"]["outer"],
+            outer=_DILOCOX["outer"],
             codec="lowrank",
-            plan=PRESETS["dilocox"]["plan"],
+            plan=_DILOCOX["plan"],
             adaptive=True,
         ),
         Choice(2, 2),
     ),
     Row(Method(DELAY_0), Choice(2, 6)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("topk 1/32 H 5", codec="topk", plan=PRESETS["sparse"]["plan"], outer=_outer(0.5)), Choice(2, 4)),
+    Row(Method("sparse", codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
     Row(
-        Method("topk 1/68 H 5", codec="topk", plan={"level": 2, "rank": 60, "inner_steps": 5}, outer=_outer(0.5)),
+        Method("topk 60 of 4,096", codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
         Choice(2, 4),
     ),
+    Row(Method("ternary", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]), Choice(2, 4)),
     Row(
-        Method("ternary H 20", seeds=3, codec="ternary", plan={"level": 2, "inner_steps": 20}, outer=_outer(0.6)),
-        Choice(2, 4),
-    ),
-    Row(
-        Method("ternary H 52", seeds=3, codec="ternary", plan={"level": 2, "inner_steps": 52}, outer=_outer(0.7)),
+        Method(
+            "ternary, H 52",
+            seeds=3,
+            codec="ternary",
+            plan=_TERNARY["plan"] | {"inner_steps": 52},
+            outer=_TERNARY["outer"],
+        ),
         Choice(2, 4),
     ),
 )

@@ -21,8 +21,20 @@ from benchmarks.trainings import REPLICAS, Job, Method, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = {"all-reduce": "#000000", "DiLoCo": "#0072b2", "default": "#d55e00", "sparse": "#7f7f7f"}  # by family
-MARKERS = {"DiLoCo": ("s", "#0072b2"), "default": ("o", "#d55e00"), "sparse": ("^", "#000000")}  # of points, by family
+# Of lines and of points, by family.
+COLOURS = {
+    "all-reduce": "#000000",
+    "DiLoCo": "#0072b2",
+    "default": "#d55e00",
+    "sparse": "#7f7f7f",
+    "ternary": "#009e73",
+}
+MARKERS = {
+    "DiLoCo": ("s", "#0072b2"),
+    "default": ("o", "#d55e00"),
+    "sparse": ("^", "#000000"),
+    "ternary": ("D", "#009e73"),
+}
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))  # line and marker, one after the other within a family
 
 
@@ -163,7 +175,8 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _family_named(name: str) -> str:
     if name.lower().startswith("diloco"):
         return "DiLoCo"
-    return "sparse" if name.startswith(("sparse", "topk")) else "default"
+    families = {"sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
+    return next((family for start, family in families.items() if name.startswith(start)), "default")
 
 
 def _family(method: Method) -> str:
