@@ -132,6 +132,7 @@ def main(
         int, typer.Option(min=0, help="Tokens of a byte-pair encoding made of the text; 0: every byte is one.")
     ] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Methods that have this in their name (repeatable).")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Of a method that has more of them, so many.")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
     ),
@@ -142,7 +143,11 @@ def main(
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
     setting = Setting(os.path.abspath(source), hidden=hidden, vocabulary=vocabulary)
-    rows = [row for row in ROWS if not only or any(part in row.method.name for part in only)]
+    rows = [
+        row._replace(method=replace(row.method, seeds=min(seeds, row.method.seeds)))
+        for row in ROWS
+        if not only or any(part in row.method.name for part in only)
+    ]
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
