@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
-    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 5, 5)),
+    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 5, 6)),
     Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
     Row(
         Method(
