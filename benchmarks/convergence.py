@@ -93,7 +93,6 @@ ROWS = (
     Row(
         Method(
             "ternary, H 52",
-            seeds=3,
             codec="ternary",
             plan=_TERNARY["plan"] | {"inner_steps": 52},
             outer=_TERNARY["outer"],
