@@ -654,7 +654,8 @@ def _dataset(manifest: Manifest, blobs: Path) -> Dataset:
 @pytest.fixture(scope="module")
 def processes() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "hypothesis", "pytest", "transformers.models.llama.modeling_llama"])
+    libraries = ["torch", "hypothesis", "pytest", "transformers.models.llama.modeling_llama"]
+    context.set_forkserver_preload([*libraries, "dlx.training.slot.slot"])
     return context
 
 
