@@ -1,8 +1,8 @@
 """R replicas of a run in one computation, for searches: the weights of all are stacked, and every step is one pass.
 
 The model, the optimisers, the codec and the outer step are the nodes' own; what is left out is what costs time and
-changes no number: files, hashes, traces. `benchmarks.simulation` has the nodes' whole slot. A `rough` training takes
-half of the time that is left: the model is compiled, and products of matrices are taken in bfloat16.
+changes no number: files, hashes, traces. `benchmarks.simulation` has the nodes' whole slot. For a `rough` training the
+model is compiled, and products of matrices are taken in bfloat16 where the CPU has instructions for that.
 """
 
 import contextlib
@@ -27,6 +27,9 @@ from dlx.training.outer.step import outer_step
 from dlx.training.recipe.manifest import Manifest
 
 Arrays = dict[str, np.ndarray]
+# What a rough training's products of matrices are taken in: a CPU without instructions for bfloat16 takes ten times as
+# long for them.
+ROUGH = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
 def diloco(
@@ -88,10 +91,12 @@ class _Replicas:
     def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool) -> None:
         self._manifest, self._dataset, self._replicas, self._rough = manifest, dataset, replicas, rough
         self._model = _Stacked(manifest, 0)
-        _stack(self._model, replicas, torch.bfloat16 if rough else torch.float32)
+        _stack(self._model, replicas, ROUGH if rough else torch.float32)
         self._parameters = dict(self._model.named_parameters())
         self._optimisers = Optimisers(self._parameters, manifest)
-        self._losses = torch.compile(self._losses_of) if rough else self._losses_of
+        if rough:
+            torch.compiler.reset()  # or, of all that one process trains, only the first few are compiled
+        self._losses = torch.compile(self._losses_of, dynamic=False) if rough else self._losses_of
 
     def load(self, starts: list[Arrays]) -> None:
         for name, parameter in self._parameters.items():
@@ -132,7 +137,7 @@ class _Replicas:
 def _rough_muon() -> Iterator[None]:
     exact = muon.orthogonal
     with (
-        patch.object(muon, "orthogonal", lambda matrices: exact(matrices.bfloat16()).float()),
+        patch.object(muon, "orthogonal", lambda matrices: exact(matrices.to(ROUGH)).float()),
         patch.dict(muon._TOGETHER, cpu=1 << 20),
     ):
         yield

@@ -99,6 +99,8 @@ def prepare(setting: Setting, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     sources = [Path(path) for path in sorted(glob.glob(setting.source, recursive=True))]
     sources = [path for path in sources if "site-packages" not in path.parts or "site-packages" in setting.source]
+    if setting.vocabulary:
+        sources = [path for path in sources if _is_text(path)]  # a tokenizer takes nothing else
     if not sources:
         raise typer.BadParameter(f"{setting.source}: no such file or folder", param_hint="--source")
     tokenizer = _tokenizer(sources, setting.vocabulary, out) if setting.vocabulary else None
@@ -283,6 +285,14 @@ def manifest_of(job: Job, out: Path) -> Manifest:
         path.unlink()
     data = msgspec.json.decode((out / "data.json").read_bytes(), type=BlobRef)
     return complete(draft, [data], data, bytes(32))  # the genesis is drawn where it is needed: any blob stands for it
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        path.read_text("utf-8")
+    except (UnicodeDecodeError, IsADirectoryError):
+        return False
+    return True
 
 
 def _tokenizer(sources: Sequence[Path], vocabulary: int, out: Path) -> Path:

@@ -70,7 +70,7 @@ ROWS: dict[str, Row] = {
         "our nodes, preset sparse with delay 1, as many inner steps as the plan says",
         hides=True,
         preset="sparse",
-        outer=_DELAYED,
+        outer=_DELAYED | {"momentum": 0, "nesterov": False},
     ),
     "dilocox": Row("our nodes, preset dilocox: low rank, delay 1, 125 inner steps or more", preset="dilocox"),
     "sites": Row(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from benchmarks import batched, simulation, trainings
 from benchmarks.trainings import Job, Method, Setting
@@ -88,6 +89,19 @@ def test_replicas_in_one_computation_train_what_the_nodes_slots_do(
     assert apart.norm() < 0.05 * moved.norm()
 
 
+def test_a_rough_training_ends_where_an_exact_one_does(setting: Setting, tmp_path: Path) -> None:
+    manifest, dataset = _opened(
+        setting, tmp_path, 60, codec="topk", outer=NESTEROV, plan={"level": 2, "rank": 256, "inner_steps": 3}
+    )
+    genesis = initialise(manifest, 0)
+    before = simulation.loss(manifest, genesis, dataset, 8)
+    *_, exact = batched.diloco(manifest, 2, dataset, genesis)
+    *_, rough = batched.diloco(manifest, 2, dataset, genesis, rough=True)
+    assert rough[:2] == exact[:2]
+    losses = [simulation.loss(manifest, one.version, dataset, 8) for one in (exact, rough)]
+    assert losses[1] == pytest.approx(losses[0], abs=0.1 * (before - losses[0]))
+
+
 def test_every_step_in_one_computation_is_that_of_the_inner_loop(setting: Setting, tmp_path: Path) -> None:
     manifest, dataset = _opened(setting, tmp_path, 6, every_step=True, plan={"inner_steps": 3})
     genesis = initialise(manifest, 0)
@@ -99,3 +113,13 @@ def test_every_step_in_one_computation_is_that_of_the_inner_loop(setting: Settin
         assert one[:2] == other[:2]
         for name, tensor in one.version.items():
             torch.testing.assert_close(other.version[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_a_text_with_a_file_that_is_not_utf8_is_tokenised_without_it(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("some words, and some more words\n" * 200)
+    (tmp_path / "bad.txt").write_bytes(b"caf\xe9")
+    trainings.prepare(Setting(str(tmp_path / "*.txt"), vocabulary=300), tmp_path / "out")
+    assert (tmp_path / "out/data.json").exists()
+    (tmp_path / "good.txt").unlink()
+    with pytest.raises(typer.BadParameter, match="no such file"):
+        trainings.prepare(Setting(str(tmp_path / "*.txt"), vocabulary=300), tmp_path / "out")

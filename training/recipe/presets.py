@@ -20,14 +20,14 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # SparseLoCo (arXiv 2508.15706): a 32nd of the values, two bits each, exchanged often.
     "sparse": {
-        "inner": {"muon_lr": 0.005},
+        "inner": {"muon_lr": 0.004, "muon_momentum": 0.9},
         "outer": {"momentum": 0.5, "nesterov": True},
         "codec": {"name": "topk"},
         "plan": {"level": 2, "rank": 128, "inner_steps": 5},
     },
     # What loses least at a few hundred times less traffic; with longer rounds at a thousand times less.
     "ternary": {
-        "inner": {"muon_lr": 0.004},
+        "inner": {"muon_lr": 0.004, "muon_momentum": 0.9},
         "outer": {"momentum": 0.6, "nesterov": True},
         "codec": {"name": "ternary"},
         "plan": {"level": 2, "inner_steps": 20},
