@@ -5,6 +5,8 @@ tokens, 4 replicas each. Every method's batch and inner rates are searched on on
 replicas in one computation (`benchmarks.batched`); what wins is trained by the nodes' own slots. Prints a table and
 writes it to the folder, with a PNG (loss against tokens and against bytes). What was trained there is not trained
 again, so an interrupted run goes on: name another folder after changing code or text.
+
+`python -m benchmarks.tables docs/convergence.md` makes the documents' tables of what `--json` wrote.
 """
 
 import json
@@ -84,12 +86,15 @@ ROWS = (
     ),
     Row(Method(DELAY_0), Choice(2, 6)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("sparse", codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
+    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
     Row(
         Method("topk 60 of 4,096", codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
         Choice(2, 4),
     ),
-    Row(Method("ternary", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]), Choice(2, 4)),
+    Row(
+        Method("ternary, H 20", codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
+        Choice(2, 4),
+    ),
     Row(
         Method(
             "ternary, H 52",
@@ -122,7 +127,7 @@ def main(
         int, typer.Option(min=0, help="Of a search, at most, each to the best neighbour; 0: what the rows state.")
     ] = 4,
     rough: Annotated[
-        bool, typer.Option("--rough", help="Train what wins as the searches do, in a third of the time.")
+        bool, typer.Option("--rough", help="Train what wins as the searches do, in about half of the time.")
     ] = False,
     source: Annotated[str, typer.Option(metavar="GLOB", help="The text to train on.")] = str(
         Path(sysconfig.get_paths()["stdlib"]) / "**/*.py"
@@ -150,7 +155,7 @@ def main(
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
-    _refuse(rows, setting, json_file)
+    _refuse(rows, setting, out, json_file)
     prepare(setting, out)
     size = parameters(setting, out)
     length = Length(round(tokens_per_parameter * size), round(search * size), moves)
@@ -167,12 +172,12 @@ def main(
     table = list(_rows(jobs, results, list(zip(rows, best, strict=True)), [searched.get(one.key) for one in shorter]))
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": _machine(),
         "setting": ", ".join(
             f"{key} {value}" for key, value in asdict(setting).items() if key not in ("source", "batch")
         ),
         "size": f"{size:,} parameters, {length.final / size:.1f} tokens each, {REPLICAS} replicas",
-        "engine": "one computation of all replicas, matrix products in bfloat16" if rough else "the nodes' slots",
+        "engine": f"one computation of all replicas, matrix products in {_products()}" if rough else "the nodes' slots",
         # CPU seconds of all trainings together, those that an earlier call left in the folder too.
         "seconds": round(sum(result["seconds"] for result in (searched | results).values())),
     }
@@ -230,8 +235,13 @@ def _neighbours(row: Row, centre: Choice) -> Iterator[Choice]:
             yield centre._replace(rest=centre.rest + step)
 
 
-def _refuse(rows: Sequence[Row], setting: Setting, json_file: Path | None) -> None:
+def _refuse(rows: Sequence[Row], setting: Setting, out: Path, json_file: Path | None) -> None:
     """What would otherwise fail after hours."""
+    unit = 2 * max(1, setting.hidden // 32)  # halves of every head
+    if setting.hidden % unit:
+        raise typer.BadParameter(f"expected a multiple of {unit}, got {setting.hidden}", param_hint="--hidden")
+    if out.exists() and not out.is_dir():
+        raise typer.BadParameter(f"{out}: a file, expected a folder", param_hint="--out")
     if not rows:
         names = ", ".join(row.method.name for row in ROWS)
         raise typer.BadParameter(f"no method has this in its name; there are {names}", param_hint="--only")
@@ -239,6 +249,21 @@ def _refuse(rows: Sequence[Row], setting: Setting, json_file: Path | None) -> No
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"{json_file.parent}: no such folder", param_hint="--json")
+    if json_file is not None and json_file.is_dir():
+        raise typer.BadParameter(f"{json_file}: a folder, expected a file", param_hint="--json")
+
+
+def _machine() -> str:
+    from torch.backends import cpu
+
+    kind = f"{platform.machine()} ({cpu.get_cpu_capability()})"
+    return f"{kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def _products() -> str:
+    from benchmarks.batched import ROUGH
+
+    return str(ROUGH).removeprefix("torch.")
 
 
 def _quick_plan(method: Method) -> dict[str, Any]:
@@ -265,7 +290,7 @@ def _rows(
         found = [results[one.key] for one in own]
         losses = [result["loss"] for result in found]
         base = [best.get(one.seed, {"loss": math.nan, "mean_loss": math.nan}) for one in own]
-        means = [min(result["loss"], result["mean_loss"]) for result in found]
+        means = [result["mean_loss"] for result in found]
         first, muon = found[0], row.method.inner["optimiser"] == "muon"
         beside = 0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
         yield {
@@ -278,7 +303,8 @@ def _rows(
             "spread": round(max(losses) - min(losses), 4),
             "gap_percent": _gap(losses, [one["loss"] for one in base]),
             "mean_loss": round(statistics.mean(means), 4),
-            "mean_gap_percent": _gap(means, [min(one["loss"], one["mean_loss"]) for one in base]),
+            "mean_gap_percent": _gap(means, [one["mean_loss"] for one in base]),
+            "search_loss": None if short is None else round(short["loss"], 4),
             "tokens_percent": _tokens(first, short, base[0]["loss"]),
             "bytes_per_round": first["bytes_per_round"],
             "traffic_ratio": round(sent / first["bytes"], 1),
@@ -295,10 +321,13 @@ def _gap(losses: Sequence[float], best: Sequence[float]) -> float:
 def _tokens(found: Result, shorter: Result | None, loss: float) -> float | None:
     """Tokens for all-reduce's loss, in percent of those that it has: loss falls by a power of the tokens, which the
     method's own search, of a shorter length, shows. None where it does not."""
-    if shorter is None or not shorter["steps"] < found["steps"] or not shorter["loss"] > found["loss"]:
+    if shorter is None or shorter["steps"] >= found["steps"]:
+        return None
+    if not all(map(math.isfinite, (loss, found["loss"], shorter["loss"]))) or shorter["loss"] <= found["loss"]:
         return None
     power = math.log(shorter["loss"] / found["loss"]) / math.log(found["steps"] / shorter["steps"])
-    return round(100 * (found["loss"] / loss) ** (1 / power), 1)
+    times = math.log(found["loss"] / loss) / power
+    return round(100 * math.exp(times), 1) if times < 10 else None
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

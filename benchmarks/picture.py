@@ -134,7 +134,7 @@ def main(
     except (ValueError, KeyError, TypeError) as error:
         raise typer.BadParameter(f"{table}: expected what `benchmarks.convergence --json` writes") from error
     try:
-        figure.savefig(png, dpi=120, metadata={"Description": description})
+        figure.savefig(png, format="png", dpi=120, metadata={"Description": description})
     except OSError as error:
         raise typer.BadParameter(f"{png}: {error.strerror}") from error
 
@@ -145,28 +145,44 @@ def described(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """All-reduce as lines across, every other method as a point."""
+    """All-reduce as lines across, every other method as a point: filled beside payloads, hollow beside all bytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6))
     axes = figure.add_subplot(
         xscale="log",
-        xlabel="payload traffic: times less than all-reduce",
-        ylabel="held-out loss after all tokens (nats per byte)",
+        xlabel="traffic: times less than all-reduce (filled: payloads, hollow: all bytes)",
+        ylabel="held-out loss after all tokens (nats per token)",
     )
+    widest, names = max(row["traffic_ratio"] for row in rows), []
     for row in rows:
         name, ratio, loss = row["method"], row["traffic_ratio"], row["loss"]
         if name.startswith("all-reduce"):
-            line = "-" if name.endswith("Muon") else "--"
-            axes.axhline(loss, label=name, color="#000000", linestyle=line, linewidth=1)
-            axes.annotate(f"{name}  {loss:.3f}", (1, loss), (4, 3), textcoords="offset points", fontsize=9)
+            colour, line = "#000000", "-" if name.endswith("Muon") else "--"
+            axes.plot((1, 1.5 * widest), (loss, loss), label=name, color=colour, linestyle=line, linewidth=1)
         else:
             marker, colour = MARKERS[_family_named(name)]
-            axes.plot(ratio, loss, label=name, color=colour, marker=marker, markersize=7, linestyle="none")
-            side, away = ("right", -7) if ratio < 100 else ("left", 7)  # names outward, where no other point is
-            look: dict[str, Any] = {"color": colour, "fontsize": 9, "ha": side, "va": "center"}
-            axes.annotate(f"{name}  {loss:.3f}", (ratio, loss), (away, 0), textcoords="offset points", **look)
-    axes.set_xlim(1, 10 * max(row["traffic_ratio"] for row in rows))  # room for the names
+            look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
+            axes.plot(row["all_bytes_ratio"], loss, markerfacecolor="none", **look)
+            axes.plot(ratio, loss, label=name, **look)
+        names.append((f"{name}  {loss:.3f}", 1.5 * widest if name.startswith("all-reduce") else ratio, loss, colour))
+    top = 1.12 * min(row["loss"] for row in rows)  # what is far above has its name at the edge
+    seen = [min(row["loss"], top) for row in rows]
+    gap = (max(seen) - min(seen)) / 18 or 1
+    places = spread(seen, gap)
+    # In a column of their own on the right, each with a line to its point.
+    for (text, ratio, loss, colour), place in zip(names, places, strict=True):
+        axes.annotate(
+            text if loss <= top else f"{text}, above",
+            (ratio, min(loss, top)),
+            (2 * widest, place),
+            fontsize=9,
+            color=colour,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5), "shrinkB": 5},
+        )
+    axes.set_xlim(1, 40 * widest)  # room for the names
+    axes.set_ylim(min(*seen, *places) - gap, max(*seen, *places) + gap)
     axes.xaxis.set_major_formatter("{x:g}")
     figure.tight_layout()
     return figure

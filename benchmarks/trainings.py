@@ -99,10 +99,13 @@ def prepare(setting: Setting, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     sources = [Path(path) for path in sorted(glob.glob(setting.source, recursive=True))]
     sources = [path for path in sources if "site-packages" not in path.parts or "site-packages" in setting.source]
-    if setting.vocabulary:
-        sources = [path for path in sources if _is_text(path)]  # a tokenizer takes nothing else
     if not sources:
         raise typer.BadParameter(f"{setting.source}: no such file or folder", param_hint="--source")
+    if setting.vocabulary:  # a tokenizer takes nothing but UTF-8
+        files = (file for path in sources for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
+        sources = [file for file in dict.fromkeys(files) if file.is_file() and _is_text(file)]
+        if not sources:
+            raise typer.BadParameter(f"{setting.source}: no UTF-8 text", param_hint="--source")
     tokenizer = _tokenizer(sources, setting.vocabulary, out) if setting.vocabulary else None
     made = prepare_blobs(Preparation(sources, tokenizer=tokenizer), out / "blobs")
     (out / "data.json").write_bytes(msgspec.json.encode(made))
@@ -290,7 +293,7 @@ def manifest_of(job: Job, out: Path) -> Manifest:
 def _is_text(path: Path) -> bool:
     try:
         path.read_text("utf-8")
-    except (UnicodeDecodeError, IsADirectoryError):
+    except UnicodeDecodeError:
         return False
     return True
 

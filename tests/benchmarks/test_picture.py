@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import typer
+from matplotlib.text import Text
 
-from benchmarks import convergence, picture
+from benchmarks import picture, tables
 from benchmarks.convergence import ROWS
 from benchmarks.trainings import Job, Result, Setting
 
@@ -60,28 +61,64 @@ def test_the_picture_is_drawn(trained: tuple[list[Job], dict[str, Result]], tmp_
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
 
 
-def test_the_table_in_the_docs_is_of_the_rows_in_the_repository() -> None:
-    heading = [f"{key:<13} {value}" for key, value in MEASURED.items() if key != "rows"]
-    lines = [*heading, "", *convergence._table(MEASURED["rows"]).splitlines()]
-    assert "\n".join(line and f"    {line}" for line in lines) in (DOCS / "convergence.md").read_text()
+def test_the_tables_in_the_docs_are_of_the_rows_in_the_repository() -> None:
+    page = (DOCS / "convergence.md").read_text()
+    assert set(tables.names(page)) == {path.name for path in DOCS.glob("convergence*.json")}
+    assert tables.rewritten(page, DOCS) == page, "python -m benchmarks.tables docs/convergence.md"
+
+
+def test_what_the_readme_says_of_loss_is_of_the_rows_in_the_repository() -> None:
+    readme = (DOCS.parent / "README.md").read_text()
+    for row in MEASURED["rows"]:
+        if row["method"] in ("default, delay 0", "sparse", "topk 60 of 4,096", "ternary, H 20"):
+            said = f"{row['gap_percent']:.1f}% with {row['traffic_ratio']:,.0f} times less"
+            assert said in readme, row["method"]
+
+
+def test_a_page_whose_results_are_missing_stays_as_it_is(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- none.json -->\n")
+    with pytest.raises(typer.BadParameter, match=r"none\.json: expected what"):
+        tables.main(page)
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(typer.BadParameter, match=r"none\.json: expected what"):
+        tables.main(page)
+    assert page.read_text() == "<!-- none.json -->\n"
+    page.write_text("no table\n")
+    with pytest.raises(typer.BadParameter, match="expected a line"):
+        tables.main(page)
+
+
+def test_a_table_is_made_in_its_place_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before\n\n<!-- some.json -->\n\n| an | old |\n| one | here |\n\nAfter `code`\n")
+    (tmp_path / "some.json").write_text((DOCS / "convergence.json").read_text())
+    tables.main(page)
+    made = page.read_text()
+    assert made.startswith("Before\n\n<!-- some.json -->\n\n`command: ") and made.endswith("|\n\nAfter `code`\n")
+    assert "old" not in made and all(f"| {row['method']} |" in made for row in MEASURED["rows"])
+    tables.main(page)
+    assert page.read_text() == made
 
 
 def test_the_points_lie_where_the_rows_say() -> None:
     (axes,) = picture.frontier(MEASURED["rows"]).axes
-    lines = {line.get_label(): line for line in axes.lines}
+    lines = {line.get_label(): line for line in axes.lines if not str(line.get_label()).startswith("_")}
     assert lines.keys() == {row["method"] for row in MEASURED["rows"]}
     for row in MEASURED["rows"]:
         (*_, ratio), (*_, loss) = lines[row["method"]].get_data()
         assert loss == row["loss"]
-        assert ratio == row["traffic_ratio"]
-    assert len({line.get_color() for line in axes.lines}) <= 3
+        assert ratio == row["traffic_ratio"] or row["traffic_ratio"] == 1
+    hollow = [line.get_xdata()[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
+    assert hollow == [row["all_bytes_ratio"] for row in MEASURED["rows"] if row["traffic_ratio"] > 1]
+    assert len({line.get_color() for line in axes.lines}) <= 4
 
 
 def test_no_name_lies_on_another_or_on_a_point() -> None:
     figure = picture.frontier(MEASURED["rows"])
     figure.draw_without_rendering()
     (axes,) = figure.axes
-    names = [text.get_window_extent() for text in axes.texts]
+    names = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to the points
     assert not any(one.overlaps(other) for one, other in combinations(names, 2))
     for line in axes.lines:
         if line.get_marker() != "None":

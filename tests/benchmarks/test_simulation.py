@@ -121,5 +121,5 @@ def test_a_text_with_a_file_that_is_not_utf8_is_tokenised_without_it(tmp_path: P
     trainings.prepare(Setting(str(tmp_path / "*.txt"), vocabulary=300), tmp_path / "out")
     assert (tmp_path / "out/data.json").exists()
     (tmp_path / "good.txt").unlink()
-    with pytest.raises(typer.BadParameter, match="no such file"):
+    with pytest.raises(typer.BadParameter, match="no UTF-8 text"):
         trainings.prepare(Setting(str(tmp_path / "*.txt"), vocabulary=300), tmp_path / "out")
