@@ -125,16 +125,21 @@ def test_what_comes_is_foreseen_while_the_same_are_counted(delay: int) -> None:
     assert len(_places(deals.coming(view(), 0, 5, 3))) == 3 * NEED
 
 
-def test_a_run_of_a_hundred_thousand_rounds_is_taken_up_in_seconds_and_followed_at_once() -> None:
-    seen, deals = View(), Deals(terms(1), 64, BATCH)
-    for round in range(100_000):
-        seen.seal(*((0, 1, 5) if round % 3 else (0, 5)))
-    whole: Any = seen
-    began = time.process_time()
-    deals.lot(whole, 100_001, 0)
-    assert time.process_time() - began < 10
-    began = time.process_time()
-    for round in range(100_000, 100_100):
-        seen.seal(0, 1)
-        deals.lot(whole, round, 1)
-    assert time.process_time() - began < 2
+def test_a_long_run_is_taken_up_in_time_that_grows_with_its_rounds_and_followed_at_once() -> None:
+    def seconds(rounds: int) -> tuple[float, float]:
+        """To take up a run of so many rounds, and to follow 100 more."""
+        seen, deals = View(), Deals(terms(1), 64, BATCH)
+        for round in range(rounds):
+            seen.seal(*((0, 1, 5) if round % 3 else (0, 5)))
+        whole: Any = seen
+        began = time.process_time()
+        deals.lot(whole, rounds + 1, 0)
+        taken_up = time.process_time()
+        for round in range(rounds, rounds + 100):
+            seen.seal(0, 1)
+            deals.lot(whole, round, 1)
+        return taken_up - began, time.process_time() - taken_up
+
+    (tenth, _), (whole, followed) = seconds(4_000), seconds(40_000)
+    assert whole < 30 * tenth, "ten times the rounds: a hundred times the work if each looked at all before it"
+    assert followed < whole / 5
