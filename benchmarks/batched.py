@@ -216,9 +216,12 @@ class _Exchange:
 
     def start(self, version: Arrays, replica: int) -> Arrays:
         """Where a replica's round begins: with a delay its own last change is not in the version yet."""
-        own = self._decoded[replica] if self._outer.delay else {}
-        factor = np.float32(self._outer.alpha)
-        return {name: values - factor * own[name] if own else values for name, values in version.items()}
+        own, residual = self._decoded[replica] if self._outer.delay else {}, self._residual[replica]
+        start = dict(version)
+        for factor, less in ((self._outer.alpha, own), (self._outer.ahead, residual)):
+            if factor:
+                start |= {name: start[name] - np.float32(factor) * values for name, values in less.items()}
+        return start
 
     def exchange(self, replica: int, start: Arrays, end: Arrays) -> Arrays:
         """What the others get of a replica's round."""

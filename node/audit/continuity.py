@@ -11,7 +11,15 @@ from dlx.ledger.typed import Contribution
 from dlx.node.archive.blobs import BlobMissing
 from dlx.node.archive.replay import Replay, State, StatementError
 from dlx.node.audit.report import Report, Verdict
-from dlx.node.round.continuity import Counted, faults, left_out_by, named_wrongly, next_needed, start_of
+from dlx.node.round.continuity import (
+    Counted,
+    faults,
+    is_start_public,
+    left_out_by,
+    named_wrongly,
+    next_needed,
+    start_of,
+)
 from dlx.training.codecs import CodecError
 from dlx.training.inner.states import unused
 
@@ -31,8 +39,9 @@ class Continuity:
 
     @property
     def needs_base(self) -> bool:
-        """Whether starts are other weights than those of their base version."""
-        return self._replay.terms.delay == 1 and self._replay.terms.alpha != 0
+        """Whether starts are other weights than those of their base version, and public."""
+        terms = self._replay.terms
+        return terms.delay == 1 and terms.alpha != 0 and not terms.ahead
 
     def check(self, sealed: Sealed, statements: Sequence[Contribution | None], base: State | None) -> None:
         """Of what a seal counts, as far as somebody has the statements; `base` is the version that its round's
@@ -59,7 +68,8 @@ class Continuity:
             except StatementError as error:
                 return "FAIL", f"the earlier statement {name.hex()}: {error}"
         own, start, unknown = start_of(terms, statement, earlier), None, ""
-        if own != NO_HASH:
+        is_public = is_start_public(terms, statement)
+        if own != NO_HASH and is_public:
             try:
                 start, unknown = self._start(base, own), "" if base is not None else "its base version is not at hand"
             except BlobMissing as error:
@@ -69,7 +79,9 @@ class Continuity:
         found = faults(terms, self._unused[statement.stage], statement, earlier, counted, self._left_out, start)
         if found:
             return "FAIL", "; ".join(fault.detail for fault in found)
-        return ("SKIP", f"weightsBefore was not recomputed: {unknown}") if unknown else ("PASS", "")
+        if unknown:
+            return "SKIP", f"weightsBefore was not recomputed: {unknown}"
+        return "PASS", "" if is_public else "weightsBefore has a residual in it, which level 3 looks at"
 
     def _start(self, base: State | None, own: bytes) -> bytes | None:
         return None if base is None else self._replay.start(base, own)

@@ -83,13 +83,13 @@ class Custody:
         if not mine or finished is None:
             slot.decide(round, None, self._store.folder)
             return
-        segment, trained = mine[0].segment, finished.trained
-        names = set(handed_over(finished.trace, segment, trained).values())
+        segment, trained, ahead = mine[0].segment, finished.trained, self._context.manifest.outer.ahead > 0
+        names = set(handed_over(finished.trace, segment, trained, ahead).values())
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
         for name in names:
             self._store.note(name, Kind.PAYLOAD if name == trained.payload_before else Kind.VERSION)
-        slot.decide(round, segment, self._store.folder)
+        slot.decide(round, segment, self._store.folder, ahead)
         log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segment=segment)
 
     def _chain(self, statement: bytes) -> Iterator[bytes]:

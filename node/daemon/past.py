@@ -18,6 +18,7 @@ from dlx.node.round.continuity import (
     START,
     Fault,
     faults,
+    is_start_public,
     last_counted,
     left_out_by,
     named_wrongly,
@@ -68,7 +69,7 @@ class Past:
             except TypedError:
                 return Fault(PREVIOUS, f"{name.hex()} is no statement")
         own, start = start_of(self.rules, statement, earlier), None
-        if own != NO_HASH:
+        if own != NO_HASH and is_start_public(self.rules, statement):
             try:
                 start = await self._start(view, base_version(self.rules, statement.round), own)
             except Wrong as error:

@@ -1,8 +1,10 @@
 """Does a statement follow from what its account stated before, and from the stage's seals?
 
-Everything that a statement says of its start can be recomputed: which payload of its own is in the start and which ones
-are folded back follows from round numbers and seals, the states before are those after the account's previous
-contribution, and the weights before are the base version less that payload. Attesters and auditors ask the same.
+Nearly everything that a statement says of its start can be recomputed: which payload of its own is in the start and
+which ones are folded back follows from round numbers and seals, the states before are those after the account's
+previous contribution, and the weights before are the base version less that payload. Where a run's starts have a part
+of the slots' residuals too, only the files of a drawn contribution give the weights before, and level 3 compares them.
+Attesters and auditors ask the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,6 +68,11 @@ def start_of(terms: Terms, statement: Contribution, earlier: Sequence[Contributi
     return earlier[0].payload if earlier[0].round == statement.round - 1 else NO_HASH
 
 
+def is_start_public(terms: Terms, statement: Contribution) -> bool:
+    """Whether its weights before follow from public blobs: there is no residual in them."""
+    return not terms.ahead or statement.change_before == NO_HASH
+
+
 def last_counted(view: RunView, account: str, stage: int, before: int) -> Counted | None:
     """As far as the view has the seals."""
     for round in range(min(before, view.next_round(stage)) - 1, view.sealed.oldest(stage) - 1, -1):
@@ -94,7 +101,7 @@ def faults(
 
     `unused`: the hash of the stage's optimiser state of zeros. `earlier`: the statements that `next_needed` names.
     `counted`: of its account, before its round. `start`: the hash of the base version less alpha times the payload that
-    `start_of` names; None where it names none, or nobody could compute it.
+    `start_of` names; None where it names none, the start is not public, or nobody could compute it.
     """
     previous = earlier[0] if earlier else None
     if wrong := _previous(statement, previous, counted):
@@ -105,7 +112,7 @@ def faults(
     own = start_of(terms, statement, earlier)
     if statement.start_payload != own:
         found.append(Fault(START, f"has {_name(statement.start_payload)} in its start, not {_name(own)}"))
-    before = statement.base_weights if own == NO_HASH else start
+    before = statement.base_weights if own == NO_HASH and is_start_public(terms, statement) else start
     if before is not None and statement.weights_before != before:
         stated = statement.weights_before.hex()
         found.append(Fault(START, f"starts from the weights {stated}, not from {before.hex()}"))

@@ -34,6 +34,7 @@ class Terms:
     segment_steps: int = SEGMENT_STEPS["float32"]  # inner steps between two states that a contribution commits to
     private_data: bool = False  # whether contributions may come from it
     alpha: float = 0.0  # the part of the own payload that the start already has, where the delay is 1
+    ahead: float = 0.0  # the part of the residual that it has
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Terms":
@@ -48,6 +49,7 @@ class Terms:
             segment_steps=segment_steps(manifest),
             private_data=manifest.data.private,
             alpha=manifest.outer.alpha,
+            ahead=manifest.outer.ahead,
         )
 
     @cached_property

@@ -81,6 +81,7 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True):
     nesterov: bool = False
     delay: Literal[0, 1] = 0
     alpha: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    ahead: Annotated[float, Meta(ge=0, le=1)] = 0.0  # the part of its residual that a slot's round starts from
     policy: Literal["mean", "clip", "clip+cosine"] = "clip+cosine"  # how a seal weighs contributions, beyond tokens
 
 

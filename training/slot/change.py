@@ -30,8 +30,8 @@ class Source(Protocol):
 
 
 class Difference:
-    """Tensors less `factor` times what a payload gives, where there is one. So is start[t], of the version and the
-    slot's own payload that is not in it yet; and a residual, of a change and the payload that encodes it."""
+    """Tensors less `factor` times what a payload gives, where there is one. So is a residual, of a change and the
+    payload that encodes it."""
 
     def __init__(self, whole: Source, payload: Payload | None, factor: float = 1.0) -> None:
         self.whole, self.payload, self.factor = whole, payload, factor
@@ -46,6 +46,29 @@ class Difference:
             combine(np.subtract, out, self.payload.decoder(name), self.factor, start)
 
 
+class Start:
+    """start[t]: `base`, the version less the slot's own payload in flight, less `ahead` times the slot's residual. So a
+    slot goes on from a part of what it has found and no payload had room for: step-ahead error feedback (arXiv
+    2008.05823)."""
+
+    def __init__(self, base: Difference, residual: Difference, ahead: float = 0.0) -> None:
+        self.base, self.residual, self.ahead = base, residual, ahead
+
+    def block(self, name: str) -> int:
+        """Of so many values a multiple may be read alone."""
+        return math.lcm(self.base.block(name), self.residual.block(name) if self.ahead else 1)
+
+    def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
+        self.base.read_into(out, name, start)
+        if not self.ahead:
+            return
+        for at, size in spans(len(out), self.residual.block(name)):
+            kept = scratch("residual", size)
+            self.residual.read_into(kept, name, start + at)
+            kept *= np.float32(self.ahead)
+            out[at : at + size] -= kept
+
+
 class Last(Protocol):
     """A payload from which a codec may start its search."""
 
@@ -57,9 +80,10 @@ class Last(Protocol):
 class Change:
     """What a round has changed, made and encoded tensor by tensor, in any order.
 
-    `residual` is what the payload before has left of its change, `folded` payloads come back into this one, and from
-    `newest`, the slot's last payload, the codec may start its search. Several `threads` share a tensor's blocks where
-    the codec can take it apart, and give the same bits; what is read is sound by then (see `weights.Stored`).
+    The start's residual is what the payload before has left of its change, `folded` payloads come back into this one,
+    and from `newest`, the slot's last payload, the codec may start its search. Several `threads` share a tensor's
+    blocks where the codec can take it apart, and give the same bits; what is read is sound by then (see
+    `weights.Stored`).
     """
 
     def __init__(
@@ -67,14 +91,13 @@ class Change:
         codec: Codec,
         shapes: Shapes,
         plan: Plan,
-        start: Difference,
-        residual: Difference,
+        start: Start,
         folded: Sequence[Decodable],
         newest: Last | None,
         threads: int = 1,
     ) -> None:
         self._codec, self._shapes, self._plan = codec, shapes, plan
-        self._start, self._residual, self._folded, self._newest = start, residual, folded, newest
+        self._start, self._folded, self._newest = start, folded, newest
         self._threads, self._pool, self._buffers = threads, ThreadPoolExecutor(threads, "change"), Buffers()
 
     def encode(self, name: str, end: np.ndarray, part: np.ndarray, change: np.ndarray) -> None:
@@ -94,7 +117,7 @@ class Change:
         """`room(start, length)`: memory for these values."""
         old = None if self._newest is None else (self._newest.part(name), self._newest.plan)
         encoder = self._codec.encoder(name, self._shapes[name], self._plan, part, old)
-        blocks = [encoder.block, *(one.block(name) for one in (self._start, self._residual))]
+        blocks = [encoder.block, *(one.block(name) for one in (self._start, self._start.residual))]
         block = math.lcm(*blocks, *(one.decoder(name).block for one in self._folded))
         end = end.reshape(-1)
         for start, length in spans(len(end), block, self._threads * AT_ONCE):
@@ -113,7 +136,7 @@ class Change:
                 for at, few in spans(size, block, _CACHED):
                     low, high = first + at, first + at + few
                     values, begin = made[low:high], start + low
-                    change_into(values, name, begin, self._start, end[low:high], self._residual, self._folded)
+                    change_into(values, name, begin, self._start, end[low:high], self._folded)
                     encoder.take(values, begin)
 
         if len(shares) == 1:
@@ -126,18 +149,17 @@ def change_into(
     out: np.ndarray,
     name: str,
     low: int,
-    start: Difference,
+    start: Start,
     end: np.ndarray,
-    residual: Difference,
     folded: Sequence[Decodable],
 ) -> None:
     """u[t] = start - end + residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
     start.read_into(out, name, low)
-    for at, size in spans(len(out), residual.block(name)):
+    for at, size in spans(len(out), start.residual.block(name)):
         piece, kept = out[at : at + size], scratch("residual", size)
         piece -= end[at : at + size]
-        residual.read_into(kept, name, low + at)
+        start.residual.read_into(kept, name, low + at)
         piece += kept
     for payload in folded:
         combine(np.add, out, payload.decoder(name), start=low)

@@ -15,12 +15,13 @@ import torch
 
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import combine, count
-from dlx.training.models.weights import Shapes, Stored, Zeros, layout
+from dlx.training.models.weights import Shapes, layout
 from dlx.training.outer.payloads import Payload
 from dlx.training.outer.products import Plain
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Change, Difference
-from dlx.training.slot.orders import Encoding, Made
+from dlx.training.slot.change import Change, Difference, Start
+from dlx.training.slot.orders import Encoding
+from dlx.training.slot.starting import opened
 
 _PIECE = 1 << 26  # bytes written at a time
 
@@ -29,8 +30,8 @@ class Ingredients:
     """Room for what a tensor's change is made of, and for what is made: flat arrays."""
 
     def __init__(self, made_of: Encoding, shapes: Shapes) -> None:
-        chosen = codec(made_of.codec)
-        self._shapes, self._folded, newest = shapes, len(made_of.folded), made_of.newest
+        chosen = codec(made_of.sources.codec)
+        self._shapes, self._folded, newest = shapes, len(made_of.folded), made_of.sources.newest
         self._parts = chosen.parts(shapes, made_of.plan)
         self._old = {} if newest is None else chosen.parts(shapes, newest.plan)
 
@@ -49,22 +50,15 @@ class Encoder:
     """Where the files are. Methods raise CodecError, OSError, and what opening a file may raise."""
 
     def __init__(self, made_of: Encoding, shapes: Shapes, device: str | None, stack: ExitStack) -> None:
-        chosen = codec(made_of.codec, device)
-
-        def opened(made: Made) -> Payload:
-            return Payload(chosen, shapes, Path(made.path), made.plan)
-
-        own, version = None if made_of.own is None else opened(made_of.own), Stored(Path(made_of.version), shapes)
-        self._newest = None if made_of.newest is None else opened(made_of.newest)
-        before = Zeros(shapes) if made_of.before is None else Stored(Path(made_of.before), shapes)
-        self._start, self._residual = Difference(version, own, made_of.alpha), Difference(before, self._newest)
-        self._folded = [opened(one) for one in made_of.folded]
+        chosen = codec(made_of.sources.codec, device)
+        self._start = opened(made_of.sources, shapes, device)
+        self._newest = self._start.residual.payload
+        self._folded = [Payload(chosen, shapes, Path(one.path), one.plan) for one in made_of.folded]
         self._change = Change(
             chosen,
             shapes,
             made_of.plan,
             self._start,
-            self._residual,
             self._folded,
             self._newest,
             torch.get_num_threads(),
@@ -88,7 +82,7 @@ class Encoder:
         """For an owner on another machine (see `Ingredients.empty`)."""
         start, residual, *others = ingredients
         self._start.read_into(start, name)
-        self._residual.read_into(residual, name)
+        self._start.residual.read_into(residual, name)
         for payload, values in zip(self._folded, others, strict=False):
             combine(np.add, values, payload.decoder(name))
         if self._newest is not None:
@@ -101,13 +95,13 @@ class Afar:
     def __init__(self, made_of: Encoding, shapes: Shapes, device: str | None) -> None:
         self._start, self._residual = _Held(), _Held()
         self._folded: list[dict[str, np.ndarray]] = [{} for _ in made_of.folded]
-        self._newest = None if made_of.newest is None else _Last(made_of.newest.plan)
+        newest = made_of.sources.newest
+        self._newest = None if newest is None else _Last(newest.plan)
         self._change = Change(
-            codec(made_of.codec, device),
+            codec(made_of.sources.codec, device),
             shapes,
             made_of.plan,
-            Difference(self._start, None),
-            Difference(self._residual, None),
+            Start(Difference(self._start, None), Difference(self._residual, None)),  # the start has its part in it
             [Plain(one) for one in self._folded],
             self._newest,
             torch.get_num_threads(),

@@ -17,28 +17,32 @@ class Made(Struct, frozen=True):
     plan: Plan
 
 
-class Encoding(Struct, frozen=True):
-    """What a round's change is made of, files that rank 0 has verified, and where it goes."""
+class Sources(Struct, frozen=True):
+    """What a round starts from, files that rank 0 has verified."""
 
     codec: str
-    plan: Plan
     version: str
     own: Made | None  # in the start
     alpha: float
     before: str | None  # the last change, which `newest` encodes; None: there is none
     newest: Made | None  # the last payload
+    ahead: float
+
+
+class Encoding(Struct, frozen=True):
+    """What a round's change is made of, and where it goes."""
+
+    sources: Sources
+    plan: Plan
     folded: tuple[Made, ...]
     payload: str
     change: str
 
 
-class Start(Struct, frozen=True, tag="start"):
-    """Take up what a round starts from, of files that rank 0 has verified and all can read: each rank its own rows."""
+class TakeUp(Struct, frozen=True, tag="take up"):
+    """Take up what a round starts from, of files that all can read: each rank its own rows."""
 
-    codec: str
-    version: str
-    own: Made | None
-    alpha: float
+    sources: Sources
 
 
 class Fill(Struct, frozen=True, tag="fill"):

@@ -23,9 +23,9 @@ from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.inner.ranks.share import Share
 from dlx.training.models.weights import Shapes, Stored, layout, weights_hash
-from dlx.training.slot.change import Difference, filled
+from dlx.training.slot.change import Start, filled
 from dlx.training.slot.files import Own
-from dlx.training.slot.orders import Encoding, Fill, Made, Start, Trouble
+from dlx.training.slot.orders import Encoding, Fill, Made, Sources, TakeUp, Trouble
 from dlx.training.slot.owned import fill
 from dlx.training.slot.records import RoundInputs
 from dlx.training.slot.segments import SegmentState
@@ -37,8 +37,8 @@ _PIECE = 1 << 20  # bytes hashed at a time
 
 def take_part(group: Group, share: Share, work: bytes, device: str | None) -> None:
     """Another rank's part (see `ranks.loop.serve`). `device`: where its codec computes; None: in main memory."""
-    match order := msgspec.msgpack.decode(work, type=Start | Fill):
-        case Start():
+    match order := msgspec.msgpack.decode(work, type=TakeUp | Fill):
+        case TakeUp():
             take_up(group, share, order)
         case Fill():
             fill(group, share, order, device)
@@ -49,46 +49,35 @@ class RankedSlot(Slot):
 
     _loop: RankedLoop
 
-    def _load(self, start: Difference, known: bytes | None) -> bytes:
+    def _load(self, start: Start, known: bytes | None) -> bytes:
         if not self._loop.is_on_one_machine:
             return super()._load(start, known)  # rank 0 reads it for all
-        assert isinstance(start.whole, Stored)
-        version, own, shapes = start.whole.path, start.payload, self._loop.shapes
+        sources, shapes = self._sources(start), self._loop.shapes
+        version = Path(sources.version)
         Stored(version, shapes, sha256=bytes.fromhex(version.name)).verify()
-        work = Start(
-            codec=self._manifest.codec.name,
-            version=str(version),
-            own=None if own is None else Made(str(own.path), own.plan),
-            alpha=start.factor,
-        )
+        work = TakeUp(sources)
         with ThreadPoolExecutor(1, "start") as threads:
             hashed = None if known else threads.submit(weights_hash, filled(start, shapes))
-            if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, start=work)):
+            if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, order=work)):
                 raise trouble.error
             return known or hashed.result()  # type: ignore[union-attr]
 
     def _end(
         self,
         inputs: RoundInputs,
-        start: Difference,
-        residual: Difference,
+        start: Start,
         folded: Sequence[Own],
         folder: Path,
         payload: Stream,
     ) -> SegmentState:
-        shapes, own, last = self._loop.shapes, self._own_in_start(inputs), self._state
+        shapes = self._loop.shapes
         with ExitStack() as stack:
             file, draft = stack.enter_context(durable.draft(folder))
             file.truncate(self._codec.size(shapes, inputs.plan))
             optimiser, change = (_Growing(one, folder, stack) for one in (self._loop.optimiser_shapes, shapes))
             encoding = Encoding(
-                codec=self._manifest.codec.name,
+                sources=self._sources(start),
                 plan=inputs.plan,
-                version=str(self._blobs / inputs.base_weights.hex()),
-                own=None if own is None else self._made(own),
-                alpha=self._manifest.outer.alpha,
-                before=str(self._files.path(last.last.change)) if last else None,
-                newest=Made(str(self._files.path(last.own[-1].payload)), last.own[-1].plan) if last else None,
                 folded=tuple(map(self._made, folded)),
                 payload=str(draft),
                 change=str(change.path),
@@ -118,6 +107,23 @@ class RankedSlot(Slot):
             raise trouble.error
         placed = weights.placed(), optimiser.placed()
         return SegmentState(*(one.result() for one in placed))
+
+    def _sources(self, start: Start) -> Sources:
+        version, before = start.base.whole, start.residual.whole
+        assert isinstance(version, Stored)
+        own, newest = (
+            None if one is None else Made(str(one.path), one.plan)
+            for one in (start.base.payload, start.residual.payload)
+        )
+        return Sources(
+            codec=self._manifest.codec.name,
+            version=str(version.path),
+            own=own,
+            alpha=start.base.factor,
+            before=str(before.path) if isinstance(before, Stored) else None,
+            newest=newest,
+            ahead=start.ahead,
+        )
 
     def _made(self, own: Own) -> Made:
         return Made(str(self._blobs / own.payload.hex()), own.plan)

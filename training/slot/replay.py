@@ -34,7 +34,7 @@ from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
-from dlx.training.slot.change import Difference, change_into, filled
+from dlx.training.slot.change import Difference, Start, change_into, filled
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
 from dlx.training.slot.kept import TOLERANCE, kept
 from dlx.training.slot.recorded import Piece, Recorded
@@ -89,11 +89,11 @@ class Checked(Struct, frozen=True, kw_only=True):
         return not self.reasons
 
 
-def needed(drawn: Drawn) -> list[bytes]:
+def needed(manifest: Manifest, drawn: Drawn) -> list[bytes]:
     """Names of the files without which `check_contribution` says Missing. Of a state of zeros there is none."""
     said = drawn.statement
     shared = (said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2, said.payload)
-    found = (*handed_over(drawn.trace, drawn.segment, said).values(), *shared)
+    found = (*handed_over(drawn.trace, drawn.segment, said, manifest.outer.ahead > 0).values(), *shared)
     return [name for name in dict.fromkeys(found) if name != NO_HASH]
 
 
@@ -120,7 +120,7 @@ def check_contribution(
     faults = trace_faults(drawn.statement, drawn.stage, len(manifest.stages), drawn.trace)
     if faults:
         return Checked(reasons=tuple(faults))
-    files.require(needed(drawn))
+    files.require(needed(manifest, drawn))
     try:
         start = files.round_start()
         faults = _payload_faults(manifest, drawn, files, start)
@@ -181,19 +181,22 @@ class _Files:
             raise NotCheckable(f"the plan of the slot's earlier payload {name.hex()[:12]} is not known")
         return self.payload(name, plan, "an earlier payload")
 
-    def round_start(self) -> Difference:
-        """start[t], as the version and the slot's own payload give it."""
+    def round_start(self) -> Start:
+        """start[t], as the version, the slot's own payload and its residual give it."""
         said = self._drawn.statement
         version = self.state(said.base_weights, self.shapes, "the version before")
         own = None if said.start_payload == NO_HASH else self.own_payload(said.start_payload)
-        return Difference(version, own, self._manifest.outer.alpha)
+        base, outer = Difference(version, own, self._manifest.outer.alpha), self._manifest.outer
+        return Start(base, self._residual(), outer.ahead)
 
-    def residual(self) -> Difference:
-        """What the payload before has left of its change."""
+    def _residual(self) -> Difference:
+        """What the payload before has left of its change; nothing where neither start nor end needs it."""
         said = self._drawn.statement
         if said.change_before == NO_HASH or said.payload_before == NO_HASH:
             if said.change_before != said.payload_before:
                 raise _Fault("of the change before and its payload it names only one")
+            return Difference(weights.Zeros(self.shapes), None)
+        if not self._manifest.outer.ahead and self._drawn.segment < len(self._drawn.trace.boundaries) - 1:
             return Difference(weights.Zeros(self.shapes), None)
         before = self.state(said.change_before, self.shapes, "the change before")
         return Difference(before, self.own_payload(said.payload_before))
@@ -226,11 +229,11 @@ def _blaming(what: str) -> Iterator[None]:
         raise _Fault(f"{what}: {error}") from error
 
 
-def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Difference) -> list[str]:
+def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Start) -> list[str]:
     """Whether the payload is the encoding of the change that was committed to, and keeps as much of it as stated."""
     said, chosen = drawn.statement, codec(manifest.codec.name)
     if weights.weights_hash(filled(start, files.shapes)) != said.weights_before:
-        return ["the weights before are not what the version and its own payload give"]
+        return ["the weights before are not what the version, its own payload and its residual give"]
     payload = files.payload(said.payload, drawn.plan, "the payload")
     change, examiner = files.change(), chosen.examiner(drawn.plan)
     for name in sorted(files.shapes):
@@ -246,8 +249,8 @@ def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Diff
 class _Claimed:
     """The weights at a round's end that its change claims, beside those of a replay."""
 
-    def __init__(self, manifest: Manifest, files: _Files, start: Difference) -> None:
-        self._start, self._residual, self._folded = start, files.residual(), files.folded()
+    def __init__(self, manifest: Manifest, files: _Files, start: Start) -> None:
+        self._start, self._folded = start, files.folded()
         self._change, self._buffers = files.change(), Buffers()
 
     def beside(self, replayed: Mapping[str, Tensor]) -> Arrays:
@@ -257,7 +260,7 @@ class _Claimed:
         def make(name: str) -> np.ndarray:
             end = weights.array(replayed[name]).reshape(-1)
             made = self._buffers.of(len(end))
-            change_into(made, name, 0, self._start, end, self._residual, self._folded)
+            change_into(made, name, 0, self._start, end, self._folded)
             made -= self._change[name].reshape(-1)
             made += end
             return made.reshape(replayed[name].shape)
@@ -270,7 +273,7 @@ def _replay(
     drawn: Drawn,
     dataset: Dataset | None,
     files: _Files,
-    round_start: Difference,
+    round_start: Start,
     faults: Sequence[str],
     placement: Placement,
 ) -> Checked:

@@ -35,7 +35,7 @@ from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.change import Change, Difference, filled
+from dlx.training.slot.change import Change, Difference, Start, filled
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.kept import kept
 from dlx.training.slot.recording import Recorder
@@ -136,16 +136,17 @@ class Slot:
         began, (previous, next) = time.monotonic(), (recorder.previous, recorder.next)
         private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
         own, folded = self._own_in_start(inputs), self._left_out(inputs)
-        start, residual = self._start(inputs, own), self._residual()
+        start = self._start(inputs, own)
         last = self.last
         moments = last.optimiser_after if last else unused(self._manifest, self._stage)
-        before = SegmentState(self._load(start, None if own else inputs.base_weights), moments)
+        known = None if own or start.ahead else inputs.base_weights
+        before = SegmentState(self._load(start, known), moments)
         # Private files may be written before the neighbours are done: nothing names them until the commit.
         after = self._steps(inputs, folder, recorder, stop, on_step)
         self._loop.free_gradients()
         size = self._codec.size(self._loop.shapes, inputs.plan)
         with Stream(self._blobs, size, tree=True) as payload:
-            ended = self._end(inputs, start, residual, folded, folder, payload)
+            ended = self._end(inputs, start, folded, folder, payload)
             after.append(ended)
             ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
             barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
@@ -207,14 +208,14 @@ class Slot:
                 on_step(done, loss)
         return states
 
-    def _load(self, start: Difference, known: bytes | None) -> bytes:
+    def _load(self, start: Start, known: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
         shapes = self._loop.shapes
         values = filled(start, shapes)
         if known is not None and self._loop.in_place:
-            assert isinstance(start.whole, weights.Stored) and start.payload is None
-            own = {name: weights.array(one) for name, one in self._loop.weights().items()}
-            start.whole.read_all(own, self._threads)
+            version = start.base.whole
+            assert isinstance(version, weights.Stored) and start.base.payload is None and not start.ahead
+            version.read_all({name: weights.array(one) for name, one in self._loop.weights().items()}, self._threads)
             return known
         if known is not None:
             self._loop.load_weights(weights.tensors(values))
@@ -238,8 +239,7 @@ class Slot:
     def _end(
         self,
         inputs: RoundInputs,
-        start: Difference,
-        residual: Difference,
+        start: Start,
         folded: Sequence[Own],
         folder: Path,
         payload: Stream,
@@ -247,7 +247,7 @@ class Slot:
         """The change and the state after the last step, written; the payload is fed to its stream."""
         shapes, plan, ends = self._loop.shapes, inputs.plan, self._loop.weights()
         payloads, newest = [self._payload(own) for own in folded], self._newest_own()
-        change = Change(self._codec, shapes, plan, start, residual, payloads, newest, self._threads)
+        change = Change(self._codec, shapes, plan, start, payloads, newest, self._threads)
         with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as file:
             state = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
             for name, where in self._codec.parts(shapes, plan).items():
@@ -278,10 +278,11 @@ class Slot:
         if inputs.base_version != base:
             raise SlotError(f"round {inputs.round} starts from version {base}, not {inputs.base_version}")
 
-    def _start(self, inputs: RoundInputs, own: Own | None) -> Difference:
+    def _start(self, inputs: RoundInputs, own: Own | None) -> Start:
         path = self._blobs / inputs.base_weights.hex()
         version = weights.Stored(path, self._loop.shapes, sha256=inputs.base_weights, finite=True)
-        return Difference(version, self._payload(own) if own else None, self._manifest.outer.alpha)
+        base = Difference(version, self._payload(own) if own else None, self._manifest.outer.alpha)
+        return Start(base, self._residual(), self._manifest.outer.ahead if self._state else 0.0)
 
     def _residual(self) -> Difference:
         """What the last payload has left of its change; their bytes are sound."""

@@ -55,17 +55,17 @@ class Undecided:
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
-    def decide(self, round: int, segment: int | None, blobs: Path) -> dict[str, bytes]:
+    def decide(self, round: int, segment: int | None, blobs: Path, ahead: bool = False) -> dict[str, bytes]:
         """Hand what belongs to the drawn `segment` to the folder `blobs`, and remove the rest; None: nothing is drawn.
 
-        Returns role -> name of what is in `blobs` now, durably (a state of zeros has no file). Doing it again is
-        harmless; of a round that is not here any more nothing is returned. Raises IndexError for another segment than
-        the round has, before anything is changed.
+        `ahead`: as `handed_over` takes it. Returns role -> name of what is in `blobs` now, durably (a state of zeros
+        has no file). Doing it again is harmless; of a round that is not here any more nothing is returned. Raises
+        IndexError for another segment than the round has, before anything is changed.
         """
         found: dict[str, bytes] = {}
         finished = None if segment is None else self.find(round)
         if finished is not None and segment is not None:
-            wanted = handed_over(finished.trace, segment, finished.trained)
+            wanted = handed_over(finished.trace, segment, finished.trained, ahead)
             found = {role: name for role, name in wanted.items() if self._hand_over(round, name.hex(), blobs)}
             durable.sync_directory(blobs)
         self._remove(round)

@@ -9,9 +9,10 @@ import pytest
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
-from dlx.ledger.typed import Contribution, SignedContribution
+from dlx.ledger.typed import STATE_RESET, Contribution, SignedContribution
 from dlx.node.daemon.past import Past
 from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
+from dlx.node.round.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
 from dlx.p2p.exchange import BlobNotFound
 from tests.node.round.simulation import Simulation, digest, make_rules
@@ -52,11 +53,11 @@ class World:
         assert round == 1
         self.mended += blobs
 
-    def check(self, statement: Contribution) -> None:
+    def check(self, statement: Contribution, rules: Rules = RULES) -> None:
         context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
         versions: Any = SimpleNamespace(mend=self.mend, plan=lambda view, round: RULES.plan)
         trainer: Any = SimpleNamespace(start=self.start)
-        past = Past(context, RULES, 0, trainer, versions)
+        past = Past(context, rules, 0, trainer, versions)
         past.__dict__["_unused"] = digest("no moments")
         view: Any = SimpleNamespace(
             next_round=lambda stage: self.sealed, weights=lambda stage, version: BASE, sealed=_Sealed()
@@ -109,6 +110,21 @@ def test_one_that_does_not_is_refused(tmp_path: Path, changes: dict[str, Any], r
     with pytest.raises(BadStatement) as error:
         World(tmp_path, [first]).check(replace(second, **changes))
     assert error.value.reason == reason
+
+
+def test_a_start_that_has_a_residual_in_it_is_left_to_level_3(tmp_path: Path) -> None:
+    first, second = _statements()
+    rules, hidden = make_rules(delay=1, alpha=0.5, ahead=0.5), replace(second, weights_before=digest("hidden"))
+    World(tmp_path / "asks nobody", [first], answers=[Wrong("nobody can")]).check(hidden, rules)
+    for changes in ({"start_payload": bytes(32)}, {"change_before": bytes(32)}, {"flags": STATE_RESET}):
+        with pytest.raises(BadStatement):
+            World(tmp_path / "other", [first]).check(replace(hidden, **changes), rules)
+    zeros = {"optimiser_before": digest("no moments"), "change_before": bytes(32), "payload_before": bytes(32)}
+    reset = replace(second, flags=STATE_RESET, start_payload=bytes(32), weights_before=BASE, **zeros)
+    World(tmp_path / "reset", [first]).check(reset, rules)
+    with pytest.raises(BadStatement) as error:
+        World(tmp_path / "junk", [first]).check(replace(reset, weights_before=digest("junk")), rules)
+    assert error.value.reason == "wrong_start", "without a residual everybody can tell"
 
 
 def test_a_payload_in_its_start_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Contribution
 from dlx.ledger.view import RunView
 from dlx.node.round import actions as a
-from dlx.node.round.continuity import faults, last_counted, left_out_by, named_wrongly, next_needed, start_of
+from dlx.node.round.continuity import (
+    faults,
+    is_start_public,
+    last_counted,
+    left_out_by,
+    named_wrongly,
+    next_needed,
+    start_of,
+)
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.plans import seals_needed
 from dlx.node.round.rules import base_version, is_folded
@@ -60,18 +68,19 @@ class Stating(Simulation):
         kept = self.disks.get(member.account, Kept())
         if kept.last is not None and own and own[max(own)].contribution.payload != kept.last.payload:
             kept = Kept()
-        delay, alpha = self.rules.delay, self.rules.alpha
+        delay, alpha, ahead = self.rules.delay, self.rules.alpha, self.rules.ahead
         started = [payload for at, payload in kept.own if at == round - 1 and delay and alpha]
         decided = [(at, payload) for at, payload in kept.own if at <= round - 1 - delay]
         folded = [payload for _, payload in decided if payload in order.left_out]
         folds = [*folded, NO_HASH, NO_HASH]
         previous = own[max(own)].contribution.hash() if own else NO_HASH
+        start = digest("start", base, started[0]) if started else base
         counted = self.view.last_round_counted(member.account)
         contributed = previous != NO_HASH or (counted is not None and counted < round)
         fields = dict(
             base_weights=base, previous=previous, start_payload=started[0] if started else NO_HASH,
             folded_payload=folds[0], folded_payload2=folds[1],
-            weights_before=digest("start", base, started[0]) if started else base,
+            weights_before=digest("residual", start, kept.last.hash()) if ahead and kept.last else start,
             optimiser_before=kept.last.optimiser_after if kept.last else ZEROS,
             optimiser_after=digest("optimiser", member.account, round),
             change_before=kept.last.change if kept.last else NO_HASH,
@@ -97,7 +106,7 @@ class Stating(Simulation):
             earlier.append(self.log.statements[name])
         own, base = start_of(self.rules, statement, earlier), base_version(self.rules, statement.round)
         start = None
-        if own != NO_HASH:
+        if own != NO_HASH and is_start_public(self.rules, statement):
             start = digest("start", view.weights(statement.stage, base), own)
         return [*faults(self.rules, ZEROS, statement, earlier, counted, left_out_by(view), start)]
 
@@ -110,9 +119,12 @@ def check_all(sim: Stating) -> None:
             assert statement.stage == stage and sim.faults(sim.view, statement) == []
 
 
-@pytest.mark.parametrize(("delay", "alpha", "seed"), [(0, 0.0, 0), (1, 0.0, 0), (1, 0.7, 1)])
-def test_honest_statements_follow_whatever_happens(delay: int, alpha: float, seed: int) -> None:
-    rules = make_rules(rounds=24, delay=delay, alpha=alpha, straggler_grace=2, proposal_timeout=2)
+@pytest.mark.parametrize(
+    ("delay", "alpha", "ahead", "seed"),
+    [(0, 0.0, 0.0, 0), (1, 0.0, 0.0, 0), (1, 0.7, 0.0, 1), (0, 0.0, 0.5, 2), (1, 0.7, 0.5, 3)],
+)
+def test_honest_statements_follow_whatever_happens(delay: int, alpha: float, ahead: float, seed: int) -> None:
+    rules = make_rules(rounds=24, delay=delay, alpha=alpha, ahead=ahead, straggler_grace=2, proposal_timeout=2)
     sim = Stating(rules, replicas=4, seed=seed, loss=0.1)
     accounts, random = list(sim.members), sim.random
     older: dict[str, Kept] = {}

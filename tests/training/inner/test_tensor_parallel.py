@@ -25,7 +25,7 @@ from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Model, Outer, parse_model
-from dlx.training.slot.change import Difference
+from dlx.training.slot.change import Difference, Start
 from dlx.training.slot.ranked import RankedSlot
 from tests.training.inner.ranked import meet
 from tests.training.recipe.test_families import CASES
@@ -101,7 +101,8 @@ def test_steps_and_state_are_those_of_one_process(
 def test_each_rank_reads_its_own_rows_of_a_rounds_start(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
 ) -> None:
-    """Less the slot's own payload, whose blocks do not end where rows do; and what no round may start from is found."""
+    """Less the slot's own payload and half of its residual, whose blocks do not end where rows do; and what no round
+    may start from is found."""
     manifest = tiny_run([(0, 3)], model=_model("qwen3_moe"), outer=Outer(lr=0.8, delay=1, alpha=0.8))
     loop = RankedLoop(group, manifest, 0, dataset, TWO_BY_TWO)
     slot = RankedSlot(manifest, loop, 0, tmp_path, blobs)
@@ -109,8 +110,12 @@ def test_each_rank_reads_its_own_rows_of_a_rounds_start(
     own = chosen.encode({name: torch.randn(shape) for name, shape in loop.shapes.items()}, plan)
     payload = Payload(chosen, loop.shapes, blobs / write_blob(blobs, [own]).hex(), plan)
 
-    def start(version: bytes) -> Difference:
-        return Difference(Stored(blobs / version.hex(), loop.shapes, sha256=version, finite=True), payload, 0.8)
+    change = weights.write_blob({name: torch.randn(shape) for name, shape in loop.shapes.items()}, blobs)
+    residual = Difference(Stored(blobs / change.hex(), loop.shapes), payload)
+
+    def start(version: bytes) -> Start:
+        base = Difference(Stored(blobs / version.hex(), loop.shapes, sha256=version, finite=True), payload, 0.8)
+        return Start(base, residual, 0.5)
 
     digest = slot._load(start(genesis), None)
     expected = start(genesis)
@@ -119,7 +124,7 @@ def test_each_rank_reads_its_own_rows_of_a_rounds_start(
         expected.read_into(values, name)
         assert np.array_equal(values, tensor.numpy().ravel()), name
     assert digest == weights_hash(loop.weights())
-    assert slot._load(Difference(start(genesis).whole, None), genesis) == genesis
+    assert slot._load(Start(Difference(start(genesis).base.whole, None), residual), genesis) == genesis
     assert weights_hash(loop.weights()) == genesis
     broken = dict(loop.weights()) | {"model.norm.weight": torch.full((16,), torch.nan)}
     with pytest.raises(WeightsError, match="not finite"):

@@ -130,7 +130,7 @@ class _Replica:
         for stage in range(STAGES):
             copy = public.parent / f"{public.name}-slot-{stage}"
             shutil.copytree(self.folder / str(stage), copy)
-            Undecided(copy).decide(round, segment, public)
+            Undecided(copy).decide(round, segment, public, self.manifest.outer.ahead > 0)
             shutil.rmtree(copy)
         return public
 
@@ -163,6 +163,11 @@ HONEST: dict[str, dict[str, Any]] = {
     "float32, Muon, lowrank, experts": {"inner": MUON, "codec": Codec("lowrank"), "plan": Plan(rank=4, inner_steps=21),
                                         "model": Model(full(CASES["qwen3_moe"][0]))},
     "float32, Muon, int8 pipes": {"inner": MUON, "pipe": "int8", "plan": Plan(inner_steps=21)},
+    "float32, Muon, topk, ahead": {"inner": MUON, "codec": Codec("topk"), "outer": Outer(ahead=0.5),
+                                   "plan": Plan(level=2, rank=64, inner_steps=45)},
+    "float32, Muon, lowrank, ahead with a delay": {"inner": MUON, "codec": Codec("lowrank"),
+                                                   "outer": replace(LATE, ahead=0.5),
+                                                   "plan": Plan(rank=4, inner_steps=3)},
     "bfloat16, Muon, ternary, delay 0": {"precision": "bfloat16", "inner": MUON, "codec": Codec("ternary"),
                                          "plan": Plan(level=2, inner_steps=3)},
 }  # fmt: skip
@@ -480,6 +485,26 @@ def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp
     assert two_rounds.check(loss, public) == Checked(reasons=("the stated loss is not the mean of the steps' losses",))
 
 
+def test_who_starts_from_another_part_of_its_residual_is_found_whatever_is_drawn(
+    replica: Callable[..., _Replica], tmp_path: Path
+) -> None:
+    run = replica(codec=Codec("topk"), plan=Plan(level=2, rank=64, inner_steps=45), outer=Outer(ahead=0.5))
+    for _ in range(2):
+        run.round()
+    manifest = run.manifest
+    for segment in range(3):
+        public, drawn = run.hand_over(1, segment, tmp_path / f"public-{segment}"), run.drawn(1, 1, segment)
+        run.manifest = replace(manifest, outer=Outer(ahead=0.25))
+        assert run.check(drawn, public).reasons[0].startswith("the weights before are not what the version")
+        run.manifest = replace(manifest, outer=Outer())
+        assert run.check(drawn, public).reasons[0].startswith("the weights before are not what the version")
+        run.manifest = manifest
+        assert run.check(drawn, public).honest
+        (public / drawn.statement.change_before.hex()).unlink()
+        with pytest.raises(Missing):
+            run.check(drawn, public)
+
+
 # ---- files that are not there, or not what they should be
 
 
@@ -497,9 +522,9 @@ def test_what_is_missing_is_named_and_tensors_that_neighbours_keep_back_are_not_
 ) -> None:
     public = long_round.hand_over(1, 1, tmp_path / "public")
     drawn = long_round.drawn(1, 1, 1)
-    own = {name for name in needed(drawn) if (public / name.hex()).exists()}
+    own = {name for name in needed(long_round.manifest, drawn) if (public / name.hex()).exists()}
     assert len(own) == 8, "two states of which one is the change, what came, and what was before"
-    assert set(needed(drawn)) - own == {drawn.statement.base_weights, drawn.statement.payload}
+    assert set(needed(long_round.manifest, drawn)) - own == {drawn.statement.base_weights, drawn.statement.payload}
     own.discard(drawn.statement.payload_before)  # it is among the members' blobs as well
     for name in own:
         kept = (public / name.hex()).read_bytes()

@@ -35,6 +35,7 @@ from dlx.training.slot.trace import Boundary, Step, Trace, decode
 from dlx.training.slot.undecided import Undecided, most_undecided
 
 DELAYS = {0: Outer(lr=1.0), 1: Outer(lr=0.8, delay=1, alpha=0.8)}
+AHEAD = {delay: msgspec.structs.replace(outer, ahead=0.3) for delay, outer in DELAYS.items()}
 
 RunMaker = Callable[..., Manifest]
 SEGMENT_STEPS = LENGTHS["float32"]
@@ -102,7 +103,7 @@ def _bits(history: Sequence[Trained]) -> list[Trained]:
 @pytest.fixture
 def history(tiny_run: RunMaker, dataset: Dataset, blobs: Path, tmp_path: Path) -> Callable[..., _History]:
     def make(delay: int, name: str = "a", left_out: Sequence[int] = (), **changes: Any) -> _History:
-        manifest = tiny_run([(0, 3)], outer=DELAYS[delay], rounds=8, **changes)
+        manifest = tiny_run([(0, 3)], rounds=8, **({"outer": DELAYS[delay]} | changes))
         (tmp_path / name).mkdir(exist_ok=True)
         return _History(manifest, dataset, blobs, tmp_path / name, left_out)
 
@@ -112,12 +113,16 @@ def history(tiny_run: RunMaker, dataset: Dataset, blobs: Path, tmp_path: Path) -
 # ---- the rule
 
 
+@pytest.mark.parametrize("outers", [DELAYS, AHEAD], ids=["from the version", "ahead"])
 @pytest.mark.parametrize("delay", DELAYS)
-def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., _History], dataset: Dataset) -> None:
+def test_a_history_follows_the_training_rule(
+    delay: int, outers: dict[int, Outer], history: Callable[..., _History], dataset: Dataset
+) -> None:
     """Against the rule written out once more, with seals that leave out rounds 1, 2 and 3."""
-    run = history(delay, left_out=(1, 2, 3))
+    run = history(delay, left_out=(1, 2, 3), outer=outers[delay])
     manifest, shapes = run.manifest, InnerLoop(run.manifest, 0, dataset).shapes
-    chosen, alpha = codec("int4"), torch.tensor(manifest.outer.alpha, dtype=torch.float32)
+    chosen, outer = codec("int4"), manifest.outer
+    alpha, ahead = (torch.tensor(one, dtype=torch.float32) for one in (outer.alpha, outer.ahead))
     loop, residual = InnerLoop(manifest, 0, dataset), {name: torch.zeros(shape) for name, shape in shapes.items()}
     own: list[dict[str, Tensor]] = []
     fold_at = {0: {2: [1], 3: [2], 4: [3]}, 1: {3: [1], 4: [2], 5: [3]}}[delay]
@@ -125,6 +130,8 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         start = weights.read(run.blobs / run.versions[max(0, t - delay)].hex(), shapes)
         if delay and t:
             start = {name: start[name] - own[t - 1][name] * alpha for name in start}
+        if ahead:
+            start = {name: start[name] - residual[name] * ahead for name in start}
         optimiser_before = weights.weights_hash(loop.optimiser_state())
         loop.load_weights(start)
         steps = []
@@ -169,6 +176,7 @@ def test_a_history_follows_the_training_rule(delay: int, history: Callable[..., 
         )
         assert (run.blobs / trained.payload.hex()).read_bytes() == payload
         assert (run.blobs / trained.trace.hex()).read_bytes() == trace
+        assert (trained.weights_before == trained.base_weights) == (t == 0 or (not delay and not ahead))
 
 
 def test_without_alpha_the_start_is_the_base_version(

@@ -173,6 +173,9 @@ def test_what_is_handed_over_is_the_drawn_segments_and_what_the_payload_follows_
         "end weights": trace.states[1].weights, "change": trace.states[2].weights,
         "activations in": trace.boundaries[0].activations_in, "gradients in": trace.boundaries[0].gradients_in,
     }, "the weights at the start anybody can compute, and what was before is in the round's end alone"  # fmt: skip
+    assert handed_over(trace, 0, before, ahead=True) == first | {
+        "change before": before.change_before, "payload before": before.payload_before,
+    }, "the start follows from them too"  # fmt: skip
     assert "activations in" not in handed_over(_trace(0), 1, before)
     assert "change before" not in handed_over(trace, 1, SimpleNamespace(change_before=NO_HASH, payload_before=NO_HASH))
     for segment in (-1, 2):
