@@ -72,7 +72,13 @@ def test_every_rule_with_every_codec_learns(
 
 
 @pytest.mark.parametrize(
-    ("codec", "outer"), [("int4", PLAIN), ("int4", DELAYED), ("ternary", NESTEROV), ("lowrank", NESTEROV)]
+    ("codec", "outer"),
+    [
+        ("int4", PLAIN),
+        ("int4", DELAYED | {"ahead": 0.5}),
+        ("ternary", NESTEROV | {"ahead": 0.5}),
+        ("lowrank", NESTEROV),
+    ],
 )
 def test_replicas_in_one_computation_train_what_the_nodes_slots_do(
     codec: str, outer: dict[str, Any], setting: Setting, tmp_path: Path

@@ -57,6 +57,7 @@ micro_batches = 2
 [outer]
 lr = 0.8
 alpha = 0.8
+ahead = {ahead}
 delay = 1
 
 [plan]
@@ -107,14 +108,29 @@ class Timing:
 
 
 def create(
-    root: Path, rounds: int, steps: int, timing: Timing, replicas: int = REPLICAS, more: str = "", stages: int = STAGES
+    root: Path,
+    rounds: int,
+    steps: int,
+    timing: Timing,
+    replicas: int = REPLICAS,
+    more: str = "",
+    stages: int = STAGES,
+    ahead: float = 0.0,
 ) -> ToughDevnet:
     """A devnet with its chain running and its nodes not yet started; `more` ends the draft."""
-    text = draft(rounds, steps, timing, replicas, stages) + more
+    text = draft(rounds, steps, timing, replicas, stages, ahead=ahead) + more
     return ToughDevnet.create(root, rounds, replicas, stages, lambda line: None, text, BLOCK_TIME)
 
 
-def draft(rounds: int, steps: int, timing: Timing, replicas: int, stages: int = STAGES, confirmations: int = 0) -> str:
+def draft(
+    rounds: int,
+    steps: int,
+    timing: Timing,
+    replicas: int,
+    stages: int = STAGES,
+    confirmations: int = 0,
+    ahead: float = 0.0,
+) -> str:
     """Of a manifest: a model of two layers in one stage or two."""
     source, ranges = (
         Path(sysconfig.get_paths()["stdlib"]) / "argparse.py",
@@ -122,7 +138,7 @@ def draft(rounds: int, steps: int, timing: Timing, replicas: int, stages: int = 
     )
     return _DRAFT.format(
         rounds=rounds, steps=steps, replicas=replicas, ranges=ranges, confirmations=confirmations, source=source,
-        **timing.__dict__,
+        ahead=ahead, **timing.__dict__,
     )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ from tests.node.command import dlx
 TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
 
 
-def checking(root: Path, rounds: int, replicas: int, timing: Timing = TIMING, stages: int = STAGES) -> ToughDevnet:
+def checking(
+    root: Path, rounds: int, replicas: int, timing: Timing = TIMING, stages: int = STAGES, ahead: float = 0.0
+) -> ToughDevnet:
     """Everything is drawn, and the members may take as long for checking as for training."""
-    devnet = create(root, rounds, 5, timing, replicas, "\n[audit]\nshare = 1\nwindow = 200\n", stages)
+    devnet = create(root, rounds, 5, timing, replicas, "\n[audit]\nshare = 1\nwindow = 200\n", stages, ahead)
     for name in devnet.names:
         config = devnet.folder(name).config
         config.write_text(config.read_text().replace("# audit_share = 0.05", "audit_share = 1.0"))
@@ -28,7 +30,7 @@ def audit(devnet: Devnet, *arguments: object, code: int = 0) -> dict[str, Any]:
 
 
 def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: Path) -> None:
-    devnet = checking(tmp_path / "devnet", rounds=2, replicas=2)
+    devnet = checking(tmp_path / "devnet", rounds=2, replicas=2, ahead=0.5)
     try:
         devnet.start()
         watched = Watched(devnet)
