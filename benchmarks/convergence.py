@@ -86,13 +86,13 @@ ROWS = (
     ),
     Row(Method(DELAY_0), Choice(2, 6)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
+    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 5, 5)),
     Row(
-        Method("topk 60 of 4,096", codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
-        Choice(2, 4),
+        Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
+        Choice(2, 5, 5),
     ),
     Row(
-        Method("ternary, H 20", codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
+        Method("ternary, H 20", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
         Choice(2, 4),
     ),
     Row(
