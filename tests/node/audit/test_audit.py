@@ -535,6 +535,23 @@ def test_a_first_statement_that_does_not_begin_with_nothing_fails(
     assert _failures(report) == {("continuity", 0, 0, history.statements[0, 0][1].hex())}
 
 
+def test_a_start_that_has_a_residual_in_it_is_left_to_level_3_and_the_report_says_so(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    """But for a first contribution, which has none."""
+
+    def hidden(one: Contribution) -> Contribution:
+        first_lies = (one.stage, one.round, one.replica) == (0, 0, 1)
+        return replace(one, weights_before=JUNK) if one.round or first_lies else one
+
+    outer = Outer(lr=0.7, ahead=0.5, policy="mean")
+    history = history_network.run("ahead", Mischief(statement=hidden), outer)
+    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    assert _failures(report) == {("continuity", 0, 0, history.statements[0, 0][1].hex())}
+    said = {c.round for c in report.checks if c.check == "continuity" and "a residual in it, which level 3" in c.detail}
+    assert said == {c.round for c in report.checks if c.check == "continuity"} - {0}
+
+
 def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
