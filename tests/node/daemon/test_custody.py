@@ -16,7 +16,7 @@ from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.watch import Watch
 from dlx.node.round.draw import drawn_of, seals_of
 from dlx.node.round.rules import base_version
-from dlx.training.recipe.recipe import Audit, Plan
+from dlx.training.recipe.recipe import Audit, Outer, Plan
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
@@ -55,7 +55,7 @@ class Holder:
 
     def again(self, folder: Path) -> None:
         """As after a restart."""
-        manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW))
+        manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW), outer=Outer())
         context: Any = SimpleNamespace(
             manifest=manifest, store=self.store, run=RUN, account=self.account, directory=folder / "run"
         )
