@@ -26,6 +26,7 @@ import typer
 
 from benchmarks import picture
 from benchmarks.trainings import (
+    FINAL,
     REPLICAS,
     Job,
     Method,
@@ -46,7 +47,7 @@ DELAY_0, DELAY_1 = "default, delay 0", "default, delay 1"
 BESIDE, SENT = 16_500, 1.03
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
-_ADAMW = {"optimiser": "adamw"}
+_ADAMW = {"optimiser": "adamw", "final": FINAL}
 _DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "ternary"))
 
 
@@ -86,10 +87,10 @@ ROWS = (
     ),
     Row(Method(DELAY_0), Choice(2, 6)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 5, 5)),
+    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
-        Choice(2, 5, 5),
+        Choice(2, 4),
     ),
     Row(
         Method("ternary, H 20", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
