@@ -94,7 +94,7 @@ ROWS = (
     ),
     Row(
         Method("ternary, H 20", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
-        Choice(2, 4),
+        Choice(2, 4, 5),
     ),
     Row(
         Method(
@@ -103,7 +103,7 @@ ROWS = (
             plan=_TERNARY["plan"] | {"inner_steps": 52},
             outer=_TERNARY["outer"],
         ),
-        Choice(2, 4),
+        Choice(2, 4, 5),
     ),
 )
 
