@@ -93,7 +93,7 @@ ROWS = (
         Choice(2, 4),
     ),
     Row(
-        Method("ternary, H 20", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
+        Method("ternary, H 20", codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
         Choice(2, 4, 5),
     ),
     Row(
