@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "codec": {"name": "topk"},
         "plan": {"level": 2, "rank": 128, "inner_steps": 5},
     },
-    # A quarter of the rounds of `sparse`, and less loss in short runs.
+    # A quarter of the rounds of `sparse`, so fewer bytes beside payloads.
     "ternary": {
         "inner": {"muon_lr": 0.004, "muon_momentum": 0.9},
         "outer": {"momentum": 0.6, "nesterov": True, "ahead": 0.5},
