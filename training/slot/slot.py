@@ -246,8 +246,8 @@ class Slot:
     ) -> SegmentState:
         """The change and the state after the last step, written; the payload is fed to its stream."""
         shapes, plan, ends = self._loop.shapes, inputs.plan, self._loop.weights()
-        payloads, newest = [self._payload(own) for own in folded], self._newest_own()
-        change = Change(self._codec, shapes, plan, start, payloads, newest, self._threads)
+        payloads = [self._payload(own) for own in folded]
+        change = Change(self._codec, shapes, plan, start, payloads, start.residual.payload, self._threads)
         with ThreadPoolExecutor(1, "states") as threads, weights.Writer(shapes, folder, cached=False) as file:
             state = threads.submit(weights.write_blob, self._loop.optimiser_state(), folder, cached=False)
             for name, where in self._codec.parts(shapes, plan).items():
@@ -261,10 +261,6 @@ class Slot:
         shapes = self._loop.shapes
         change = weights.Stored(folder / ended.weights.hex(), shapes)
         return kept(shapes, change, Payload(self._codec, shapes, self._blobs / payload.hex(), plan), self._threads)
-
-    def _newest_own(self) -> Payload | None:
-        """The slot's last payload, from which the codec may start."""
-        return self._files.open_payload(self._codec, self._loop.shapes, self._state.own[-1]) if self._state else None
 
     def _is_same(self, inputs: RoundInputs) -> bool:
         """Whether the newest round began as this one, but for what was said of it since."""
@@ -289,7 +285,7 @@ class Slot:
         if self._state is None:
             return Difference(weights.Zeros(self._loop.shapes), None)
         change = self._files.open(self._state.last.change, self._loop.shapes)
-        return Difference(change, self._newest_own())
+        return Difference(change, self._files.open_payload(self._codec, self._loop.shapes, self._state.own[-1]))
 
     def _own_in_start(self, inputs: RoundInputs) -> Own | None:
         """The own payload that the base version cannot contain yet: with a delay of one round at most the last one."""
