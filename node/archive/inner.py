@@ -157,7 +157,7 @@ class Inner:
         """The plans of the own payloads that a check of the segment takes, which the account's earlier statements place
         in their rounds. Raises Absent: without them its maker could hide what its residual was."""
         named = {said.start_payload, said.folded_payload, said.folded_payload2} - {NO_HASH}
-        if segment == said.segments - 1 or self.manifest.outer.ahead:
+        if segment == said.segments - 1 or self.terms.ahead:
             named |= {said.payload_before} - {NO_HASH}
         if self.terms.adaptive is None:
             return dict.fromkeys(named, manifest_plan(self.terms.plan))

@@ -14,7 +14,9 @@ from dlx.node.archive.inner import Absent, Inner
 from tests.node.home.test_signed import contribution, digest
 
 
-def _plans(said: Contribution, segment: int, earlier: Sequence[Contribution], folder: Path) -> dict[bytes, Any]:
+def _plans(
+    said: Contribution, segment: int, earlier: Sequence[Contribution], folder: Path, ahead: float = 0.0
+) -> dict[bytes, Any]:
     """Of a run whose plan adapts, where these statements are to be had."""
 
     def get(name: bytes, limit: int) -> Path:
@@ -25,7 +27,7 @@ def _plans(said: Contribution, segment: int, earlier: Sequence[Contribution], fo
         return folder / name.hex()
 
     inner = Inner.__new__(Inner)
-    inner.terms = SimpleNamespace(adaptive=True)  # type: ignore[assignment]
+    inner.terms = SimpleNamespace(adaptive=True, ahead=ahead)  # type: ignore[assignment]
     inner._plan = lambda stage, round: f"of round {round}"  # type: ignore[method-assign,assignment,return-value]
     return inner._own_plans(said, segment, get)
 
@@ -39,6 +41,8 @@ def test_who_hides_of_which_plan_its_last_payload_is_is_missed_and_not_excused(t
         _plans(said, 1, [], tmp_path)
     assert absent.value.blobs == (first.hash(),)
     assert _plans(said, 0, [], tmp_path) == {}, "only the last segment takes the residual"
+    ahead = _plans(said, 0, [first], tmp_path, ahead=0.5)
+    assert ahead == {first.payload: "of round 3"}, "and the first too, where the start has a part of it"
     anew = replace(said, previous=NO_HASH, payload_before=NO_HASH)
     assert _plans(anew, 1, [], tmp_path) == {}
 
