@@ -120,14 +120,16 @@ class UncachedFile(_Background):
 
 
 class ReadOnce:
-    """Tells the system, while a file is read front to back, what comes next and what nobody wants again."""
+    """Tells the system, while a file is read front to back, what comes next and what is not wanted any more, until it
+    is read from the front again."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._told = descriptor, 0
 
     def reached(self, at: int) -> None:
         """Byte `at` was read, and all before it, if not quite all."""
-        if at >= self._told and hasattr(os, "posix_fadvise"):
+        began_again = at < self._told - 3 * _BEHIND  # threads that share the reading are late by less
+        if (at >= self._told or began_again) and hasattr(os, "posix_fadvise"):
             self._told = at + _BEHIND
             with suppress(OSError):  # advice
                 os.posix_fadvise(self._descriptor, at, _AHEAD, os.POSIX_FADV_WILLNEED)

@@ -83,7 +83,7 @@ class Custody:
         if not mine or finished is None:
             slot.decide(round, None, self._store.folder)
             return
-        segment, trained, ahead = mine[0].segment, finished.trained, self._context.manifest.outer.ahead > 0
+        segment, trained, ahead = mine[0].segment, finished.trained, self._context.manifest.outer.ahead
         names = set(handed_over(finished.trace, segment, trained, ahead).values())
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned

@@ -101,7 +101,8 @@ class Evidence:
                 await trio.to_thread.run_sync(context.store.pin, owner, ())
 
     async def _checked(self, work: Work, drawn: Drawn, view: RunView, inner: Inner) -> Outcome:
-        maker, shared, most = self.context.peer_of(drawn.account), work.shared(), inner.most(drawn.stage)
+        maker, most = self.context.peer_of(drawn.account), inner.most(drawn.stage)
+        shared = work.shared(inner.terms.ahead)
         for _ in range(PASSES):
             began = trio.current_time()
             try:

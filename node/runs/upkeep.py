@@ -41,12 +41,15 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 
 def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
-    takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and W more where n is above 1."""
+    takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and W more where n is above 1, with `ahead`
+    another where it is above 2: start and end of a segment in the middle, change and change before."""
     weights, optimiser, kept = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.retention
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
     received = min(steps, length) * cost.pipes  # as much as is sent
-    drawn = 2 * (weights + optimiser) + received + (weights if segments > 1 else 0)
+    drawn = (
+        2 * (weights + optimiser) + received + weights * ((segments > 1) + (segments > 2 and recipe.outer.ahead > 0))
+    )
     rounds = recipe.rounds if kept.payloads == "run" else min(recipe.rounds, kept.payloads + kept.every)
     version = weights * (2 if recipe.outer.momentum else 1)
     return Upkeep(

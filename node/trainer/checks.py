@@ -15,7 +15,7 @@ from dlx.ledger.typed import Contribution
 from dlx.node.trainer.spawn import CHECKER, spawn
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.trace import TraceError, decode
+from dlx.training.slot.trace import TraceError, decode, handed_over
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 LENGTH = struct.Struct(">I")
@@ -44,10 +44,16 @@ class Work(Struct, frozen=True, kw_only=True):
         """The version that the round began with."""
         return Contribution.decode(self.statement).base_weights
 
-    def shared(self) -> set[bytes]:
-        """Names of what the check needs and its maker need not serve."""
+    def shared(self, ahead: float) -> set[bytes]:
+        """Names of what the check needs and its maker need not serve, where that is the manifest's `ahead`. What it has
+        to hand over may have one of their names as well: its last payload is often folded back, or in the start."""
         said = Contribution.decode(self.statement)
-        return {said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2}
+        found = {said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2}
+        try:
+            trace = decode(self.trace, said.segments, said.inner_steps)
+            return found - {*handed_over(trace, self.segment, said, ahead).values()}
+        except (TraceError, IndexError):
+            return found
 
     def sent(self) -> list[bytes]:
         """Names of what the stage sent its neighbours in the segment, which they serve."""

@@ -59,14 +59,22 @@ class Start:
         return math.lcm(self.base.block(name), self.residual.block(name) if self.ahead else 1)
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
-        self.base.read_into(out, name, start)
         if not self.ahead:
+            self.base.read_into(out, name, start)
             return
+        for _ in self.beside_residual(out, name, start):
+            pass
+
+    def beside_residual(self, out: np.ndarray, name: str, start: int = 0) -> Iterator[tuple[np.ndarray, slice]]:
+        """Fill `out` with the start, piece by piece; of each the residual's values, which are this thread's until the
+        next, and where it lies in `out`."""
+        self.base.read_into(out, name, start)
         for at, size in spans(len(out), self.residual.block(name)):
-            kept = scratch("residual", size)
+            where, kept = slice(at, at + size), scratch("residual", size)
             self.residual.read_into(kept, name, start + at)
-            kept *= np.float32(self.ahead)
-            out[at : at + size] -= kept
+            if self.ahead:
+                out[where] -= np.multiply(kept, np.float32(self.ahead), out=scratch("ahead", size))
+            yield kept, where
 
 
 class Last(Protocol):
@@ -155,12 +163,9 @@ def change_into(
 ) -> None:
     """u[t] = start - end + residual + each folded payload in the order given, from the tensor's value number
     `low` on, where a block of its payloads begins; `end` is flat and as long as `out`."""
-    start.read_into(out, name, low)
-    for at, size in spans(len(out), start.residual.block(name)):
-        piece, kept = out[at : at + size], scratch("residual", size)
-        piece -= end[at : at + size]
-        start.residual.read_into(kept, name, low + at)
-        piece += kept
+    for residual, where in start.beside_residual(out, name, low):
+        out[where] -= end[where]
+        out[where] += residual
     for payload in folded:
         combine(np.add, out, payload.decoder(name), start=low)
 

@@ -93,7 +93,7 @@ def needed(manifest: Manifest, drawn: Drawn) -> list[bytes]:
     """Names of the files without which `check_contribution` says Missing. Of a state of zeros there is none."""
     said = drawn.statement
     shared = (said.base_weights, said.start_payload, said.folded_payload, said.folded_payload2, said.payload)
-    found = (*handed_over(drawn.trace, drawn.segment, said, manifest.outer.ahead > 0).values(), *shared)
+    found = (*handed_over(drawn.trace, drawn.segment, said, manifest.outer.ahead).values(), *shared)
     return [name for name in dict.fromkeys(found) if name != NO_HASH]
 
 

@@ -186,12 +186,12 @@ class Before(Protocol):
     def payload_before(self) -> bytes: ...
 
 
-def handed_over(trace: Trace, segment: int, before: Before, ahead: bool = False) -> dict[str, bytes]:
+def handed_over(trace: Trace, segment: int, before: Before, ahead: float) -> dict[str, bytes]:
     """What is public of a contribution whose `segment` was drawn: role -> name of the file. Raises IndexError.
 
     The weights at the round's start are not among it, which anybody can compute, nor those at its end, which follow
-    from the change and from what the round before has left; with `ahead` the start too follows from that, so it is
-    there whatever is drawn. Of a state of zeros there is no file.
+    from the change and from what the round before has left; where the manifest's `ahead` is above 0 the start too
+    follows from that, so it is there whatever is drawn. Of a state of zeros there is no file.
     """
     last = len(trace.boundaries) - 1
     if not 0 <= segment <= last:

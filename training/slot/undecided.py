@@ -55,7 +55,7 @@ class Undecided:
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
-    def decide(self, round: int, segment: int | None, blobs: Path, ahead: bool = False) -> dict[str, bytes]:
+    def decide(self, round: int, segment: int | None, blobs: Path, ahead: float = 0.0) -> dict[str, bytes]:
         """Hand what belongs to the drawn `segment` to the folder `blobs`, and remove the rest; None: nothing is drawn.
 
         `ahead`: as `handed_over` takes it. Returns role -> name of what is in `blobs` now, durably (a state of zeros

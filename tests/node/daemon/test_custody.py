@@ -45,8 +45,8 @@ def draw_of(view: RunView, round: int, share: float) -> RoundDraw:
 class Holder:
     """Of stage 1 in replica 0, with files of rounds that it trained."""
 
-    def __init__(self, folder: Path, view: RunView) -> None:
-        self.view, self.account = view, str(view.holder(0, 1))
+    def __init__(self, folder: Path, view: RunView, ahead: float = 0.0) -> None:
+        self.view, self.account, self.ahead = view, str(view.holder(0, 1)), ahead
         self.store = BlobStore(folder / "blobs")
         self.slot = Undecided(folder / "run" / "stage-1" / "slot")
         self.traces: dict[int, Trace] = {}
@@ -55,7 +55,7 @@ class Holder:
 
     def again(self, folder: Path) -> None:
         """As after a restart."""
-        manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW), outer=Outer())
+        manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW), outer=Outer(ahead=self.ahead))
         context: Any = SimpleNamespace(
             manifest=manifest, store=self.store, run=RUN, account=self.account, directory=folder / "run"
         )
@@ -90,7 +90,7 @@ class Holder:
     def served(self, round: int) -> bool:
         """All that the drawn segment takes is public; False: nothing of the round is."""
         (mine,) = [one for one in draw_of(self.view, round, 1.0).drawn if one.account == self.account]
-        wanted = set(handed_over(self.traces[round], mine.segment, self.trained[round]).values())
+        wanted = set(handed_over(self.traces[round], mine.segment, self.trained[round], self.ahead).values())
         here = {hashlib.sha256(f"{round}/{part}".encode()).digest() for part in range(PARTS)} & self.store.hashes()
         assert here in (wanted, set()), "exactly that, or nothing"
         return bool(here)
@@ -105,14 +105,15 @@ def _made(context: Any, view: Any) -> Custody:
         return Custody(context, Watch({}), view)
 
 
-def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view: RunView) -> None:
-    holder = Holder(tmp_path, view)
-    for round in (3, 4, 5):
+@pytest.mark.parametrize("ahead", [0.0, 0.5])
+def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view: RunView, ahead: float) -> None:
+    holder = Holder(tmp_path, view, ahead)
+    for round in (3, 4, 5, 6):  # of 3 the last segment is drawn, of 6 the first
         holder.train(round)
-    holder.know((3, 1.0), (4, 0.0))
-    assert holder.served(3) and not holder.served(4)
+    holder.know((3, 1.0), (4, 0.0), (6, 1.0))
+    assert holder.served(3) and holder.served(6) and not holder.served(4)
     assert holder.slot.rounds() == [5], "its draw is not known yet"
-    assert holder.custody.held.drawn == 1 and holder.custody.held.undecided > 0
+    assert holder.custody.held.drawn == 2 and holder.custody.held.undecided > 0
     holder.store.evict(Kind.VERSION)
     holder.store.evict(Kind.PAYLOAD)
     assert holder.served(3), "nothing gives it away as long as it is of the window"

@@ -188,6 +188,19 @@ def test_the_example_of_107_billion_parameters_is_what_the_docs_say() -> None:
     assert plan["warnings"] == []
 
 
+def test_a_start_ahead_takes_one_more_file_of_weights_to_check_a_segment_in_the_middle(tmp_path: Path) -> None:
+    draft, drawn = _write(tmp_path, "[[0, 6]]"), {}
+    text = draft.read_text()
+    for steps in (20, 40, 60):
+        for ahead in (0.0, 0.5):
+            draft.write_text(text + f"[outer]\nahead = {ahead}\n[plan]\ninner_steps = {steps}\n")
+            (stage,) = json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)["stages"]
+            drawn[steps // 20, ahead] = stage["checks"]["drawn"]
+    weights = stage["memory"]["weights"]
+    assert drawn[2, 0.0] - drawn[1, 0.0] == weights
+    assert [drawn[segments, 0.5] - drawn[segments, 0.0] for segments in (1, 2, 3)] == [0, 0, weights]
+
+
 def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_number_of_steps_that_fits(
     tmp_path: Path,
 ) -> None:

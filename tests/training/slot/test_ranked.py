@@ -104,7 +104,10 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize(("codec", "delay"), [("int4", 0), ("int4", 1), ("lowrank", 1), ("topk", 0)])
+@pytest.mark.parametrize(
+    ("codec", "delay", "ahead"),
+    [("int4", 0, 0.0), ("int4", 1, 0.5), ("lowrank", 1, 0.0), ("topk", 0, 0.5)],
+)
 def test_payloads_and_files_have_the_bytes_of_one_process(
     group: Group,
     tiny_run: Callable[..., Manifest],
@@ -114,10 +117,12 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
     codec: str,
     delay: int,
+    ahead: float,
 ) -> None:
-    """With several segments in a round, a payload in the start, one that is folded back, and one to start from."""
+    """With several segments in a round, a payload in the start, one that is folded back, one to start from, and a part
+    of the residual in the start."""
     monkeypatch.setitem(SEGMENT_STEPS, "bfloat16", 2)
-    outer = Outer(lr=0.8, delay=delay, alpha=0.8 if delay else 0.0)
+    outer = Outer(lr=0.8, delay=delay, alpha=0.8 if delay else 0.0, ahead=ahead)
     manifest = tiny_run(
         [(0, 3)],
         config=ODD,

@@ -130,7 +130,7 @@ class _Replica:
         for stage in range(STAGES):
             copy = public.parent / f"{public.name}-slot-{stage}"
             shutil.copytree(self.folder / str(stage), copy)
-            Undecided(copy).decide(round, segment, public, self.manifest.outer.ahead > 0)
+            Undecided(copy).decide(round, segment, public, self.manifest.outer.ahead)
             shutil.rmtree(copy)
         return public
 
@@ -500,6 +500,14 @@ def test_who_starts_from_another_part_of_its_residual_is_found_whatever_is_drawn
         assert run.check(drawn, public).reasons[0].startswith("the weights before are not what the version")
         run.manifest = manifest
         assert run.check(drawn, public).honest
+        before = run.trained[1][1]
+        weights.write_blob(_change(run, 1, 1), public)  # sound, and another round's
+        nothing = {"change_before": NO_HASH, "payload_before": NO_HASH}
+        for lie in ({"change_before": before.change}, {"payload_before": before.payload}, nothing):
+            first, *_ = run.check(run.drawn(1, 1, segment, **lie), public).reasons
+            assert first.startswith("the weights before are not what the version")
+        half = run.check(run.drawn(1, 1, segment, change_before=NO_HASH), public)
+        assert half.reasons == ("of the change before and its payload it names only one",)
         (public / drawn.statement.change_before.hex()).unlink()
         with pytest.raises(Missing):
             run.check(drawn, public)

@@ -161,7 +161,7 @@ def test_the_stated_loss_is_rounded_once_and_never_too_large() -> None:
 
 def test_what_is_handed_over_is_the_drawn_segments_and_what_the_payload_follows_from() -> None:
     trace, before = _trace(1), SimpleNamespace(change_before=_hash("change"), payload_before=_hash("payload"))
-    first, second = (handed_over(trace, one, before) for one in range(2))
+    first, second = (handed_over(trace, one, before, 0.0) for one in range(2))
     assert second == {
         "start weights": trace.states[1].weights, "start optimiser": trace.states[1].optimiser,
         "end optimiser": trace.states[2].optimiser, "change": trace.states[2].weights,
@@ -173,14 +173,16 @@ def test_what_is_handed_over_is_the_drawn_segments_and_what_the_payload_follows_
         "end weights": trace.states[1].weights, "change": trace.states[2].weights,
         "activations in": trace.boundaries[0].activations_in, "gradients in": trace.boundaries[0].gradients_in,
     }, "the weights at the start anybody can compute, and what was before is in the round's end alone"  # fmt: skip
-    assert handed_over(trace, 0, before, ahead=True) == first | {
+    assert handed_over(trace, 0, before, 0.5) == first | {
         "change before": before.change_before, "payload before": before.payload_before,
     }, "the start follows from them too"  # fmt: skip
-    assert "activations in" not in handed_over(_trace(0), 1, before)
-    assert "change before" not in handed_over(trace, 1, SimpleNamespace(change_before=NO_HASH, payload_before=NO_HASH))
+    assert "activations in" not in handed_over(_trace(0), 1, before, 0.0)
+    assert "change before" not in handed_over(
+        trace, 1, SimpleNamespace(change_before=NO_HASH, payload_before=NO_HASH), 0.0
+    )
     for segment in (-1, 2):
         with pytest.raises(IndexError, match="no segment"):
-            handed_over(trace, segment, before)
+            handed_over(trace, segment, before, 0.0)
 
 
 def test_what_neighbours_agree_on_changes_with_every_tensor_and_number() -> None:
