@@ -166,10 +166,10 @@ def test_a_check_has_evidence_again_that_this_disk_has_damaged(tmp_path: Path, m
     monkeypatch.setattr(module, "check", check)
     monkeypatch.setattr(module, "check_seconds", lambda work, round_timeout: 60.0)
     slot.context.manifest.timing = SimpleNamespace(round_timeout=60)
-    work: Any = SimpleNamespace(shared=set)
+    work: Any = SimpleNamespace(shared=lambda ahead: set())
     drawn: Any = SimpleNamespace(account="0x01", stage=0)
     view: Any = None  # only what others share is looked for there
-    inner: Any = SimpleNamespace(most=lambda stage: SIZE)
+    inner: Any = SimpleNamespace(most=lambda stage: SIZE, terms=SimpleNamespace(ahead=0.0))
     assert trio.run(Evidence(slot.context, Effort(1))._checked, work, drawn, view, inner).done
 
 
