@@ -20,14 +20,14 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # SparseLoCo (arXiv 2508.15706): a 32nd of the values, two bits each, exchanged often.
     "sparse": {
-        "inner": {"muon_lr": 0.004, "muon_momentum": 0.9},
+        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03},
         "outer": {"momentum": 0.5, "nesterov": True, "ahead": 0.5},
         "codec": {"name": "topk"},
         "plan": {"level": 2, "rank": 128, "inner_steps": 5},
     },
     # A quarter of the rounds of `sparse`, so fewer bytes beside payloads.
     "ternary": {
-        "inner": {"muon_lr": 0.004, "muon_momentum": 0.9},
+        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03},
         "outer": {"momentum": 0.6, "nesterov": True, "ahead": 0.5},
         "codec": {"name": "ternary"},
         "plan": {"level": 2, "inner_steps": 20},
