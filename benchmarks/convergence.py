@@ -1,10 +1,10 @@
 """How much loss the exchange of pseudo-gradients costs, beside averaging the gradients of every step.
 
 `python -m benchmarks.convergence [--quick] [--json FILE] [--out FOLDER]` trains one model by several methods at equal
-tokens, 4 replicas each. Every method's batch and inner rates are searched on one grid, at a shorter length, with all
-replicas in one computation (`benchmarks.batched`); what wins is trained by the nodes' own slots. Prints a table and
-writes it to the folder, with a PNG (loss against tokens and against bytes). What was trained there is not trained
-again, so an interrupted run goes on: name another folder after changing code or text.
+tokens, 4 replicas each. Every method's batch, inner rates and decay are searched on one grid, at a shorter length,
+with all replicas in one computation (`benchmarks.batched`); what wins is trained by the nodes' own slots. Prints a
+table and writes it to the folder, with a PNG (loss against tokens and against bytes). What was trained there is not
+trained again, so an interrupted run goes on: name another folder after changing code or text.
 
 `python -m benchmarks.tables docs/convergence.md` makes the documents' tables of what `--json` wrote.
 """
@@ -52,17 +52,21 @@ _DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "
 
 
 class Choice(NamedTuple):
-    """What is searched: samples of a replica's step; and the inner rates, as steps of the grid (see `rate`), Muon's
-    or, without it, AdamW's, and AdamW's beside Muon's."""
+    """What is searched: samples of a replica's step; the inner rates, as steps of the grid (see `rate`), Muon's or,
+    without it, AdamW's, and AdamW's beside Muon's; and which of `DECAYS` the weights have."""
 
     batch: int
     lr: int
     rest: int = 4
+    decay: int = 1
 
 
 def rate(step: int) -> float:
     """The grid's rates lie a factor of sqrt 2 apart."""
     return 1e-3 * 2 ** (step / 2)
+
+
+DECAYS = (0.1, 0.03, 0.01, 0.003)
 
 
 class Row(NamedTuple):
@@ -72,7 +76,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
-    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 5, 6)),
+    Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6, 5)),
     Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
     Row(
         Method(
@@ -85,16 +89,16 @@ ROWS = (
         ),
         Choice(2, 2),
     ),
-    Row(Method(DELAY_0), Choice(2, 6)),
-    Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 6)),
-    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 4)),
+    Row(Method(DELAY_0), Choice(2, 7, 5)),
+    Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
+    Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 6, 5)),
     Row(
-        Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
+        Method("topk 60 of 4,096", seeds=2, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
         Choice(2, 4),
     ),
     Row(
-        Method("ternary, H 20", codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
-        Choice(2, 4, 5),
+        Method("ternary, H 20", seeds=3, codec="ternary", plan=_TERNARY["plan"], outer=_TERNARY["outer"]),
+        Choice(2, 6, 5),
     ),
     Row(
         Method(
@@ -192,7 +196,7 @@ def main(
 
 def job(method: Method, setting: Setting, choice: Choice, seed: int, tokens: int, batched: bool = False) -> Job:
     """The training with what is chosen, of the whole rounds that come nearest to so many tokens."""
-    setting, inner = replace(setting, batch=choice.batch), method.inner
+    setting, inner = replace(setting, batch=choice.batch), method.inner | {"weight_decay": DECAYS[choice.decay]}
     if inner["optimiser"] == "muon":
         inner = inner | {"lr": rate(choice.rest)}
     every = method.plan["inner_steps"]
@@ -234,6 +238,8 @@ def _neighbours(row: Row, centre: Choice) -> Iterator[Choice]:
         yield centre._replace(lr=centre.lr + step)
         if row.method.inner["optimiser"] == "muon":
             yield centre._replace(rest=centre.rest + step)
+        if centre.decay + step in range(len(DECAYS)):
+            yield centre._replace(decay=centre.decay + step)
 
 
 def _refuse(rows: Sequence[Row], setting: Setting, out: Path, json_file: Path | None) -> None:
@@ -278,20 +284,18 @@ def _rows(
     chosen: Sequence[tuple[Row, Choice]],
     shorter: Sequence[Result | None],
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: means over its seeds. Gaps are to the best all-reduce of the same seed: first weights and
-    samples are the same there."""
-    every_step = [one for one in jobs if one.method.every_step]
-    best = {
-        seed: min((results[one.key] for one in every_step if one.seed == seed), key=lambda found: found["loss"])
-        for seed in {one.seed for one in every_step}
-    }
-    sent = 4 * best[0]["parameters"] * best[0]["steps"] if best else math.nan  # by all-reduce
+    """One row per method: means over its seeds. Gaps are to the mean of all seeds of the best all-reduce: runs of one
+    seed, of the same first weights and samples, are no more alike than others."""
+    every_step = {row.method.name for row, _ in chosen if row.method.every_step}
+    base = min(
+        ([results[one.key] for one in jobs if one.method.name == name] for name in every_step),
+        key=lambda found: _mean(found, "loss"),
+        default=[],
+    )
+    sent = 4 * base[0]["parameters"] * base[0]["steps"] if base else math.nan  # by all-reduce
     for (row, choice), short in zip(chosen, shorter, strict=True):
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
-        losses = [result["loss"] for result in found]
-        base = [best.get(one.seed, {"loss": math.nan, "mean_loss": math.nan}) for one in own]
-        means = [result["mean_loss"] for result in found]
         first, muon = found[0], row.method.inner["optimiser"] == "muon"
         beside = 0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
         yield {
@@ -300,23 +304,28 @@ def _rows(
             "batch": choice.batch,
             "lr": round(rate(choice.lr), 5),
             "lr_rest": round(rate(choice.rest), 5) if muon else None,
-            "loss": round(statistics.mean(losses), 4),
-            "spread": round(max(losses) - min(losses), 4),
-            "gap_percent": _gap(losses, [one["loss"] for one in base]),
-            "mean_loss": round(statistics.mean(means), 4),
-            "mean_gap_percent": _gap(means, [one["mean_loss"] for one in base]),
+            "decay": DECAYS[choice.decay],
+            "loss": round(_mean(found, "loss"), 4),
+            "losses": [round(result["loss"], 4) for result in found],
+            "gap_percent": _gap(found, base, "loss"),
+            "mean_loss": round(_mean(found, "mean_loss"), 4),
+            "mean_gap_percent": _gap(found, base, "mean_loss"),
             "search_loss": None if short is None else round(short["loss"], 4),
-            "tokens_percent": _tokens(first, short, base[0]["loss"]),
+            "tokens_percent": _tokens(first | {"loss": _mean(found, "loss")}, short, _mean(base, "loss")),
             "bytes_per_round": first["bytes_per_round"],
             "traffic_ratio": round(sent / first["bytes"], 1),
             "all_bytes_ratio": round(sent / (first["bytes"] + beside), 1),
             "steps": first["steps"],
-            "seconds": round(statistics.mean(result["seconds"] for result in found)),
+            "seconds": round(_mean(found, "seconds")),
         }
 
 
-def _gap(losses: Sequence[float], best: Sequence[float]) -> float:
-    return round(100 * statistics.mean(loss / other - 1 for loss, other in zip(losses, best, strict=True)), 2)
+def _mean(found: Sequence[Result], key: str) -> float:
+    return statistics.mean(result[key] for result in found) if found else math.nan
+
+
+def _gap(found: Sequence[Result], base: Sequence[Result], key: str) -> float:
+    return round(100 * (_mean(found, key) / _mean(base, key) - 1), 2)
 
 
 def _tokens(found: Result, shorter: Result | None, loss: float) -> float | None:

@@ -17,9 +17,9 @@ _FACTS = ("command", "machine", "setting", "size", "engine")
 _COLUMNS = (
     "method",
     "seeds",
-    "batch; lr; lr of the rest",
+    "batch; lr; lr of the rest; decay",
     "loss",
-    "spread",
+    "of each seed",
     "above all-reduce",
     "the published average",
     "loss of a search's length",
@@ -72,14 +72,14 @@ def _made(path: Path) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    rates = "; ".join(f"{row[key]:g}" for key in ("batch", "lr", "lr_rest") if row[key] is not None)
+    rates = "; ".join(f"{row[key]:g}" for key in ("batch", "lr", "lr_rest", "decay") if row[key] is not None)
     every_step = row["traffic_ratio"] == 1
     return [
         row["method"],
         str(row["seeds"]),
         rates,
         _number(row["loss"], ".4f"),
-        _number(row["spread"], ".4f") if row["seeds"] > 1 else "",
+        ", ".join(f"{loss:.4f}" for loss in row["losses"]) if row["seeds"] > 1 else "",
         _number(row["gap_percent"], "+.2f", "%"),
         _number(row["mean_gap_percent"], "+.2f", "%"),
         _number(row["search_loss"], ".4f"),
