@@ -284,8 +284,8 @@ def _rows(
     chosen: Sequence[tuple[Row, Choice]],
     shorter: Sequence[Result | None],
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: means over its seeds. Gaps are to the mean of all seeds of the best all-reduce: runs of one
-    seed, of the same first weights and samples, are no more alike than others."""
+    """One row per method: means over its seeds. Gaps are to the mean of all seeds of the best all-reduce, because one
+    run's chance is larger than what runs of one seed have in common."""
     every_step = {row.method.name for row, _ in chosen if row.method.every_step}
     base = min(
         ([results[one.key] for one in jobs if one.method.name == name] for name in every_step),

@@ -82,7 +82,7 @@ class Continuity:
         if unknown:
             return "SKIP", f"weightsBefore was not recomputed: {unknown}"
         if not is_public:
-            self._report.cannot_establish("the weights before rounds that start ahead, but where level 3 was at them")
+            self._report.cannot_establish("the weights before rounds that start ahead, except where level 3 compared them")
         return "PASS", ""
 
     def _start(self, base: State | None, own: bytes) -> bytes | None:
