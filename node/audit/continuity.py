@@ -82,7 +82,9 @@ class Continuity:
         if unknown:
             return "SKIP", f"weightsBefore was not recomputed: {unknown}"
         if not is_public:
-            self._report.cannot_establish("the weights before rounds that start ahead, except where level 3 compared them")
+            self._report.cannot_establish(
+                "the weights before rounds that start ahead, where level 3 did not compare them"
+            )
         return "PASS", ""
 
     def _start(self, base: State | None, own: bytes) -> bytes | None:
