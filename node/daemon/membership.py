@@ -45,6 +45,7 @@ class Membership:
         self._client, self._follower, self._host = client, follower, host
         self._run, self._account, self._node_key, self._site = run, account, node_key, site
         self.waiting_for: str | None = None  # before the site has seats
+        self._asking = trio.Lock()  # held until the chain shows what was asked of it, so that leaving knows of it
 
     async def register(self) -> None:
         """Bind our peer id and addresses to the account, unless the registry has them already.
@@ -79,21 +80,23 @@ class Membership:
             return await self._join_site(self._site, *stages[:1])
         refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
-            try:
-                slot = await trio.to_thread.run_sync(self._client.join_run, self._run, stage, abandon_on_cancel=True)
-            except Reverted as error:
-                refused = str(error)
-                if error.name == "NoFreeSeat":
-                    at = await self._follower.first()
-                    refused = standing.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
-                    full.append(stage)
-                continue
-            log.info("joined", replica=slot[0], stage=slot[1])
-            with trio.move_on_after(SEEN_SECONDS):
-                async for seen in self._follower.seen.values():
-                    if self.slot_in(seen) is not None:
-                        return
-            raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
+            async with self._asking:
+                try:
+                    slot = await trio.to_thread.run_sync(
+                        self._client.join_run, self._run, stage, abandon_on_cancel=True
+                    )
+                except Reverted as error:
+                    refused = str(error)
+                    if error.name == "NoFreeSeat":
+                        at = await self._follower.first()
+                        refused = standing.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
+                        full.append(stage)
+                    continue
+                log.info("joined", replica=slot[0], stage=slot[1])
+                await self._until(lambda seen: self.slot_in(seen) is not None, SEEN_SECONDS)
+            if self.slot is None:
+                raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
+            return
         claimed = await self._claim(full)
         raise NoSlot(f"the ledger gives no slot: {refused}{claimed}")
 
@@ -106,15 +109,19 @@ class Membership:
                 step = next_step(seen.view, site.address, self._account, seen.head.time, seen.nodes.nodes)
                 match step:
                     case Enlist(until=until):
-                        await self._enlist(site, stage, until)
-                        log.info("enlisted for the site", site=site.name, address=site.address)
-                        await self._until(lambda seen: seen.view.enlisted_until(self._account) >= until, SEEN_SECONDS)
+                        async with self._asking:
+                            await self._enlist(site, stage, until)
+                            log.info("enlisted for the site", site=site.name, address=site.address)
+                            await self._until(
+                                lambda seen: seen.view.enlisted_until(self._account) >= until, SEEN_SECONDS
+                            )
                         continue
                     case TakeSeats(replica=replica, accounts=accounts, turn=turn):
                         self.waiting_for = f"the seats of replica {replica} for site {site.name}"
                         since = began.setdefault(step, trio.current_time())
                         if trio.current_time() >= since + turn * TURN_SECONDS:
-                            await self._take_seats(replica, accounts)
+                            async with self._asking:
+                                await self._take_seats(replica, accounts)
                             began = {}
                     case Wait(reason=reason):
                         self.waiting_for = reason
@@ -161,15 +168,16 @@ class Membership:
         return ""
 
     async def leave(self) -> None:
-        """Give the slot back, so that nobody waits for us; without one, take back that our site may seat us. Raises
-        LedgerError."""
-        seen = self._follower.seen.value
-        enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time
-        if self.slot is None and self._site is not None and enlisted:
-            await self._enlist(self._site, ANY_STAGE, 0)
-        if self.slot is not None:
-            await trio.to_thread.run_sync(self._client.leave_run, self._run, abandon_on_cancel=True)
-            log.info("slot returned to the ledger")
+        """Give the slot back, so that nobody waits for us, also one that is just being asked for; without one, take
+        back that our site may seat us. Raises LedgerError."""
+        async with self._asking:
+            seen = self._follower.seen.value
+            enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time
+            if self.slot is None and self._site is not None and enlisted:
+                await self._enlist(self._site, ANY_STAGE, 0)
+            if self.slot is not None:
+                await trio.to_thread.run_sync(self._client.leave_run, self._run, abandon_on_cancel=True)
+                log.info("slot returned to the ledger")
 
     @property
     def slot(self) -> tuple[int, int] | None:

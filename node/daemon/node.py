@@ -59,7 +59,7 @@ from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.records import Trained
 
-LEAVE_SECONDS = 8.0
+RETURN_SECONDS = 30.0  # for the block that has the return of our slot
 MEET_SECONDS = 10.0
 log = logs.get(__name__)
 
@@ -163,23 +163,29 @@ class Node:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             number = await anext(signals)
             notify("STOPPING=1")
-            log.info("stopping: finishing the step; a second signal exits at once")
+            for_good = number == signal.SIGINT
+            doing = "finishing the step" + (" and returning the slot" if for_good else "")
+            log.info(f"stopping: {doing}; a second signal exits at once")
             self._overview.stopping = True
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._leave, number == signal.SIGINT)
+                nursery.start_soon(self._leave, for_good)
                 await anext(signals)
                 os._exit(1)  # the training process ends with our end of its socket
 
     async def _leave(self, for_good: bool) -> None:
         """Give up the round at its step. A person's Ctrl-C also returns the slot, so that nobody waits for us; a
         SIGTERM keeps it, since a service that restarts goes on where it was."""
-        with trio.move_on_after(LEAVE_SECONDS):
-            await self._seat.finish_step(LEAVE_SECONDS / 2)
-            if for_good and not self._seat.finished:
-                try:
+        await self._seat.close()
+        if for_good and not self._seat.finished:
+            try:
+                with trio.fail_after(RETURN_SECONDS):
                     await self._membership.leave()
-                except (LedgerError, OSError) as error:
-                    log.warning("the slot could not be returned", error=str(error))
+            except (LedgerError, OSError) as error:
+                log.warning("the slot could not be returned", error=str(error))
+            except trio.TooSlowError:
+                log.warning(
+                    f"the slot may still be ours: within {RETURN_SECONDS:.0f} s no block said that it is returned"
+                )
         self._scope.cancel()
 
     async def _register(self, well: Well) -> None:

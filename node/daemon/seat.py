@@ -20,7 +20,7 @@ from dlx.node.trainer.client import Trainer
 from dlx.training.models.parallel import check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
 
-FINISH_SECONDS = 4.0  # for the step under way, when the seat is given back
+FINISH_SECONDS = 4.0  # for the step under way, when the node stops or gives its seat back
 log = logs.get(__name__)
 
 
@@ -44,7 +44,7 @@ class Seat:
         self._placement, self._rest = placement, rest
         self._context: RunContext | None = None
         self._terms: Terms | None = None
-        self._opened = trio.Event()
+        self._opened, self._closed = trio.Event(), False
         self.able = trio.Event()  # this machine has what the placement asks for
         self._trainer: Trainer | None = None
 
@@ -77,7 +77,7 @@ class Seat:
         return not self.finished if machine is None else machine.awaits_chain()
 
     async def run(self, well: Well) -> None:
-        """Train until the run is over, then return. Raises what a session raises."""
+        """Train until the run is over or the seat closed, then return. Raises what a session raises."""
         while True:
             await self._rest_away()
             async with trio.open_nursery() as nursery:
@@ -89,14 +89,19 @@ class Seat:
                 context = self._context
                 assert context is not None
                 await self._follower.first()
-                while (slot := self._membership.slot) is None and not self.finished and not self._leaves:
+                while (slot := self._membership.slot) is None and not self._is_over and not self._leaves:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))
                 if slot is not None:
                     await self._hold(context, trainer, slot, well)
                 nursery.cancel_scope.cancel()
-            if self.finished:
-                log.info("the run is finished: serving its blobs until stopped")
+            if self._is_over:
+                if self.finished:
+                    log.info("the run is finished: serving its blobs until stopped")
                 return
+
+    @property
+    def _is_over(self) -> bool:
+        return self.finished or self._closed
 
     @property
     def _leaves(self) -> bool:
@@ -112,13 +117,14 @@ class Seat:
         log.info("no seat is held until the node works again")
         await self._rest.until(leaves=False)
 
-    async def finish_step(self, deadline: float) -> None:
-        """Give up the round under way at its next step, within `deadline` seconds."""
+    async def close(self) -> None:
+        """Take no seat any more, and give up the round under way at its next step, within FINISH_SECONDS."""
+        self._closed = True
         if self.session is not None:
-            await self.session.finish_step(deadline)
+            await self.session.finish_step(FINISH_SECONDS)
 
     async def _join(self, context: RunContext, well: Well) -> None:
-        if self.finished:
+        if self._is_over:
             return
         if self._stage is not None:
             await self._membership.join((self._stage,))

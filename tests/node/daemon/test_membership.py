@@ -193,6 +193,22 @@ def test_only_who_holds_a_slot_gives_one_back() -> None:
     assert ledger.sent == [("leave",)]
 
 
+def test_a_slot_that_is_just_being_asked_for_is_given_back_too() -> None:
+    ledger = Ledger()
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.join, (0,))
+            await trio.sleep(1)
+            nursery.start_soon(membership.leave)
+            await trio.sleep(1)
+            assert ledger.sent == [("join", 0)], "what the chain does not show yet cannot be given back"
+            follower.seen.set(seen(member=True))
+
+    act(ledger, seen(), program)
+    assert ledger.sent == [("join", 0), ("leave",)]
+
+
 async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(2000):
         while not condition():

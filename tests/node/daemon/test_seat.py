@@ -135,6 +135,21 @@ def test_a_slot_that_is_lost_makes_room_for_the_next_one(act: Callable[..., None
     assert Session.log == [(0, 1), (2, 1)]
 
 
+def test_a_closed_seat_takes_no_slot_when_the_chain_has_taken_back_the_one_before(act: Callable[..., None]) -> None:
+    membership = Membership((0, 1), (2, 1))
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(1)
+        await seat.close()
+        assert Session.open[-1].over.is_set() is False, "it goes on until the slot is returned"
+        await membership.leave()
+        await trio.sleep(60)
+        assert seat.session is None and Trainer.alive == 0
+
+    act(membership, program)
+    assert Session.log == [(0, 1)] and len(membership.asked) == 1
+
+
 def test_no_seat_is_taken_by_ranks_that_cannot_share_the_model() -> None:
     nobody: Any = None
     context: Any = SimpleNamespace(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
