@@ -7,18 +7,23 @@ CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
 
-.PHONY: demo test bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz release-check man docs docs-test clean
+.PHONY: demo test test-slow bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz release-check man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
 
-# All tests but those of the benchmarks and the documents. Files are handed out whole to whoever is free, because the
-# tests of a file share a devnet, a chain or a history; in their order, which tests/conftest.py makes: those that wait and
-# those that compute in turns, the long ones first. Three on two cores, because many tests mostly wait: for blocks,
-# deadlines and other processes.
+# All tests but the slow ones and those of the benchmarks and the documents. Files are handed out whole to whoever is
+# free, because the tests of a file share a devnet, a chain or a history; in their order, which tests/conftest.py makes:
+# those that wait and those that compute in turns, the long ones first. Three on two cores, because many tests mostly
+# wait: for blocks, deadlines and other processes.
 WORKERS ?= 3
+TESTS = $(BIN)/pytest --ignore tests/benchmarks --ignore tests/docs --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev contracts/node_modules/.installed
-	$(BIN)/pytest --ignore tests/benchmarks --ignore tests/docs --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TESTS) -m "not slow" $(ARGS)
+
+# A quarter of an hour: runs of several nodes that are killed, lied to and cut off, and long simulations.
+test-slow: $(VENV)/.dev contracts/node_modules/.installed
+	$(TESTS) -m slow $(ARGS)
 
 check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff check .

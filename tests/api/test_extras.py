@@ -29,6 +29,7 @@ def without(extras: tuple[str, ...], *arguments: object, code: int = 0) -> tuple
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path) -> None:
     where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
     where += ["--blobs", honest_history.blobs, "--datadir", tmp_path]

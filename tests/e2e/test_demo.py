@@ -19,7 +19,7 @@ from tests.patience import until
 
 MODEL = "model.safetensors"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:

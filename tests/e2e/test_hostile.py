@@ -28,6 +28,8 @@ from dlx.p2p.streams import StreamBroken
 from tests.e2e.attacker import Attacker, Fault, Overheard, agreed_peers, claim, domain_of, lie, refusals, stolen
 from tests.e2e.devnets import REPLICAS, STAGES, Timing, Watched, create
 
+pytestmark = pytest.mark.slow
+
 # A round in which a member contradicts itself lacks a quorum, and waits for the timeout.
 TIMING = Timing(grace=5, proposal=1, timeout=10, eviction=120)
 QUORUM = 2  # of two

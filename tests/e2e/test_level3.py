@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home import identity
 from tests.e2e.devnets import STAGES, Timing, ToughDevnet, Watched, create
 from tests.node.command import dlx
+
+pytestmark = pytest.mark.slow
 
 TIMING = Timing(grace=6, proposal=1, timeout=20, eviction=60)
 

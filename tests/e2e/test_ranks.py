@@ -4,10 +4,13 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.e2e.devnets import Timing, Watched
 from tests.e2e.test_level3 import audit, checking
 from tests.node.command import dlx
+
+pytestmark = pytest.mark.slow
 
 # A round waits for ranks that start again, however long that takes here.
 PATIENT = Timing(grace=6, proposal=1, timeout=400, eviction=400)

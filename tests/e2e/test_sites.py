@@ -4,6 +4,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from dlx.ledger.events import Left, SiteSeated
 from dlx.node.devnet.devnet import PROGRAM, Devnet
 from dlx.node.home import identity
@@ -11,6 +13,8 @@ from dlx.node.home import site as sites
 from dlx.node.home.datadir import DataDir
 from tests.e2e.devnets import Timing, Watched, create
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.slow
 
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 

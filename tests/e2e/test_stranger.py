@@ -20,6 +20,8 @@ from tests.e2e.devnets import STAGES, Timing, Watched, as_in_a_terminal, create
 from tests.node.command import dlx
 from tests.patience import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 TIMING = Timing(grace=3, proposal=1, timeout=60, eviction=60)
 LEAVING = 60.0  # seconds that a clean end may take, of one or two on an idle machine
 

@@ -14,7 +14,7 @@ TIMING = Timing(grace=2, proposal=1, timeout=5, eviction=5)
 OUTAGE = 12.0  # seconds: longer than it takes to evict a silent member
 ROUNDS = 1000  # more than any test sees; with many more the first steps of the warm-up would change no float32
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.devnets import Timing, Watched, create
 from tests.node.command import dlx
+
+pytestmark = pytest.mark.slow
 
 TIMING = Timing(grace=60, proposal=2, timeout=80, eviction=120)
 STEPS, ROUNDS, SETTLED = 12, 4, 2

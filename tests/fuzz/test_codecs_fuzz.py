@@ -19,6 +19,7 @@ def test_the_same_for_payloads_with_a_few_changes(chosen: int, changes: bytes) -
     one_input(bytes([chosen, 2]) + changes)
 
 
+@pytest.mark.slow
 def test_a_search_guided_by_coverage_finds_nothing() -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris has no wheel for this Python or system")

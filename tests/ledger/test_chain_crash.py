@@ -88,6 +88,7 @@ class Client(threading.Thread):
                 self.outages += 1
 
 
+@pytest.mark.slow
 def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_receipt(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -57,6 +57,7 @@ def insist(call: Callable[[], object]) -> object:
             assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, share",
     [("hang", 0.4), ("drip", 0.4), ("429", 0.2), ("limited", 0.2), ("html", 0.5), ("lost", 0.5), ("late", 0.5)],

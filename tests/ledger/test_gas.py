@@ -39,6 +39,7 @@ def measured() -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", MOST_PER_CONTRIBUTION)
 def test_a_contribution_costs_at_most_so_much(measured, members):
     assert measured[f"seal {members}"] / members <= MOST_PER_CONTRIBUTION[members]

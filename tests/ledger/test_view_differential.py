@@ -239,6 +239,7 @@ LIVES = (
 )
 
 
+@pytest.mark.slow
 def test_the_view_knows_what_the_contract_knows(chain):
     kinds: Counter[str] = Counter()
     for seed, settings, moods in LIVES:

@@ -296,6 +296,7 @@ async def with_hostile(tmp_path, kind: type[Hostile], data: bytes):
         yield nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Dripper, Boaster, Forger, Lister, Mute])
 async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_path, monkeypatch, limit, kind):
     """It is one of those that pass the blob on, and one of those that have it."""
@@ -375,6 +376,7 @@ async def test_who_answers_first_and_drips_does_not_hold_up_a_fetch_by_name(tmp_
             await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 60)
 
 
+@pytest.mark.slow
 async def test_members_are_asked_before_any_number_of_strangers(tmp_path):
     data = os.urandom(300_000)
     kinds = [Hostile, *[FirstDripper] * 5, *[SizeLiar] * 5]

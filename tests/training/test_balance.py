@@ -239,6 +239,7 @@ def test_the_seal_takes_its_time_too() -> None:
     assert chain.hiding_steps - quick.hiding_steps == pytest.approx(24 / chain.step, abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's counts of private memory")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_process_takes_as_much_memory_as_planned(precision: str, tmp_path: Path) -> None:

@@ -498,6 +498,7 @@ def test_an_answer_that_drips_ends_in_one_line(chain: Chain, look: Callable[...,
             assert time.monotonic() < began + 30
 
 
+@pytest.mark.slow
 def test_a_million_logs_end_in_one_line(chain: Chain, look: Callable[..., Report]) -> None:
     """More than an answer may hold, however few blocks are asked for."""
     many = _logs(lambda logs: logs[:1] * 100_000)

@@ -1,11 +1,12 @@
 """Up to a third of each stage's members play against the run, however they like: honest work counts all the same.
 
-`make test` tries a few games, always the same; `python -m tests.node.round.test_contest [games]` plays others, 100 by
-default.
+`make test-slow` tries a few games, always the same; `python -m tests.node.round.test_contest [games]` plays others, 100
+by default.
 """
 
 import sys
 
+import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -75,6 +76,7 @@ class Game(RuleBasedStateMachine):
         assert sim.longest <= sim.patience(), f"a round took {sim.longest:.0f} s"
 
 
+@pytest.mark.slow
 def test_honest_work_counts_whatever_a_third_of_each_stage_does() -> None:
     run_state_machine_as_test(Game, settings=few)
 

@@ -119,6 +119,7 @@ def check_all(sim: Stating) -> None:
             assert statement.stage == stage and sim.faults(sim.view, statement) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "alpha", "ahead", "seed"),
     [(0, 0.0, 0.0, 0), (1, 0.0, 0.0, 0), (1, 0.7, 0.0, 1), (0, 0.0, 0.5, 2), (1, 0.7, 0.5, 3)],

@@ -186,6 +186,7 @@ def _sealed_steps(sim: Simulation, stage: int, replica: int) -> list[int]:
     return [next((one.inner_steps for one in seal.records if one.replica == replica), 0) for seal in sealed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("delay", "stages", "replicas"), [(0, 1, 2), (1, 2, 3)])
 def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do_not_wait(
     delay: int, stages: int, replicas: int
@@ -217,6 +218,7 @@ def test_a_stage_that_starts_again_in_the_middle_of_a_round_takes_up_its_replica
     assert max(stages[0][3:]) <= STEPS // 4 and all(one == STEPS for one in _sealed_steps(sim, 0, 0)[2:9]), stages
 
 
+@pytest.mark.slow
 def test_equal_replicas_take_all_steps_but_in_the_first_round() -> None:
     sim = Uneven(make_rules(stages=2, delay=1, **UNEVEN), 4, {}, train_seconds=60.0)
     sim.jitter = lambda: 0.97 + 0.06 * sim.random.random()  # type: ignore[method-assign]  # mates wait for 4 s

@@ -38,6 +38,7 @@ def _ranks(pid: int) -> list[psutil.Process]:
     return sorted(found, key=lambda one: int(one.environ()["RANK"]))
 
 
+@pytest.mark.slow
 def test_a_round_of_two_ranks_is_that_of_one_and_any_rank_that_dies_is_made_up_for(run: Run, dataset: Dataset) -> None:
     alone = run.trained_here(dataset)
 
@@ -93,6 +94,7 @@ def _lent(rendezvous: str) -> Iterator[psutil.Process]:
             assert process.wait(60) == 130
 
 
+@pytest.mark.slow
 def test_two_machines_share_a_stage_and_meet_again_when_one_loses_a_rank(run: Run, dataset: Dataset) -> None:
     alone = run.trained_here(dataset)
     rendezvous = f"127.0.0.1:{lasting_port()}"

@@ -330,6 +330,7 @@ def test_kills_at_every_step_leave_the_bits_of_an_undisturbed_round(run: Run, da
     in_trio(test)
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_was_killed_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(spawn.SHARED, raising=False)
 
@@ -451,6 +452,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_whose_owner_dies_dies_too_and_a_shared_server_serves_the_next(
     shared: bool, monkeypatch: pytest.MonkeyPatch

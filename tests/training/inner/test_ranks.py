@@ -185,6 +185,7 @@ def test_a_step_that_is_stopped_or_diverges_leaves_every_rank_as_it_was(
     two.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_a_state_goes_from_one_rank_to_two_and_back(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner

@@ -71,6 +71,7 @@ def _losses(loop: InnerLoop, count: int) -> list[float]:
     return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "optimiser"), FAMILIES.items())
 def test_steps_and_state_are_those_of_one_process(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, family: str, optimiser: str

@@ -52,6 +52,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_vocabulary_takes_no_memory_for_all_its_logits() -> None:
     logits = 2048 * 131072 * 4  # bytes, of which functional.cross_entropy takes more than twice as many

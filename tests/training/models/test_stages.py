@@ -89,6 +89,7 @@ def test_the_genesis_does_not_depend_on_the_split_but_on_the_seed(tiny_run: Call
     assert data.seed == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputed", ["none", "layers", "selective"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_layers_give_the_same_gradients_but_for_rounding(

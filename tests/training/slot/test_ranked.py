@@ -104,6 +104,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "delay", "ahead"),
     [("int4", 0, 0.0), ("int4", 1, 0.5), ("lowrank", 1, 0.0), ("topk", 0, 0.5)],

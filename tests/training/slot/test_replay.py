@@ -173,6 +173,7 @@ HONEST: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", HONEST)
 def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alone(
     what: str, replica: Callable[..., _Replica], tmp_path: Path

@@ -673,6 +673,7 @@ _END = 4 + 4 * 3 + 2 + 3 + 1 + 3
 KILL_POINTS = {0: [3, 9, _END - 3, _END - 2], 1: [2, *range(4, _END)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", DELAYS)
 def test_killed_anywhere_the_history_goes_on_bit_for_bit(
     delay: int, history: Callable[..., _History], processes: multiprocessing.context.ForkServerContext, tmp_path: Path
@@ -681,6 +682,7 @@ def test_killed_anywhere_the_history_goes_on_bit_for_bit(
     _kill_and_go_on(run, KILL_POINTS[delay], _END - 2, processes, tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_between_segments_and_in_the_middle_of_an_epoch_a_muon_history_goes_on_bit_for_bit(
     history: Callable[..., _History],
     dataset: Dataset,
