@@ -1,10 +1,10 @@
 """How much loss the exchange of pseudo-gradients costs, beside averaging the gradients of every step.
 
 `python -m benchmarks.convergence [--quick] [--json FILE] [--out FOLDER]` trains one model by several methods at equal
-tokens, 4 replicas each. Every method's batch, inner rates and decay are searched on one grid, at a shorter length,
-with all replicas in one computation (`benchmarks.batched`); what wins is trained by the nodes' own slots. Prints a
-table and writes it to the folder, with a PNG (loss against tokens and against bytes). What was trained there is not
-trained again, so an interrupted run goes on: name another folder after changing code or text.
+tokens, 4 replicas each unless `--replicas` says otherwise. Every method's batch, inner rates and decay are searched on
+one grid, at a shorter length, with all replicas in one computation (`benchmarks.batched`); what wins is trained by the
+nodes' own slots. Prints a table and writes it to the folder, with a PNG (loss against tokens and against bytes). What
+was trained there is not trained again, so an interrupted run goes on: name another folder after changing code or text.
 
 `python -m benchmarks.tables docs/convergence.md` makes the documents' tables of what `--json` wrote.
 """
@@ -74,6 +74,8 @@ class Row(NamedTuple):
     start: Choice  # of the search
 
 
+SAMPLES = 8  # of a step of all replicas
+# Their choices are for 4 replicas.
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
     Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6, 5)),
@@ -140,6 +142,7 @@ def main(
     vocabulary: Annotated[
         int, typer.Option(min=0, help="Tokens of a byte-pair encoding made of the text; 0: every byte is one.")
     ] = 0,
+    replicas: Annotated[int, typer.Option(min=2, help=f"Which share the {SAMPLES} samples of a step.")] = REPLICAS,
     only: Annotated[list[str] | None, typer.Option(help="Methods that have this in their name (repeatable).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of a method that has more of them, so many.")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
@@ -151,9 +154,12 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
-    setting = Setting(os.path.abspath(source), hidden=hidden, vocabulary=vocabulary)
+    setting = Setting(os.path.abspath(source), hidden=hidden, vocabulary=vocabulary, replicas=replicas)
     rows = [
-        row._replace(method=replace(row.method, seeds=min(seeds, row.method.seeds)))
+        Row(
+            replace(row.method, seeds=min(seeds, row.method.seeds)),
+            row.start._replace(batch=SAMPLES // replicas),
+        )
         for row in ROWS
         if not only or any(part in row.method.name for part in only)
     ]
@@ -179,9 +185,9 @@ def main(
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
         "machine": _machine(),
         "setting": ", ".join(
-            f"{key} {value}" for key, value in asdict(setting).items() if key not in ("source", "batch")
+            f"{key} {value}" for key, value in asdict(setting).items() if key not in ("source", "batch", "replicas")
         ),
-        "size": f"{size:,} parameters, {length.final / size:.1f} tokens each, {REPLICAS} replicas",
+        "size": f"{size:,} parameters, {length.final / size:.1f} tokens each, {replicas} replicas",
         "engine": f"one computation of all replicas, matrix products in {_products()}" if rough else "the nodes' slots",
         # CPU seconds of all trainings together, those that an earlier call left in the folder too.
         "seconds": round(sum(result["seconds"] for result in (searched | results).values())),
@@ -252,6 +258,8 @@ def _refuse(rows: Sequence[Row], setting: Setting, out: Path, json_file: Path | 
     if not rows:
         names = ", ".join(row.method.name for row in ROWS)
         raise typer.BadParameter(f"no method has this in its name; there are {names}", param_hint="--only")
+    if setting.replicas * rows[0].start.batch != SAMPLES:
+        raise typer.BadParameter(f"does not divide a step's {SAMPLES} samples", param_hint="--replicas")
     if setting.vocabulary and setting.vocabulary < 300:
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():
@@ -297,7 +305,9 @@ def _rows(
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
         first, muon = found[0], row.method.inner["optimiser"] == "muon"
-        beside = 0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
+        beside = 0.0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
+        if own[0].setting.replicas != REPLICAS:
+            beside = math.nan  # of how many members it was measured
         yield {
             "method": row.method.name,
             "seeds": len(found),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.trainings import REPLICAS, Job, Method, Result
+from benchmarks.trainings import Job, Method, Result, tokens_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def curves(jobs: Sequence[Job], results: dict[str, Result]) -> list[Curve]:
     found = []
     for name in dict.fromkeys(job.method.name for job in jobs):
         own = [job for job in jobs if job.method.name == name]
-        tokens_per_step = REPLICAS * own[0].setting.batch * own[0].setting.sequence
+        tokens_per_step = tokens_of(own[0].setting)
         points = tuple(
             (seeds[0][0] * tokens_per_step, *map(statistics.fmean, zip(*(seed[1:] for seed in seeds), strict=True)))
             for seeds in zip(*(results[job.key]["curve"] for job in own), strict=False)  # one may have diverged early

@@ -1,4 +1,4 @@
-"""Trainings of one model by several methods, 4 replicas each, simulated in one process with the nodes' engine.
+"""Trainings of one model by several methods, some replicas each, simulated in one process with the nodes' engine.
 
 What was trained is kept in a folder and not trained again, so an interrupted benchmark goes on: name another folder
 after changing code or text.
@@ -31,8 +31,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import INNER_STEPS
 from dlx.training.recipe.recipe import Average, BlobRef
 
-REPLICAS = 4
-
+REPLICAS = 4  # where nothing else is said
 PUBLISHED = 8  # versions in a published average, 2% of a training apart
 
 _APART = 50
@@ -67,6 +66,7 @@ class Setting:
     sequence: int = 128
     batch: int = 2  # samples of one replica and step
     vocabulary: int = 0  # tokens of a byte-pair encoding made of the text; 0: every byte is one
+    replicas: int = REPLICAS
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def parameters(setting: Setting, out: Path) -> int:
 
 def tokens_of(setting: Setting) -> int:
     """Of all replicas in one step."""
-    return REPLICAS * setting.batch * setting.sequence
+    return setting.replicas * setting.batch * setting.sequence
 
 
 def train(job: Job, out: Path) -> Result:
@@ -150,7 +150,7 @@ def train(job: Job, out: Path) -> Result:
     else:
         compressed, versions = job.method.compressed, manifest.rounds
         diloco = partial(batched.diloco, rough=True) if job.batched else simulation.diloco
-        points = diloco(manifest, REPLICAS, dataset, genesis, compressed=compressed)
+        points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []
@@ -259,11 +259,11 @@ seed = {seed}
 def manifest_of(job: Job, out: Path) -> Manifest:
     """A run of one stage. Where every step is averaged, its one replica does the work of all."""
     method, setting = job.method, job.setting
-    together = REPLICAS if method.every_step else 1
+    together = setting.replicas if method.every_step else 1
     lr = {"muon_lr": job.lr} if method.inner.get("optimiser") == "muon" else {"lr": job.lr}
     text = _DRAFT.format(
         rounds=job.steps // method.plan["inner_steps"],
-        replicas=REPLICAS // together,
+        replicas=setting.replicas // together,
         hidden=setting.hidden,
         vocabulary=setting.vocabulary or 256,
         intermediate=round(setting.hidden * 8 / 3 / 8) * 8,
