@@ -74,8 +74,7 @@ class Row(NamedTuple):
     start: Choice  # of the search
 
 
-SAMPLES = 8  # of a step of all replicas
-# Their choices are for 4 replicas.
+# Their choices, of the batch too, are for REPLICAS replicas.
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
     Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6, 5)),
@@ -142,7 +141,7 @@ def main(
     vocabulary: Annotated[
         int, typer.Option(min=0, help="Tokens of a byte-pair encoding made of the text; 0: every byte is one.")
     ] = 0,
-    replicas: Annotated[int, typer.Option(min=2, help=f"Which share the {SAMPLES} samples of a step.")] = REPLICAS,
+    replicas: Annotated[int, typer.Option(min=2, help="Which share the samples of a step.")] = REPLICAS,
     only: Annotated[list[str] | None, typer.Option(help="Methods that have this in their name (repeatable).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of a method that has more of them, so many.")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
@@ -158,7 +157,7 @@ def main(
     rows = [
         Row(
             replace(row.method, seeds=min(seeds, row.method.seeds)),
-            row.start._replace(batch=SAMPLES // replicas),
+            row.start._replace(batch=row.start.batch * REPLICAS // replicas),
         )
         for row in ROWS
         if not only or any(part in row.method.name for part in only)
@@ -258,8 +257,8 @@ def _refuse(rows: Sequence[Row], setting: Setting, out: Path, json_file: Path | 
     if not rows:
         names = ", ".join(row.method.name for row in ROWS)
         raise typer.BadParameter(f"no method has this in its name; there are {names}", param_hint="--only")
-    if setting.replicas * rows[0].start.batch != SAMPLES:
-        raise typer.BadParameter(f"does not divide a step's {SAMPLES} samples", param_hint="--replicas")
+    if any(row.start.batch * REPLICAS % setting.replicas for row in ROWS):
+        raise typer.BadParameter("does not divide the samples of a step, 8", param_hint="--replicas")
     if setting.vocabulary and setting.vocabulary < 300:
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():
@@ -305,9 +304,10 @@ def _rows(
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
         first, muon = found[0], row.method.inner["optimiser"] == "muon"
-        beside = 0.0 if row.method.every_step else SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"]
-        if own[0].setting.replicas != REPLICAS:
-            beside = math.nan  # of how many members it was measured
+        beside = 0.0
+        if not row.method.every_step:  # known of so many members only
+            known = own[0].setting.replicas == REPLICAS
+            beside = SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"] if known else math.nan
         yield {
             "method": row.method.name,
             "seeds": len(found),

@@ -163,7 +163,8 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
         else:
             marker, colour = MARKERS[_family_named(name)]
             look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
-            axes.plot(row["all_bytes_ratio"], loss, markerfacecolor="none", **look)
+            if row["all_bytes_ratio"] is not None:
+                axes.plot(row["all_bytes_ratio"], loss, markerfacecolor="none", **look)
             axes.plot(ratio, loss, label=name, **look)
         names.append((f"{name}  {loss:.3f}", 1.5 * widest if name.startswith("all-reduce") else ratio, loss, colour))
     top = 1.12 * min(row["loss"] for row in rows)  # what is far above has its name at the edge

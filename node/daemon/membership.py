@@ -45,7 +45,7 @@ class Membership:
         self._client, self._follower, self._host = client, follower, host
         self._run, self._account, self._node_key, self._site = run, account, node_key, site
         self.waiting_for: str | None = None  # before the site has seats
-        self._asking = trio.Lock()  # held until the chain shows what was asked of it, so that leaving knows of it
+        self._seating = trio.Lock()  # held until the chain shows what became of a seat, so that leaving knows of it
 
     async def register(self) -> None:
         """Bind our peer id and addresses to the account, unless the registry has them already.
@@ -80,7 +80,7 @@ class Membership:
             return await self._join_site(self._site, *stages[:1])
         refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
-            async with self._asking:
+            async with self._seating:
                 try:
                     slot = await trio.to_thread.run_sync(
                         self._client.join_run, self._run, stage, abandon_on_cancel=True
@@ -109,7 +109,7 @@ class Membership:
                 step = next_step(seen.view, site.address, self._account, seen.head.time, seen.nodes.nodes)
                 match step:
                     case Enlist(until=until):
-                        async with self._asking:
+                        async with self._seating:
                             await self._enlist(site, stage, until)
                             log.info("enlisted for the site", site=site.name, address=site.address)
                             await self._until(
@@ -120,7 +120,7 @@ class Membership:
                         self.waiting_for = f"the seats of replica {replica} for site {site.name}"
                         since = began.setdefault(step, trio.current_time())
                         if trio.current_time() >= since + turn * TURN_SECONDS:
-                            async with self._asking:
+                            async with self._seating:
                                 await self._take_seats(replica, accounts)
                             began = {}
                     case Wait(reason=reason):
@@ -170,7 +170,7 @@ class Membership:
     async def leave(self) -> None:
         """Give the slot back, so that nobody waits for us, also one that is just being asked for; without one, take
         back that our site may seat us. Raises LedgerError."""
-        async with self._asking:
+        async with self._seating:
             seen = self._follower.seen.value
             enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time
             if self.slot is None and self._site is not None and enlisted:
@@ -178,6 +178,7 @@ class Membership:
             if self.slot is not None:
                 await trio.to_thread.run_sync(self._client.leave_run, self._run, abandon_on_cancel=True)
                 log.info("slot returned to the ledger")
+                await self._until(lambda seen: self.slot_in(seen) is None, SEEN_SECONDS)
 
     @property
     def slot(self) -> tuple[int, int] | None:

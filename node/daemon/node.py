@@ -163,8 +163,8 @@ class Node:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             number = await anext(signals)
             notify("STOPPING=1")
-            for_good = number == signal.SIGINT
-            doing = "finishing the step" + (" and returning the slot" if for_good else "")
+            for_good = number == signal.SIGINT and not self._seat.finished
+            doing = "finishing the step" + (", then returning the slot if there is one" if for_good else "")
             log.info(f"stopping: {doing}; a second signal exits at once")
             self._overview.stopping = True
             async with trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ class Node:
         """Give up the round at its step. A person's Ctrl-C also returns the slot, so that nobody waits for us; a
         SIGTERM keeps it, since a service that restarts goes on where it was."""
         await self._seat.close()
-        if for_good and not self._seat.finished:
+        if for_good:
             try:
                 with trio.fail_after(RETURN_SECONDS):
                     await self._membership.leave()
@@ -184,7 +184,7 @@ class Node:
                 log.warning("the slot could not be returned", error=str(error))
             except trio.TooSlowError:
                 log.warning(
-                    f"the slot may still be ours: within {RETURN_SECONDS:.0f} s no block said that it is returned"
+                    f"the slot may still be ours: the chain did not show its return within {RETURN_SECONDS:.0f} s"
                 )
         self._scope.cancel()
 

@@ -91,7 +91,7 @@ class Seat:
                 await self._follower.first()
                 while (slot := self._membership.slot) is None and not self._is_over and not self._leaves:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))
-                if slot is not None:
+                if slot is not None and not self._closed:
                     await self._hold(context, trainer, slot, well)
                 nursery.cancel_scope.cancel()
             if self._is_over:
@@ -148,7 +148,7 @@ class Seat:
         now = self._membership.slot
         if now is not None and now != slot and now[1] == slot[1]:
             log.warning("moved or dealt to another replica", replica=now[0], before=slot[0], stage=slot[1])
-        else:
+        elif not self._closed:
             log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
 
     async def _leave_to_rest(self, session: Session) -> None:

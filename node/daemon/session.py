@@ -114,8 +114,12 @@ class Session:
             self._nursery.cancel_scope.cancel()
 
     async def finish_step(self, deadline: float) -> None:
-        """Give up the round under way at its next step; training state stays as the last finished round left it."""
-        if self.machine is not None and self.machine.training is not None:
+        """Give up the round under way at its next step, and begin none; training state stays as the last finished round
+        left it."""
+        if self.machine is None:
+            return
+        self.machine.leaves = True
+        if self.machine.training is not None:
             self.trainer.post(m.Stop("this node is leaving"))
             with trio.move_on_after(deadline):
                 while self.machine.training is not None:

@@ -44,6 +44,7 @@ class RoundMachine:
     takes_samples: bool = False  # of the run's data
     diverged: str | None = None  # why this node has stopped contributing
     rests: bool = False  # its operator wants the machine: rounds get the fewest inner steps that count
+    leaves: bool = False  # its node stops or gives the seat back: no round begins
     block: int = 0
 
     def __post_init__(self) -> None:
@@ -397,6 +398,7 @@ class RoundMachine:
             and self._pending.may_start(a.START, now)
             and self._pending.trouble(a.START) is None
             and self._gone is None
+            and not self.leaves
         )
         steps = self._steps(round, plan, now) if startable and plan is not None else None
         fewest = 0 if plan is None else fewest_steps(plan.inner_steps)

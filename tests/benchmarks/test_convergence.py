@@ -36,6 +36,7 @@ def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
 
     app = Typer()
     app.command()(convergence.main)
+    assert "does not divide" in CliRunner().invoke(app, [*command[3:], *chosen, "--replicas", "3"]).output
     again = CliRunner().invoke(app, [*command[3:], *chosen])
     assert json.loads(result.read_text())["rows"] == list(rows.values()), "an interrupted run goes on from the folder"
     assert again.exit_code == 0, again.output

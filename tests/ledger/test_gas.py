@@ -18,6 +18,8 @@ from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, SiteMember, conviction_entries, run_id
 from dlx.ledger.view import RunView
 
+pytestmark = pytest.mark.slow
+
 SNAPSHOT = Path(__file__).parents[2] / "contracts" / "gas.json"
 TOLERANCE = 0.005  # signatures have zero bytes by chance, which are cheaper
 MOST_PER_CONTRIBUTION = {8: 16_000, 32: 15_000, 64: 15_000}
@@ -39,7 +41,6 @@ def measured() -> dict[str, int]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("members", MOST_PER_CONTRIBUTION)
 def test_a_contribution_costs_at_most_so_much(measured, members):
     assert measured[f"seal {members}"] / members <= MOST_PER_CONTRIBUTION[members]

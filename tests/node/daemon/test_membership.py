@@ -204,6 +204,11 @@ def test_a_slot_that_is_just_being_asked_for_is_given_back_too() -> None:
             await trio.sleep(1)
             assert ledger.sent == [("join", 0)], "what the chain does not show yet cannot be given back"
             follower.seen.set(seen(member=True))
+            await trio.sleep(1)
+            nursery.start_soon(membership.leave)
+            await trio.sleep(1)
+            assert ledger.sent == [("join", 0), ("leave",)], "what is being given back is not given back twice"
+            follower.seen.set(seen())
 
     act(ledger, seen(), program)
     assert ledger.sent == [("join", 0), ("leave",)]

@@ -197,6 +197,15 @@ def test_a_node_rests_while_its_machine_is_wanted(tmp_path: Path, monkeypatch: p
     assert str(rest.state.value).startswith("somebody is at the machine; keeps its seat")
 
 
+def test_a_member_that_leaves_begins_no_round() -> None:
+    sim = Simulation(make_rules(rounds=12, stages=1, delay=0), replicas=3, seed=2)
+    leaving = sim.members[str(sim.view.holder(0, 0))].machine
+    assert sim.run(lambda: sim.view.open_round == 3 and leaving.training is None, 200)
+    leaving.leaves, last = True, leaving.last_trained
+    assert sim.run(lambda: sim.view.open_round == 5, 400), "the others go on"
+    assert leaving.training is None and leaving.last_trained == last
+
+
 @pytest.mark.parametrize(("stages", "delay"), [(1, 0), (2, 1)])
 def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_nobody_is_asked(
     stages: int, delay: int

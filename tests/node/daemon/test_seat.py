@@ -141,13 +141,30 @@ def test_a_closed_seat_takes_no_slot_when_the_chain_has_taken_back_the_one_befor
     async def program(seat: Seat) -> None:
         await trio.sleep(1)
         await seat.close()
-        assert Session.open[-1].over.is_set() is False, "it goes on until the slot is returned"
+        assert seat.session is not None, "it goes on until the slot is returned"
         await membership.leave()
         await trio.sleep(60)
         assert seat.session is None and Trainer.alive == 0
 
     act(membership, program)
     assert Session.log == [(0, 1)] and len(membership.asked) == 1
+
+
+def test_a_slot_that_comes_when_the_seat_is_closed_is_not_opened(act: Callable[..., None]) -> None:
+    class Slow(Membership):
+        async def join(self, stages: tuple[int, ...]) -> None:
+            await trio.sleep(5)
+            await super().join(stages)
+
+    async def program(seat: Seat) -> None:
+        await trio.sleep(2)
+        await seat.close()
+        await trio.sleep(60)
+        assert seat.session is None and Trainer.alive == 0
+
+    membership = Slow((0, 1))
+    act(membership, program)
+    assert membership.slot == (0, 1) and not Session.log
 
 
 def test_no_seat_is_taken_by_ranks_that_cannot_share_the_model() -> None:

@@ -1,0 +1,65 @@
+"""How a node ends after a stop signal: its seat given back or kept, and nothing that holds it up."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.node.daemon.node import RETURN_SECONDS, Node
+
+
+class Parts:
+    """Of a node, whose seat's return takes `seconds`, or fails."""
+
+    def __init__(self, seconds: float, error: Exception | None = None) -> None:
+        self.asked, self.closed = 0, False
+        self._seconds, self._error = seconds, error
+        self._seat, self._membership, self._scope = self, self, trio.CancelScope()
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def leave(self) -> None:
+        self.asked += 1
+        await trio.sleep(self._seconds)
+        if self._error is not None:
+            raise self._error
+
+
+def end(parts: Any, for_good: bool) -> float:
+    """The seconds that it takes."""
+
+    async def main() -> float:
+        began = trio.current_time()
+        await Node._leave(parts, for_good)
+        return trio.current_time() - began
+
+    seconds = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert parts.closed and parts._scope.cancel_called
+    return seconds
+
+
+def test_the_seat_is_given_back_by_who_leaves_for_good_alone() -> None:
+    kept, left = Parts(2), Parts(2)
+    assert end(kept, for_good=False) == 0 and kept.asked == 0
+    assert end(left, for_good=True) == 2 and left.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "seconds", "said"),
+    [
+        (Parts(1000), RETURN_SECONDS, "the slot may still be ours: the chain did not show its return within 30 s"),
+        (Parts(1, LedgerUnavailable("no answer")), 1, "the slot could not be returned"),
+    ],
+    ids=["no block", "no chain"],
+)
+def test_a_return_that_the_chain_does_not_take_holds_nobody_up(
+    parts: Parts, seconds: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr("dlx.node.daemon.node.log", SimpleNamespace(warning=lambda line, **_: warned.append(line)))
+    assert end(parts, for_good=True) == seconds
+    assert warned == [said]
