@@ -12,7 +12,7 @@ ROUNDS = 5
 # Every seal waits for everybody, however long a restart takes here: then the outcome depends on the training alone.
 PATIENT = Timing(grace=400, proposal=2, timeout=500, eviction=500)
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_killed_node_resumes_bit_exactly(tmp_path: Path) -> None:

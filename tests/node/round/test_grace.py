@@ -14,6 +14,8 @@ from dlx.node.round.pace import fewest_steps
 from tests.node.round.simulation import FACTS, Member, make_rules
 from tests.node.round.test_pace import Uneven
 
+pytestmark = pytest.mark.slow
+
 STEPS, TRAIN, PAYLOAD = 40, 60.0, 12.0  # of a round; seconds of its training, and of one payload on a link
 GRACE, TURN, TIMEOUT = 8, 3, 130
 REPLICAS = 4
@@ -104,7 +106,6 @@ def play(sim: SlowLinks, rounds: int = ROUNDS) -> None:
     assert sim.run(lambda: sim.view.open_round == rounds or sim.finished, rounds * 2 * TIMEOUT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("delay", "payload"), [(0, PAYLOAD), (1, 0.1), (1, PAYLOAD)])
 def test_all_are_counted_in_every_round_where_training_and_payloads_take_longer_than_the_grace(
     delay: int, payload: float
@@ -200,7 +201,6 @@ def test_one_that_is_early_late_slow_or_silent_has_nobody_left_out_and_costs_a_g
     assert max(lengths) <= PERIOD + GRACE + 2 * TURN + (replicas - 1) * PAYLOAD, lengths
 
 
-@pytest.mark.slow
 def test_newcomers_without_a_vote_do_not_begin_the_grace() -> None:
     """Else who takes as many free seats as make a quorum could contribute at once, and have the others left out."""
     sim = SlowLinks(slow_rules(delay=1), REPLICAS, {}, train_seconds=TRAIN, spare=4)

@@ -10,6 +10,8 @@ from dlx.node.round.liveness import claims
 from dlx.node.round.rules import Rules
 from tests.node.round.simulation import DOMAIN, RUN, START, Member, Simulation, digest, make_rules
 
+pytestmark = pytest.mark.slow
+
 FAST = {"round_timeout": 6, "straggler_grace": 3, "proposal_timeout": 1}
 AGAIN = 12  # rounds within which a run with one breaker in each replica counts work again
 
@@ -18,7 +20,6 @@ def fast_rules(**changes: Any) -> Rules:
     return make_rules(**{**FAST, **changes})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "delay"), [(0, 0), (1, 1)])
 def test_one_breaker_in_each_replica_stops_a_run_for_some_rounds_only(seed: int, delay: int) -> None:
     """Each is of another stage; it says, signs and answers all that it should, starts every round and trains none."""
@@ -39,7 +40,6 @@ def test_one_breaker_in_each_replica_stops_a_run_for_some_rounds_only(seed: int,
     assert honest <= sim.view.members().keys(), "nobody that trains loses its seat"
 
 
-@pytest.mark.slow
 def test_a_breaker_loses_its_seat_and_the_honest_keep_theirs() -> None:
     """It is dealt from replica to replica, counted in none, and asked for work."""
     sim = Simulation(fast_rules(rounds=90, stages=2), replicas=3, seed=1)

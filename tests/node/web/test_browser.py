@@ -23,6 +23,8 @@ from tests.ledger.ledger_logs import LEDGER
 from tests.node.web.books import RUN, STEPS, Books, Silent
 from tests.node.web.served import served
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[3] / "contracts" / "node_modules" / "axe-core" / "axe.min.js"
 RUN_PATH = f"/runs/0x{RUN.hex()}"

@@ -16,6 +16,8 @@ from dlx.training.inner.pipeline import Link, Norms, PipeBroken, Stopped, barrie
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 
+pytestmark = pytest.mark.slow
+
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 
 
