@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -392,16 +391,11 @@ class LedgerClient:
         """Sends a call that takes at most so much gas, and waits for its receipt."""
         data = abi.call_data(function, *args)
         by: dict[str, Any] = {"from": self.account, "gas": most}
-        check = partial(abi.call, to, function, *args, **by)  # raises Reverted before gas is spent
-        known = self._sender.known(to, data)
-        unsure: Callable[[], object] | None = None
-        if not known.waiting:
-            block = "latest" if known.mined is None else self._not_before(known.mined)
-            if block == "latest":
-                unsure = check
-            else:
-                check(block=block)
-        pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, unsure)
+
+        def check(mined: int | None) -> None:  # raises Reverted before gas is spent
+            abi.call(to, function, *args, block="latest" if mined is None else self._not_before(mined), **by)
+
+        pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, check)
         try:
             receipt = self._sender.wait(pending, self._timeout)
         except Pointless as error:

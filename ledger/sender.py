@@ -12,7 +12,7 @@ later nonces wait behind it.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +49,6 @@ class Pointless(LedgerError):
         self.error = error
 
 
-@dataclass(frozen=True)
-class Known:
-    """What the outbox has of a call: one that waits (or of whose end nobody was told), and the block of one that was
-    mined not long ago."""
-
-    waiting: bool = False
-    mined: int | None = None
-
-
 class Sender:
     """Sends for one account on one chain. Thread-safe; other processes may send from the same outbox meanwhile, but
     without a common outbox two senders would give the same nonce twice."""
@@ -87,29 +78,33 @@ class Sender:
         data: bytes,
         gas: int,
         keeps_seat: bool = False,
-        unsure: Callable[[], object] | None = None,
+        check: Callable[[int | None], object] | None = None,
     ) -> Pending:
         """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block: two
         exchanges with the chain node.
 
-        `gas`: at most; with `unsure` what the chain node estimates and some more. Where it gives no estimate, because
-        the call would fail or because it cannot, `unsure` is called: it raises what should be raised instead.
+        `gas`: at most; with `check` what the chain node estimates and some more. Where it gives no estimate, because
+        the call would fail or because it cannot, `check` raises what should be raised instead. It is given the block
+        that had the same call not long ago, if one had: what a chain node from before it says is worth nothing, and is
+        not relied on.
         `keeps_seat`: it may use the last tenth of the budget. Raises LedgerUnavailable when the node is silent: the
         transaction is kept and goes out later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError
         where the node refuses it (no funds, say).
         """
         text = "0x" + data.hex()
         call = {"from": self.account, "data": text, "gas": hex(gas)} | ({} if to is None else {"to": to})
-        estimate: list[Request] = [] if unsure is None else [("eth_estimateGas", (call, "latest"))]
+        estimate: list[Request] = [] if check is None else [("eth_estimateGas", (call, "latest"))]
         with self._turn():
-            used, head, (tip, *estimated) = self._settle(TIP, *estimate)
+            waits = self._same(to, text) is not None
+            used, head, (tip, *estimated) = self._settle(TIP, *(() if waits else estimate))
             if (same := self._same(to, text)) is not None:
                 return self._ask_again(same)
-            for found in estimated:
-                if not isinstance(found, RpcError):
-                    gas = min(gas, as_number(found) * 5 // 4 + _GAS_MORE)
-                elif unsure is not None:
-                    unsure()
+            estimates = [as_number(found) for found in estimated if not isinstance(found, RpcError)]
+            mined = max((self._mined[one.nonce] for one in self._alike(to, text)), default=None)
+            # What waited until this look at the chain may be mined now: known here, and only here, for certain.
+            if check is not None and (mined is not None or not estimates):
+                check(mined)
+            gas = min([gas, *(found * 5 // 4 + _GAS_MORE for found in estimates)])
             least = used
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
@@ -128,16 +123,6 @@ class Sender:
                     raise LedgerError(f"the chain node refused the transaction: {refusal}")
                 used, least = self._count(), nonce + 1  # somebody else sends from this account
             raise LedgerError(f"no nonce of {self.account} is free: is the account used elsewhere as well?")
-
-    def known(self, to: str | None, data: bytes) -> Known:
-        """What is in the outbox of this very call."""
-        text = "0x" + data.hex()
-        with self._turn():
-            if not self._alike(to, text):
-                return Known()
-            self._settle()
-            blocks = [self._mined[one.nonce] for one in self._alike(to, text) if one.nonce in self._mined]
-            return Known(self._same(to, text) is not None, max(blocks, default=None))
 
     def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
         """The receipt. Raises Unconfirmed after `timeout` seconds, Pointless where the contract would refuse it by now,
