@@ -7,6 +7,7 @@ model is compiled, and products of matrices are taken in bfloat16 where the CPU 
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.simulation import Point, Uncompressed
+from benchmarks.simulation import Point, Ranks, Uncompressed
+from dlx.ground.constants import UNIT
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Codec
+from dlx.training.codecs.lowrank import factored
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import muon, schedule
 from dlx.training.inner.loop import clipping
@@ -25,6 +28,7 @@ from dlx.training.models.stages import StageModel
 from dlx.training.models.weights import array
 from dlx.training.outer.step import outer_step
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Plan
 
 Arrays = dict[str, np.ndarray]
 # What a rough training's products of matrices are taken in: a CPU without instructions for bfloat16 takes ten times as
@@ -41,28 +45,31 @@ def diloco(
     compressed: bool = True,
     rough: bool = False,
 ) -> Iterator[Point]:
-    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage whose plan is fixed.
+    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage.
     Raises TrainingError, CodecError."""
-    plan, outer, total = manifest.plan, manifest.outer, manifest.rounds * manifest.plan.inner_steps
+    steps, outer = manifest.plan.inner_steps, manifest.outer
+    total = manifest.rounds * steps
     trainer = _Replicas(manifest, replicas, dataset, rough)
     chosen = codec(manifest.codec.name) if compressed else Uncompressed(manifest.codec.name)
     exchange = _Exchange(manifest, chosen, replicas, genesis)
     versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
+    ranks, plans = Ranks(manifest), [manifest.plan] * (outer.delay + 1)
     momentum, sent = None, 0
     for round in range(manifest.rounds):
         starts = [exchange.start(versions[0], replica) for replica in range(replicas)]
         trainer.load(starts)
-        for step in range(round * plan.inner_steps, (round + 1) * plan.inner_steps):
+        for step in range(round * steps, (round + 1) * steps):
             # As the nodes' lots lie when all are counted: one behind the other.
-            lots = [(round * replicas + replica) * plan.inner_steps for replica in range(replicas)]
-            trainer.step(step, total, [lot + step - round * plan.inner_steps for lot in lots])
+            lots = [(round * replicas + replica) * steps for replica in range(replicas)]
+            trainer.step(step, total, [lot + step - round * steps for lot in lots])
         ends = trainer.weights()
-        decoded = [exchange.exchange(replica, starts[replica], ends[replica]) for replica in range(replicas)]
+        sent += exchange.size(plans[0])
+        decoded = [exchange.exchange(replica, starts[replica], ends[replica], plans[0]) for replica in range(replicas)]
+        plans = [*plans[1:], ranks.next(round, plans, exchange.kept)]
         newest = {name: values.copy() for name, values in versions[-1].items()}
         momentum = outer_step(newest, momentum, decoded, [1 / replicas] * replicas, outer)
         versions = [*versions, newest][-1 - outer.delay :]
-        sent += exchange.size
-        yield Point((round + 1) * plan.inner_steps, sent, _tensors(newest))
+        yield Point((round + 1) * steps, sent, _tensors(newest))
 
 
 def all_reduce(
@@ -203,16 +210,18 @@ class _Norm(nn.Module):
 
 
 class _Exchange:
-    """Each replica's residual and last payload."""
+    """Each replica's residual and last payload. `kept`: what each replica's last payload keeps of its update, as its
+    contribution would state it."""
 
     def __init__(self, manifest: Manifest, chosen: Codec, replicas: int, genesis: Mapping[str, Tensor]) -> None:
-        self._plan, self._outer, self._codec = manifest.plan, manifest.outer, chosen
+        self._outer, self._codec = manifest.outer, chosen
         self._shapes = {name: tuple(one.shape) for name, one in genesis.items()}
-        self._parts = self._codec.parts(self._shapes, self._plan)
-        self.size = self._codec.size(self._shapes, self._plan)  # bytes of a payload
+        self._parts = cache(lambda plan: chosen.parts(self._shapes, plan))
+        self.size = cache(lambda plan: chosen.size(self._shapes, plan))  # bytes of a payload
         self._residual: list[Arrays] = [{} for _ in range(replicas)]
-        self._last: list[np.ndarray | None] = [None] * replicas
+        self._last: list[tuple[np.ndarray, Plan] | None] = [None] * replicas
         self._decoded: list[Arrays] = [{} for _ in range(replicas)]
+        self.kept = [UNIT] * replicas
 
     def start(self, version: Arrays, replica: int) -> Arrays:
         """Where a replica's round begins: with a delay its own last change is not in the version yet."""
@@ -223,17 +232,24 @@ class _Exchange:
                 start |= {name: start[name] - np.float32(factor) * values for name, values in less.items()}
         return start
 
-    def exchange(self, replica: int, start: Arrays, end: Arrays) -> Arrays:
+    def exchange(self, replica: int, start: Arrays, end: Arrays, plan: Plan) -> Arrays:
         """What the others get of a replica's round."""
-        payload, last, residual = np.zeros(self.size, np.uint8), self._last[replica], self._residual[replica]
-        decoded = {}
-        for name, part in self._parts.items():
+        payload, last, residual = np.zeros(self.size(plan), np.uint8), self._last[replica], self._residual[replica]
+        decoded, whole, left = {}, 0.0, 0.0
+        for name, part in self._parts(plan).items():
             change = start[name] - end[name].reshape(start[name].shape)
             if name in residual:
                 change += residual[name]
-            before = None if last is None else (last[part], self._plan)
-            self._codec.encode_part(name, change, self._plan, payload[part], before)
-            decoded[name] = self._codec.decode_part(name, payload[part], self._shapes[name], self._plan)
+            before = None if last is None else (last[0][self._parts(last[1])[name]], last[1])
+            self._codec.encode_part(name, change, plan, payload[part], before)
+            decoded[name] = self._codec.decode_part(name, payload[part], self._shapes[name], plan)
             residual[name] = change - decoded[name]
-        self._last[replica], self._decoded[replica] = payload, decoded
+            if factored(name, self._shapes[name], plan):
+                whole, left = whole + _square(change), left + _square(residual[name])
+        self._last[replica], self._decoded[replica] = (payload, plan), decoded
+        self.kept[replica] = max(0, round(UNIT * (1 - left / whole))) if whole else UNIT
         return {name: values.copy() for name, values in decoded.items()}
+
+
+def _square(values: np.ndarray) -> float:
+    return float(np.square(values, dtype=np.float64).sum())

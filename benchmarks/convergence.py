@@ -126,7 +126,9 @@ def main(
     quick: Annotated[
         bool, typer.Option("--quick", help="A tiny model, few steps, a folder in FOLDER: does everything run?")
     ] = False,
-    hidden: Annotated[int, typer.Option(min=32, help="Width of the model, which has 4 layers.")] = 64,
+    hidden: Annotated[int, typer.Option(min=32, help="Width of the model.")] = 64,
+    layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 4,
+    sequence: Annotated[int, typer.Option(min=8, help="Tokens of a sample.")] = 128,
     tokens_per_parameter: Annotated[float, typer.Option(min=0.1, help="Of each method's training.")] = 20,
     search: Annotated[float, typer.Option(min=0, help="Tokens per parameter of a search's trainings; 0: none.")] = 10,
     moves: Annotated[
@@ -153,7 +155,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
-    setting = Setting(os.path.abspath(source), hidden=hidden, vocabulary=vocabulary, replicas=replicas)
+    setting = Setting(os.path.abspath(source), hidden, layers, sequence, vocabulary=vocabulary, replicas=replicas)
     rows = [
         Row(
             replace(row.method, seeds=min(seeds, row.method.seeds)),
@@ -206,10 +208,7 @@ def job(method: Method, setting: Setting, choice: Choice, seed: int, tokens: int
         inner = inner | {"lr": rate(choice.rest)}
     every = method.plan["inner_steps"]
     rounds = max(1, round(tokens / tokens_of(setting) / every))
-    # A plan that adapts needs the real slot.
-    return Job(
-        replace(method, inner=inner), setting, rate(choice.lr), seed, rounds * every, batched and not method.adaptive
-    )
+    return Job(replace(method, inner=inner), setting, rate(choice.lr), seed, rounds * every, batched)
 
 
 def find(

@@ -50,7 +50,7 @@ def diloco(
             patches.enter_context(patch.dict(codecs._CODECS, chosen))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
         slots = [_Member(run, replica, replicas, dataset) for replica in range(replicas)]
-        ranks, sent = _Ranks(manifest), 0
+        ranks, sent = Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
             run.seal(trained, plans[0])
@@ -77,6 +77,21 @@ def all_reduce(manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tenso
 def loss(manifest: Manifest, version: Mapping[str, Tensor], dataset: Dataset, samples: int) -> float:
     """Held-out loss in nats per token."""
     return evaluate.heldout_loss_of_weights(manifest, [version], dataset, samples)
+
+
+class Ranks:
+    """The rank of later rounds, as a node would propose it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._adaptive = manifest.adaptive
+        self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
+
+    def next(self, round: int, plans: list[Plan], kept: list[int]) -> Plan:
+        """After `round`, which had the first of `plans`, comes another one behind the last; `kept`: see Trained."""
+        if self._adaptive is None or not ends_window(self._adaptive, round):
+            return plans[-1]
+        measured = kept if plans[0].rank == plans[-1].rank else []
+        return replace(plans[-1], rank=next_rank(self._rungs, plans[-1].rank, measured, self._adaptive.energy))
 
 
 class _Run:
@@ -134,21 +149,6 @@ class _Member:
         trained = self._slot.train(inputs, None, None)
         self._undecided.decide(t, None, self._run.blobs)  # nobody audits
         return trained
-
-
-class _Ranks:
-    """The rank of later rounds, as a node would propose it."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._adaptive = manifest.adaptive
-        self._rungs = ladders(manifest.codec.name, manifest.plan, manifest.adaptive).ranks
-
-    def next(self, round: int, plans: list[Plan], kept: list[int]) -> Plan:
-        """After `round`, which had the first of `plans`, comes another one behind the last; `kept`: see Trained."""
-        if self._adaptive is None or not ends_window(self._adaptive, round):
-            return plans[-1]
-        measured = kept if plans[0].rank == plans[-1].rank else []
-        return replace(plans[-1], rank=next_rank(self._rungs, plans[-1].rank, measured, self._adaptive.energy))
 
 
 class Uncompressed(Codec):

@@ -72,24 +72,28 @@ def test_every_rule_with_every_codec_learns(
 
 
 @pytest.mark.parametrize(
-    ("codec", "outer"),
+    ("codec", "adaptive", "outer"),
     [
-        ("int4", PLAIN),
-        ("int4", DELAYED | {"ahead": 0.5}),
-        ("ternary", NESTEROV | {"ahead": 0.5}),
-        ("lowrank", NESTEROV),
+        ("int4", False, PLAIN),
+        ("int4", False, DELAYED | {"ahead": 0.5}),
+        ("ternary", False, NESTEROV | {"ahead": 0.5}),
+        ("lowrank", False, NESTEROV),
+        ("lowrank", True, DELAYED),
     ],
 )
 def test_replicas_in_one_computation_train_what_the_nodes_slots_do(
-    codec: str, outer: dict[str, Any], setting: Setting, tmp_path: Path
+    codec: str, adaptive: bool, outer: dict[str, Any], setting: Setting, tmp_path: Path
 ) -> None:
     """Not bit for bit: sums of float32 are taken in another order, and a codec may round to another side."""
     plan = {"lowrank": LOWRANK, "ternary": {"level": 2}, "int4": {}}[codec] | {"inner_steps": 3}
-    manifest, dataset = _opened(setting, tmp_path, 12, codec=codec, outer=outer, plan=plan)
+    steps = 36 if adaptive else 12  # its rank moves after 5 rounds, and with the delay a round later
+    manifest, dataset = _opened(setting, tmp_path, steps, codec=codec, outer=outer, plan=plan, adaptive=adaptive)
     genesis = initialise(manifest, 0)
     slots = list(simulation.diloco(manifest, 3, dataset, genesis))
     together = list(batched.diloco(manifest, 3, dataset, genesis))
     assert [point[:2] for point in together] == [point[:2] for point in slots], "as many steps and bytes"
+    sizes = {after.bytes - now.bytes for now, after in pairwise(together)}
+    assert (len(sizes) > 1) == adaptive, "the rank has moved"
     moved = torch.cat([(slots[-1].version[name] - genesis[name]).flatten() for name in genesis])
     apart = torch.cat([(slots[-1].version[name] - together[-1].version[name]).flatten() for name in genesis])
     assert apart.norm() < 0.05 * moved.norm()
