@@ -19,7 +19,6 @@ from dlx.ledger.feed import EventFeed, RunFeed
 from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.logs import LAG
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc import Rpc
@@ -392,8 +391,8 @@ class LedgerClient:
         data = abi.call_data(function, *args)
         by: dict[str, Any] = {"from": self.account, "gas": most}
 
-        def check(mined: int | None) -> None:  # raises Reverted before gas is spent
-            abi.call(to, function, *args, block="latest" if mined is None else self._not_before(mined), **by)
+        def check(block: int | str) -> None:  # raises Reverted before gas is spent
+            abi.call(to, function, *args, block=block, **by)
 
         pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, check)
         try:
@@ -407,14 +406,6 @@ class LedgerClient:
             abi.call(to, function, *args, block=result.block, **by)  # mostly still reverts in the state the block left
             raise Reverted("in its block, but neither before nor after it")
         return result
-
-    def _not_before(self, mined: int) -> int | str:
-        """The block to ask whether a call would succeed that was mined a moment ago: a chain node from before then
-        would say so, and it would be paid for twice."""
-        head = self.rpc.head().number
-        if head < mined:
-            raise LedgerUnavailable(f"the chain node at {self.rpc.name} is at block {head}, we have seen block {mined}")
-        return "latest" if head >= mined + LAG else head
 
 
 def most_gas(function: str, entries: int = 0) -> int:

@@ -30,7 +30,7 @@ def deploy(
 
     def create(name: str, *args: Any) -> tuple[str, int]:
         data = Interface(name).creation_data(*args)
-        pending = sender.send(None, data, _GAS_DEPLOY, check=lambda mined: None)
+        pending = sender.send(None, data, _GAS_DEPLOY, check=lambda block: None)
         receipt = sender.wait(pending, timeout)
         if int(receipt["status"], 16) != 1:
             raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {pending.gas}")

@@ -78,32 +78,32 @@ class Sender:
         data: bytes,
         gas: int,
         keeps_seat: bool = False,
-        check: Callable[[int | None], object] | None = None,
+        check: Callable[[int | str], object] | None = None,
     ) -> Pending:
         """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block: two
-        exchanges with the chain node.
+        exchanges with the chain node, and one for `check`.
 
-        `gas`: at most; with `check` what the chain node estimates and some more. Where it gives no estimate, because
-        the call would fail or because it cannot, `check` raises what should be raised instead. It is given the block
-        that had the same call not long ago, if one had: what a chain node from before it says is worth nothing, and is
-        not relied on.
-        `keeps_seat`: it may use the last tenth of the budget. Raises LedgerUnavailable when the node is silent: the
-        transaction is kept and goes out later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError
-        where the node refuses it (no funds, say).
+        `gas`: at most; with `check` what the chain node estimates and some more. `check` raises where the call would
+        fail at the block it is given. It is called where there is no estimate, and where a block had the same call not
+        long ago: then at none before that one, from where it would seem to be wanted. It must not send, because the
+        outbox is locked. `keeps_seat`: the call may use the last tenth of the budget.
+
+        Raises LedgerUnavailable when the node is silent: a transaction that was signed by then is kept and goes out
+        later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError where the node refuses it (no
+        funds, say).
         """
         text = "0x" + data.hex()
         call = {"from": self.account, "data": text, "gas": hex(gas)} | ({} if to is None else {"to": to})
         estimate: list[Request] = [] if check is None else [("eth_estimateGas", (call, "latest"))]
         with self._turn():
-            waits = self._same(to, text) is not None
-            used, head, (tip, *estimated) = self._settle(TIP, *(() if waits else estimate))
+            used, head, (tip, *estimated) = self._settle(TIP, *estimate)
             if (same := self._same(to, text)) is not None:
                 return self._ask_again(same)
             estimates = [as_number(found) for found in estimated if not isinstance(found, RpcError)]
             mined = max((self._mined[one.nonce] for one in self._alike(to, text)), default=None)
-            # What waited until this look at the chain may be mined now: known here, and only here, for certain.
+            # Decided by the same look as above: what waited before it may be mined, and the next may be at a late node.
             if check is not None and (mined is not None or not estimates):
-                check(mined)
+                check(self._not_before(mined, head))
             gas = min([gas, *(found * 5 // 4 + _GAS_MORE for found in estimates)])
             least = used
             for _ in range(5):
@@ -114,7 +114,7 @@ class Sender:
                 self._outbox.keep(signed)
                 self._priced[nonce] = head.number
                 refusal = self._submit(signed)
-                if refusal is None or ("nonce too low" in refusal and not self._was_used(nonce, head.number)):
+                if refusal is None or ("nonce too low" in refusal and not self._is_taken(signed, head)):
                     return signed  # or an earlier try arrived: `wait` finds out
                 self._take_back(signed, former)
                 if "insufficient funds" in refusal:
@@ -180,8 +180,8 @@ class Sender:
         for one in list(self._outbox.entries.values()):
             if one.nonce >= used:
                 self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
-            elif head.number - self._mined.get(one.nonce, -self.confirmed) >= self.confirmed:
-                self._settle_used(one, head)
+            elif not -_LAG <= head.number - self._mined.get(one.nonce, -self.confirmed) < self.confirmed:
+                self._settle_used(one, head)  # what is confirmed; and what a chain node placed where no block is
         return used, head, answers
 
     def _plausible(self, used: int) -> int:
@@ -196,6 +196,14 @@ class Sender:
             return least
         self._highest = used
         return used
+
+    def _not_before(self, mined: int | None, head: Header) -> int | str:
+        """Where to try a call that a block had a moment ago. Raises LedgerUnavailable where that block is not known."""
+        if mined is None or head.number >= mined + _LAG:
+            return "latest"
+        if head.number < mined:
+            raise LedgerUnavailable(f"the chain node at {self._rpc.name} is at block {head.number}, we saw {mined}")
+        return head.number
 
     def _settle_used(self, one: Pending, head: Header) -> None:
         receipt = self._receipt(one)
@@ -245,6 +253,11 @@ class Sender:
     def _count(self) -> int:
         """How many nonces are used. What is pending is in the outbox: chain nodes that are asked for it may be late."""
         return self._rpc.number("eth_getTransactionCount", self.account, "latest")
+
+    def _is_taken(self, refused: Pending, head: Header) -> bool:
+        """Whether its nonce was used before it was sent, by what it was to replace or by another."""
+        before = self._receipt(replace(refused, hashes=refused.former))
+        return before is not None or self._was_used(refused.nonce, head.number)
 
     def _was_used(self, nonce: int, block: int) -> bool:
         """Whether the nonce was used by this block; False where the chain node does not say."""
@@ -346,7 +359,8 @@ class Sender:
 
     def _same(self, to: str | None, data: str) -> Pending | None:
         """The entry that asking for this call asks for again: one that waits, or of whose end nobody was told."""
-        return next((one for one in self._alike(to, data) if one.nonce not in self._mined or not one.told), None)
+        alike = (one for one in self._alike(to, data) if one.nonce not in self._mined or not one.told)
+        return max(alike, key=lambda one: one.nonce, default=None)
 
     def _ask_again(self, pending: Pending) -> Pending:
         if pending.nonce in self._mined:

@@ -8,12 +8,15 @@ import time
 
 import pytest
 
+from dlx.ledger.bindings import Interface
 from dlx.ledger.budget import Budget, BudgetSpent
-from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
 from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
 from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
+from dlx.ledger.typed import Domain
 
 KEY = b"\x11" * 32
 ACCOUNT = account_of(KEY)
@@ -71,7 +74,7 @@ def test_a_transaction_takes_two_exchanges_however_many_wait(fake_chain, sender)
     fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
     for number in range(3):
         fake_chain.exchanges.clear()
-        pending = sender.send(TO, bytes([number]), 100_000, check=lambda mined: pytest.fail("it was estimated"))
+        pending = sender.send(TO, bytes([number]), 100_000, check=lambda block: pytest.fail("it was estimated"))
         assert fake_chain.exchanges == [asked, ["eth_sendRawTransaction"]]
         assert pending.gas == 40_000 * 5 // 4 + 20_000
 
@@ -91,14 +94,14 @@ def test_a_chain_node_that_takes_no_batches_is_asked_one_by_one(fake_chain, send
 
 
 def test_what_would_fail_is_refused_before_it_is_signed(fake_chain, sender, tmp_path):
-    def refuse(mined):
+    def refuse(block):
         raise LedgerError("the contract refused")
 
     fake_chain.eth_estimateGas = lambda call, tag: REFUSED
     with pytest.raises(LedgerError, match="the contract refused"):
         sender.send(TO, b"a", 100_000, check=refuse)
     assert entries(tmp_path) == [] and fake_chain.submitted == []
-    assert sender.send(TO, b"a", 100_000, check=lambda mined: None).gas == 100_000, (
+    assert sender.send(TO, b"a", 100_000, check=lambda block: None).gas == 100_000, (
         "it cannot estimate, and would not fail"
     )
 
@@ -118,8 +121,8 @@ def test_what_a_block_had_just_now_is_not_paid_for_again_because_a_chain_node_is
     fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
     asked = []
 
-    def check(mined):
-        asked.append(mined)
+    def check(block):
+        asked.append(block)
         raise LedgerError("the contract refused")
 
     pending = sender.send(TO, b"a", 100_000, check=check)
@@ -477,6 +480,57 @@ def test_the_same_call_may_be_sent_once_the_first_is_mined(fake_chain, sender):
     sender.wait(first, 30)
     fake_chain.eth_estimateGas, asked = lambda call, tag: hex(40_000), []
     assert sender.send(TO, b"answer", 100_000, check=asked.append).nonce == 1 and asked == [1]
+
+
+def test_a_call_that_is_sent_again_costs_no_more_because_another_process_used_the_outbox(fake_chain, sender, tmp_path):
+    """The sender has to learn anew what is mined."""
+    fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
+    pending = sender.send(TO, b"deal", 5_000_000, check=lambda block: None)
+    fake_chain.mine()
+    sender.wait(pending, 30)
+    other = reopen(fake_chain, tmp_path)
+    between = other.send(TO, b"z", 100_000)
+    fake_chain.mine()
+    other.wait(between, 30)
+    again = sender.send(TO, b"deal", 5_000_000, check=lambda block: None)
+    assert again.nonce == 2 and again.gas == pending.gas == 70_000
+
+
+def test_a_client_tries_a_call_again_at_no_block_before_the_one_that_had_it(fake_chain, quick):
+    client, run, tags = LedgerClient(fake_chain.url, TO, KEY), b"\x07" * 32, []
+    sender = Sender(client.rpc, 31337, KEY, None)
+    client._connected = Domain(31337, TO), TO, sender
+    pending = sender.send(TO, Interface("TrainingLedger").call_data("answer", run), 100_000)
+    number = fake_chain.mine()
+    sender.wait(pending, 30)
+    fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
+    fake_chain.eth_call = lambda call, tag: tags.append(tag) or REFUSED
+    with pytest.raises(Reverted):
+        client.answer(run)
+    assert tags == [hex(number)] and len(set(fake_chain.submitted)) == 1
+
+
+def test_a_receipt_from_a_block_that_is_none_blocks_no_call_for_long(fake_chain, sender):
+    fake_chain.eth_estimateGas, asked = lambda call, tag: hex(40_000), []
+    pending = sender.send(TO, b"answer", 100_000)
+    fake_chain.mine()
+    honest = fake_chain.receipts[pending.hashes[0]]
+    fake_chain.faults.append(once("eth_getTransactionReceipt", honest | {"blockNumber": hex(10**12)}))
+    sender.wait(pending, 30)
+    assert sender.send(TO, b"answer", 100_000, check=asked.append).nonce == 1 and asked == [1]
+
+
+def test_what_took_the_place_of_a_mined_call_that_a_late_chain_node_did_not_see_gets_another(
+    fake_chain, sender, monkeypatch
+):
+    with monkeypatch.context() as forgetful:
+        forgetful.setattr("dlx.ledger.sender._WANTED", -1.0)
+        sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    for _ in range(2):  # the look before it is signed, and whether its nonce was used by then
+        fake_chain.faults.append(once("eth_getTransactionCount", "0x0"))
+    assert sender.send(TO, b"b", 100_000).nonce == 1
+    assert sender.send(TO, b"a", 100_000).nonce == 0, "it is known to be mined"
 
 
 def test_a_late_chain_node_does_not_make_us_pay_twice(fake_chain, sender, tmp_path):
