@@ -18,16 +18,17 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "plan": {"level": 4, "rank": 32, "inner_steps": 125},
         "adaptive": {},
     },
-    # SparseLoCo (arXiv 2508.15706): a 32nd of the values, two bits each, exchanged often.
+    # SparseLoCo (arXiv 2508.15706): a 32nd of the values, two bits each, exchanged often. A replica's few samples touch
+    # a token's row rarely, and with beta2 0.95 its second moment is forgotten by then.
     "sparse": {
-        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03},
+        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03, "beta2": 0.99},
         "outer": {"momentum": 0.5, "nesterov": True, "ahead": 0.5},
         "codec": {"name": "topk"},
         "plan": {"level": 2, "rank": 128, "inner_steps": 5},
     },
     # A quarter of the rounds of `sparse`, so fewer bytes beside payloads.
     "ternary": {
-        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03},
+        "inner": {"muon_lr": 0.008, "muon_momentum": 0.9, "weight_decay": 0.03, "beta2": 0.99},
         "outer": {"momentum": 0.6, "nesterov": True, "ahead": 0.5},
         "codec": {"name": "ternary"},
         "plan": {"level": 2, "inner_steps": 20},

@@ -47,7 +47,7 @@ def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> Non
     assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
     sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
     assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay, sparse.outer.ahead) == ("topk", 2, 0, 0.5)
-    assert (sparse.inner.muon_lr, sparse.inner.muon_momentum) == (0.008, 0.9)
+    assert (sparse.inner.muon_lr, sparse.inner.muon_momentum, sparse.inner.beta2) == (0.008, 0.9, 0.99)
     ternary = draft_from_toml(draft(tmp_path, 'preset = "ternary"', "[inner]\nmuon_momentum = 0.95\n"))
     assert (ternary.codec.name, ternary.plan.inner_steps, ternary.outer.momentum) == ("ternary", 20, 0.6)
     assert (ternary.inner.muon_lr, ternary.inner.muon_momentum) == (0.008, 0.95)
