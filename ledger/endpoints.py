@@ -19,7 +19,7 @@ _RATE_LIMITED = Backoff(1.0, 8.0)  # where the chain node names no time
 _REST = Backoff(2.0, 60.0)  # of one that failed, while others answer
 _STALE = 30.0  # seconds without a new block after which the others are asked for theirs
 _LOOK_AGAIN = 600.0  # whether a chain node tells of blocks
-_BEHIND = 8  # blocks by which a chain node may be late
+LAG = 8  # blocks by which a chain node, or one behind a load balancer, may be late
 
 _log = logging.getLogger("dlx.ledger")
 
@@ -95,7 +95,7 @@ class Endpoints:
             self._risen = self._risen[0], now
             late = self.next()
             for other in self._usable():
-                if other is not late and self._number(other, timeout) > number + _BEHIND:
+                if other is not late and self._number(other, timeout) > number + LAG:
                     _log.warning("the chain node at %s is stuck at block %d: another is asked", late.name, number)
                     late.rests_until = now + _REST.cap
                     break

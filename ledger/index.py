@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ledger.abi import TypedError
+from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.indexfile import PLACED, IndexFile
-from dlx.ledger.logs import LAG, Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.logs import Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
 from dlx.ledger.typed import Domain
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
+from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.rpc import Header, Rpc
 
-LAG = 8  # blocks by which a chain node behind a load balancer may be late
 LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")

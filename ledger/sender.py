@@ -19,6 +19,7 @@ from typing import Any
 from eth_account import Account
 
 from dlx.ledger.budget import Budget
+from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
@@ -26,7 +27,6 @@ from dlx.ledger.quantity import as_number
 from dlx.ledger.rpc import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
-_LAG = 8  # blocks by which a chain node behind a load balancer may be late
 _POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
 _PATIENCE = 2.0  # seconds for one look
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
@@ -180,7 +180,7 @@ class Sender:
         for one in list(self._outbox.entries.values()):
             if one.nonce >= used:
                 self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
-            elif not -_LAG <= head.number - self._mined.get(one.nonce, -self.confirmed) < self.confirmed:
+            elif not -LAG <= head.number - self._mined.get(one.nonce, -self.confirmed) < self.confirmed:
                 self._settle_used(one, head)  # what is confirmed; and what a chain node placed where no block is
         return used, head, answers
 
@@ -199,7 +199,7 @@ class Sender:
 
     def _not_before(self, mined: int | None, head: Header) -> int | str:
         """Where to try a call that a block had a moment ago. Raises LedgerUnavailable where that block is not known."""
-        if mined is None or head.number >= mined + _LAG:
+        if mined is None or head.number >= mined + LAG:
             return "latest"
         if head.number < mined:
             raise LedgerUnavailable(f"the chain node at {self._rpc.name} is at block {head.number}, we saw {mined}")
@@ -215,7 +215,7 @@ class Sender:
         elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
             self._budget.pay(str(other.get("transactionHash")), _cost(other, one), set())
             self._forget(one.nonce)
-        elif self._was_used(one.nonce, max(0, head.number - _LAG)):
+        elif self._was_used(one.nonce, max(0, head.number - LAG)):
             self._forget(one.nonce)  # by another transaction, and not just now
 
     def _see_mined(self, pending: Pending, receipt: dict[str, Any], told: bool = False) -> None:

@@ -6,8 +6,8 @@ import time
 from datetime import UTC, datetime
 
 from dlx.ledger.client import LedgerClient
+from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.logs import LAG
 from dlx.ledger.proof.history import History, Pin, Proven
 from dlx.ledger.rpc import Header, Rpc
 from dlx.node.audit.report import Report

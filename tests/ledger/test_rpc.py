@@ -258,7 +258,7 @@ def test_a_chain_node_that_is_stuck_gives_way_to_one_that_is_not(embedded, monke
     with FaultProxy(embedded.url) as stuck, FaultProxy(embedded.url) as well:
         rpc = Rpc([stuck.url, well.url], chain_id=31337)
         height = rpc.head().number
-        monkeypatch.setattr("dlx.ledger.endpoints._BEHIND", LAG - 1)
+        monkeypatch.setattr("dlx.ledger.endpoints.LAG", LAG - 1)
         stuck.fault("late")
         assert until("the other is asked", lambda: (found := rpc.head()).number >= height and found)
 
