@@ -5,6 +5,8 @@ import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from dlx.ground.constants import UNIT
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
@@ -68,6 +70,7 @@ eviction_time = 30
 """
 
 
+@pytest.mark.slow
 def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_the_audit(tmp_path: Path) -> None:
     source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     root = tmp_path / "devnet"

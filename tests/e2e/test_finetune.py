@@ -3,6 +3,8 @@
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from dlx.node.devnet.devnet import Devnet
 from tests.e2e.devnets import BLOCK_TIME, Watched
 from tests.node.command import dlx
@@ -38,6 +40,7 @@ eviction_time = 60
 """
 
 
+@pytest.mark.slow
 def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM

@@ -82,6 +82,7 @@ class _Spawned:
         return "the test is over"
 
 
+@pytest.mark.slow
 def test_activations_of_128_mib_go_there_and_their_gradients_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

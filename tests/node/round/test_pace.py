@@ -203,6 +203,7 @@ def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do
     assert max(waited.values()) < 0.05, waited
 
 
+@pytest.mark.slow
 def test_a_stage_that_starts_again_in_the_middle_of_a_round_takes_up_its_replicas_pace() -> None:
     sim = Uneven(make_rules(stages=3, delay=1, **UNEVEN), 2, {1: 4.0}, train_seconds=40.0)
     assert sim.run(lambda: sim.view.open_round == 4, 300)
@@ -337,6 +338,7 @@ class Withholding(Uneven):
         super().act(member, action)
 
 
+@pytest.mark.slow
 def test_who_holds_back_every_other_contribution_does_not_seem_faster_than_it_is() -> None:
     """With a delay it has trained the next round by then, honestly: no replay would find anything."""
     sim = Withholding(make_rules(stages=1, delay=1, **UNEVEN), 2, {}, train_seconds=60.0)

@@ -85,6 +85,7 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
     assert "as balanced as can be: " in dlx("run", "plan", "--manifest", _write(tmp_path, "[[0, 5], [5, 6]]")).stdout
 
 
+@pytest.mark.slow
 def test_a_device_takes_the_state_and_ranks_divide_it(tmp_path: Path) -> None:
     draft = _write(tmp_path, "[[0, 3], [3, 6]]")
 
@@ -188,6 +189,7 @@ def test_the_example_of_107_billion_parameters_is_what_the_docs_say() -> None:
     assert plan["warnings"] == []
 
 
+@pytest.mark.slow
 def test_a_start_ahead_takes_one_more_file_of_weights_to_check_a_segment_in_the_middle(tmp_path: Path) -> None:
     draft, drawn = _write(tmp_path, "[[0, 6]]"), {}
     text = draft.read_text()
@@ -201,6 +203,7 @@ def test_a_start_ahead_takes_one_more_file_of_weights_to_check_a_segment_in_the_
     assert [drawn[segments, 0.5] - drawn[segments, 0.0] for segments in (1, 2, 3)] == [0, 0, weights]
 
 
+@pytest.mark.slow
 def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_number_of_steps_that_fits(
     tmp_path: Path,
 ) -> None:

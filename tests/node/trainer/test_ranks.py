@@ -69,6 +69,7 @@ def test_a_round_of_two_ranks_is_that_of_one_and_any_rank_that_dies_is_made_up_f
     in_trio(test)
 
 
+@pytest.mark.slow
 def test_what_ranks_cannot_share_ends_the_node_in_one_line(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     four = Placement(device="cpu", threads=1, ranks=4, tensor_parallel=4)
 

@@ -158,6 +158,7 @@ def test_a_hundred_thousand_rounds_are_dealt_in_seconds() -> None:
     assert dealing.free[-1][0] >= 100_000 * 80 * 31
 
 
+@pytest.mark.slow
 def test_seals_that_count_at_random_leave_few_pieces() -> None:
     """Each who takes a part of its lot cuts it in two, for a round or a few: what is left is dealt next. So there are a
     few for each replica, and no more after thousands of rounds than after hundreds."""

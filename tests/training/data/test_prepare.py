@@ -257,6 +257,7 @@ def test_a_begun_folder_takes_nothing_else(rows: Path, tokenizer: Path, tmp_path
         prepare_folder(begun, tmp_path / "changed")
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_tokens_in_the_same_order(tokenizer: Path, tmp_path: Path) -> None:
     source = texts.json_lines(tmp_path / "rows.jsonl", [{"text": f"{text} {n} " * 900} for n, text in enumerate(TEXTS)])
     assert source.stat().st_size > 3 * tokenising.BATCH

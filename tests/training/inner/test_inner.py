@@ -169,6 +169,7 @@ def test_tied_embeddings_train_alike_however_the_model_is_split(
         torch.testing.assert_close(reached[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_process_reaches_the_same_bits(
     tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def _distance(one: InnerLoop, other: InnerLoop, start: dict[str, torch.Tensor]) 
     return float(apart / change) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
 @pytest.mark.parametrize("samples", [4, 3])
 def test_two_ranks_take_the_steps_of_one(

@@ -99,6 +99,7 @@ def test_steps_and_state_are_those_of_one_process(
     shared.close()
 
 
+@pytest.mark.slow
 def test_each_rank_reads_its_own_rows_of_a_rounds_start(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
     ranked.close()
 
 
+@pytest.mark.slow
 def test_a_change_that_has_no_payload_is_refused_by_its_owner_and_all_go_on(
     group: Group, tiny_run: Callable[..., Manifest], dataset: Dataset, blobs: Path, tmp_path: Path
 ) -> None:

@@ -486,6 +486,7 @@ def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp
     assert two_rounds.check(loss, public) == Checked(reasons=("the stated loss is not the mean of the steps' losses",))
 
 
+@pytest.mark.slow
 def test_who_starts_from_another_part_of_its_residual_is_found_whatever_is_drawn(
     replica: Callable[..., _Replica], tmp_path: Path
 ) -> None:

@@ -296,6 +296,7 @@ def test_progress_is_reported(history: Callable[..., _History]) -> None:
     assert trained.loss == round(sum(loss for _, loss in seen) / 4 * 1e6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_stopped_round_leaves_no_trace(delay: int, history: Callable[..., _History]) -> None:
     undisturbed = history(delay, "a", left_out=(0,))
