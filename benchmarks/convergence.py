@@ -17,6 +17,7 @@ import shlex
 import statistics
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,17 +34,19 @@ from benchmarks.trainings import (
     Result,
     Setting,
     finite,
+    manifest_of,
     parameters,
     prepare,
     tokens_of,
     train_all,
 )
+from dlx.training.recipe.manifest import ManifestError
 from dlx.training.recipe.presets import PRESETS
 
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
 DELAY_0, DELAY_1 = "default, delay 0", "default, delay 1"
 # Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
-# and how often it sends a payload for 4 receivers.
+# and how often a payload is sent for each node that gets it.
 BESIDE, SENT = 16_500, 1.03
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
@@ -144,6 +147,14 @@ def main(
         int, typer.Option(min=0, help="Tokens of a byte-pair encoding made of the text; 0: every byte is one.")
     ] = 0,
     replicas: Annotated[int, typer.Option(min=2, help="Which share the samples of a step.")] = REPLICAS,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples of a replica's step, for all methods.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="In inner, outer or plan, of all methods (repeatable)."),
+    ] = None,
+    uncompressed: Annotated[
+        bool, typer.Option("--uncompressed", help="Every method's changes go out in float32.")
+    ] = False,
     only: Annotated[list[str] | None, typer.Option(help="Methods that have this in their name (repeatable).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of a method that has more of them, so many.")] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
@@ -155,11 +166,17 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train by every method; print loss, gap to the best all-reduce, and traffic."""
+    if batch is None and any(row.start.batch * REPLICAS % replicas for row in ROWS):
+        raise typer.BadParameter("does not divide the samples of a step, 8: name --batch too", param_hint="--replicas")
     setting = Setting(os.path.abspath(source), hidden, layers, sequence, vocabulary=vocabulary, replicas=replicas)
     rows = [
         Row(
-            replace(row.method, seeds=min(seeds, row.method.seeds)),
-            row.start._replace(batch=row.start.batch * REPLICAS // replicas),
+            replace(
+                _changed(row.method, settings or []),
+                seeds=min(seeds, row.method.seeds),
+                compressed=row.method.compressed and not uncompressed,
+            ),
+            row.start._replace(batch=batch or row.start.batch * REPLICAS // replicas),
         )
         for row in ROWS
         if not only or any(part in row.method.name for part in only)
@@ -167,8 +184,13 @@ def main(
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
-    _refuse(rows, setting, out, json_file)
+    _refuse(rows, only or [], setting, out, json_file)
     prepare(setting, out)
+    for method, choice in rows:
+        try:
+            manifest_of(job(method, setting, choice, 0, 1), out)
+        except ManifestError as error:
+            raise typer.BadParameter(str(error), param_hint="--set") from None
     size = parameters(setting, out)
     length = Length(round(tokens_per_parameter * size), round(search * size), moves)
     if quick:
@@ -181,7 +203,7 @@ def main(
     ]
     results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
     shorter = [job(row.method, setting, choice, 0, length.search, True) for row, choice in zip(rows, best, strict=True)]
-    table = list(_rows(jobs, results, list(zip(rows, best, strict=True)), [searched.get(one.key) for one in shorter]))
+    table = list(_rows(jobs, results, rows, [searched.get(one.key) for one in shorter]))
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
         "machine": _machine(),
@@ -203,12 +225,13 @@ def main(
 
 def job(method: Method, setting: Setting, choice: Choice, seed: int, tokens: int, batched: bool = False) -> Job:
     """The training with what is chosen, of the whole rounds that come nearest to so many tokens."""
-    setting, inner = replace(setting, batch=choice.batch), method.inner | {"weight_decay": DECAYS[choice.decay]}
-    if inner["optimiser"] == "muon":
-        inner = inner | {"lr": rate(choice.rest)}
+    setting, muon = replace(setting, batch=choice.batch), method.inner["optimiser"] == "muon"
+    rest = {"lr": rate(choice.rest)} if muon else {}
+    inner = {"weight_decay": DECAYS[choice.decay]} | rest | method.inner  # what the method states wins
+    lr = inner.pop("muon_lr" if muon else "lr", rate(choice.lr))
     every = method.plan["inner_steps"]
     rounds = max(1, round(tokens / tokens_of(setting) / every))
-    return Job(replace(method, inner=inner), setting, rate(choice.lr), seed, rounds * every, batched)
+    return Job(replace(method, inner=inner), setting, lr, seed, rounds * every, batched)
 
 
 def find(
@@ -246,18 +269,35 @@ def _neighbours(row: Row, centre: Choice) -> Iterator[Choice]:
             yield centre._replace(decay=centre.decay + step)
 
 
-def _refuse(rows: Sequence[Row], setting: Setting, out: Path, json_file: Path | None) -> None:
+def _changed(method: Method, settings: Sequence[str]) -> Method:
+    """With these keys of its tables, as `inner.beta2=0.99`."""
+    for one in settings:
+        name, _, text = one.partition("=")
+        table, _, key = name.partition(".")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = None
+        count = type(value) is int and value > 0
+        if table not in ("inner", "outer", "plan") or not isinstance(value, int | float):
+            raise typer.BadParameter(f"expected, for example, inner.beta2=0.99, got {one}", param_hint="--set")
+        if name == "plan.inner_steps" and not count:  # before anything is divided by it
+            raise typer.BadParameter(f"{name}: expected a number above 0, got {text}", param_hint="--set")
+        method = replace(method, **{table: getattr(method, table) | {key: value}})
+    return method
+
+
+def _refuse(rows: Sequence[Row], only: Sequence[str], setting: Setting, out: Path, json_file: Path | None) -> None:
     """What would otherwise fail after hours."""
     unit = 2 * max(1, setting.hidden // 32)  # halves of every head
     if setting.hidden % unit:
         raise typer.BadParameter(f"expected a multiple of {unit}, got {setting.hidden}", param_hint="--hidden")
     if out.exists() and not out.is_dir():
         raise typer.BadParameter(f"{out}: a file, expected a folder", param_hint="--out")
-    if not rows:
-        names = ", ".join(row.method.name for row in ROWS)
-        raise typer.BadParameter(f"no method has this in its name; there are {names}", param_hint="--only")
-    if any(row.start.batch * REPLICAS % setting.replicas for row in ROWS):
-        raise typer.BadParameter("does not divide the samples of a step, 8", param_hint="--replicas")
+    for part in only:
+        if not any(part in row.method.name for row in ROWS):
+            names = ", ".join(row.method.name for row in ROWS)
+            raise typer.BadParameter(f"no method has {part} in its name; there are {names}", param_hint="--only")
     if setting.vocabulary and setting.vocabulary < 300:
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():
@@ -287,46 +327,51 @@ def _quick_plan(method: Method) -> dict[str, Any]:
 def _rows(
     jobs: Sequence[Job],
     results: dict[str, Result],
-    chosen: Sequence[tuple[Row, Choice]],
+    rows: Sequence[Row],
     shorter: Sequence[Result | None],
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: means over its seeds. Gaps are to the mean of all seeds of the best all-reduce, because one
-    run's chance is larger than what runs of one seed have in common."""
-    every_step = {row.method.name for row, _ in chosen if row.method.every_step}
+    """One row per method: means over its seeds. Gaps are to the same seeds of the best all-reduce, tokens of seed 0."""
+    every_step = {row.method.name for row in rows if row.method.every_step}
     base = min(
-        ([results[one.key] for one in jobs if one.method.name == name] for name in every_step),
-        key=lambda found: _mean(found, "loss"),
+        ([one for one in jobs if one.method.name == name] for name in every_step),
+        key=lambda own: _mean([results[one.key] for one in own], "loss"),
         default=[],
     )
-    sent = 4 * base[0]["parameters"] * base[0]["steps"] if base else math.nan  # by all-reduce
-    for (row, choice), short in zip(chosen, shorter, strict=True):
+    for row, short in zip(rows, shorter, strict=True):
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
-        first, muon = found[0], row.method.inner["optimiser"] == "muon"
-        beside = 0.0
-        if not row.method.every_step:  # known of so many members only
-            known = own[0].setting.replicas == REPLICAS
-            beside = SENT * first["bytes"] - first["bytes"] + BESIDE * first["rounds"] if known else math.nan
+        same = [results[one.key] for one in base if one.seed < len(own)]
+        first, inner = found[0], own[0].method.inner
         yield {
             "method": row.method.name,
             "seeds": len(found),
-            "batch": choice.batch,
-            "lr": round(rate(choice.lr), 5),
-            "lr_rest": round(rate(choice.rest), 5) if muon else None,
-            "decay": DECAYS[choice.decay],
+            "batch": own[0].setting.batch,
+            "lr": round(own[0].lr, 5),
+            "lr_rest": round(inner["lr"], 5) if "lr" in inner else None,
+            "decay": inner["weight_decay"],
             "loss": round(_mean(found, "loss"), 4),
             "losses": [round(result["loss"], 4) for result in found],
-            "gap_percent": _gap(found, base, "loss"),
+            "gap_percent": _gap(found, same, "loss"),
             "mean_loss": round(_mean(found, "mean_loss"), 4),
-            "mean_gap_percent": _gap(found, base, "mean_loss"),
+            "mean_gap_percent": _gap(found, same, "mean_loss"),
             "search_loss": None if short is None else round(short["loss"], 4),
-            "tokens_percent": _tokens(first | {"loss": _mean(found, "loss")}, short, _mean(base, "loss")),
+            "tokens_percent": _tokens(first, short, same[0]["loss"] if same else math.nan),
             "bytes_per_round": first["bytes_per_round"],
-            "traffic_ratio": round(sent / first["bytes"], 1),
-            "all_bytes_ratio": round(sent / (first["bytes"] + beside), 1),
+            "traffic_ratio": round(same[0]["bytes"] / first["bytes"], 1) if same else math.nan,
+            "all_bytes_ratio": round(_carried(base[0], same[0]) / _carried(own[0], first), 1) if same else math.nan,
             "steps": first["steps"],
             "seconds": round(_mean(found, "seconds")),
         }
+
+
+def _carried(job: Job, result: Result) -> float:
+    """Bytes that one node sends in a training: of a ring all-reduce 2 (n - 1) / n gradients in each step; payloads to
+    all others, and what goes beside. Without the states that an audit draws."""
+    others = job.setting.replicas - 1
+    if job.method.every_step:
+        return result["bytes"] * 2 * others / job.setting.replicas
+    beside = BESIDE if others + 1 == REPLICAS else math.nan  # known of so many members only
+    return SENT * result["bytes"] * others + beside * result["rounds"]
 
 
 def _mean(found: Sequence[Result], key: str) -> float:
