@@ -35,7 +35,7 @@ class Endpoints:
         if not self._all:
             raise LedgerError("no RPC URL is given")
         self._chain_id = chain_id
-        self._risen: tuple[int, float] = (-1, 0.0)  # the highest head seen, and when
+        self._risen: dict[Endpoint, tuple[int, float]] = {}  # the highest head of each, and when it was seen
         self.teller: Endpoint | None = None  # of which it is known that it tells of blocks
         self._look_again = 0.0  # for a teller
 
@@ -88,12 +88,12 @@ class Endpoints:
 
     def see(self, number: int, timeout: float) -> None:
         """Where the head has not risen for long, looks whether the others have a newer one: then the node rests."""
-        now = time.monotonic()
-        if number > self._risen[0] or len(self._all) == 1:
-            self._risen = number, now
-        elif now > self._risen[1] + _STALE:
-            self._risen = self._risen[0], now
-            late = self.next()
+        now, late = time.monotonic(), self.next()
+        highest, since = self._risen.get(late, (-1, now))
+        if number > highest or len(self._all) == 1:
+            self._risen[late] = number, now
+        elif now > since + _STALE:
+            self._risen[late] = highest, now
             for other in self._usable():
                 if other is not late and self._number(other, timeout) > number + LAG:
                     _log.warning("the chain node at %s is stuck at block %d: another is asked", late.name, number)

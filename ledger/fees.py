@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.quantity import as_number
+from dlx.ledger.quantity import as_number, quantity
 from dlx.ledger.rpc import Header, Request, Rpc
 
 GWEI, ETH = 10**9, 10**18
@@ -90,6 +90,6 @@ def _named_tip(rpc: Rpc, base_fee: int, answer: Any) -> int:
 
 def _usual_tip(history: Any) -> int:
     try:
-        return int(statistics.median_low([int(of_block[0], 16) for of_block in history["reward"]]))
+        return int(statistics.median_low([quantity(of_block[0]) for of_block in history["reward"]]))
     except (KeyError, IndexError, TypeError, ValueError, statistics.StatisticsError):
         raise LedgerError("eth_feeHistory: the chain node answered something else than a history of fees") from None

@@ -18,12 +18,14 @@ from typing import Any
 
 from eth_account import Account
 
-from dlx.ledger.budget import Budget
+from dlx.ledger.abi import TypedError
+from dlx.ledger.budget import Budget, BudgetSpent
 from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.events import parse_log
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
-from dlx.ledger.quantity import as_number
+from dlx.ledger.quantity import STORED, as_number, quantity
 from dlx.ledger.rpc import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
@@ -32,8 +34,10 @@ _PATIENCE = 2.0  # seconds for one look
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
 _STUCK_BLOCKS = 2  # that went by without it
 _WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
+_REFUSED = 0.0  # `expires` of what a chain node refused
 _TRANSFER = 21_000  # gas
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
+_LOW = ("nonce too low", "oldnonce")  # the latter Nethermind's
 _HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
 
 
@@ -64,12 +68,15 @@ class Sender:
         self._budget = Budget(None if folder is None else folder / "spent.json", self._limits.budget)
         self._mined: dict[int, int] = {}  # nonce -> block, of entries that were seen mined
         self._awaited: list[int] = []  # nonces, one for each thread that waits
-        self._refused: dict[int, tuple[float, RpcError]] = {}  # nonce -> since when the contract would refuse it
+        self._refused: dict[
+            str, tuple[float, RpcError]
+        ] = {}  # first version -> since when the contract would refuse it
         self._priced: dict[int, int] = {}  # nonce -> block in which its price was last looked at
         self._head: Header | None = None  # as last seen
+        self._top = 0  # the highest head seen
         self._highest = 0  # nonces used
         self._low_since: float | None = None  # when a chain node began to say fewer
-        with contextlib.suppress(LedgerUnavailable):
+        with contextlib.suppress(LedgerUnavailable, RpcError):
             self.tend()
 
     def send(
@@ -100,27 +107,29 @@ class Sender:
             if (same := self._same(to, text)) is not None:
                 return self._ask_again(same)
             estimates = [as_number(found) for found in estimated if not isinstance(found, RpcError)]
-            mined = max((self._mined[one.nonce] for one in self._alike(to, text)), default=None)
+            mined = max((self._mined.get(one.nonce, -1) for one in self._alike(to, text)), default=-1)
             # Decided by the same look as above: what waited before it may be mined, and the next may be at a late node.
-            if check is not None and (mined is not None or not estimates):
+            if check is not None and (mined >= 0 or not estimates):
                 check(self._not_before(mined, head))
             gas = min([gas, *(found * 5 // 4 + _GAS_MORE for found in estimates)])
             least = used
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
-                pending = self._priced_at(self._price(head, former, tip), Pending(nonce, to, text, gas, 0, 0, "", ()))
+                pending = self._priced_at(self._price(head, former, tip), _following(former, nonce, to, text, gas))
                 self._check_budget(pending, keeps_seat)
-                signed = self._sign(replace(pending, former=() if former is None else former.former + former.hashes))
+                signed = self._sign(pending)
                 self._outbox.keep(signed)
                 self._priced[nonce] = head.number
                 refusal = self._submit(signed)
-                if refusal is None or ("nonce too low" in refusal and not self._is_taken(signed, head)):
+                if refusal is None or (_is_low(refusal) and not self._is_taken(signed, head)):
                     return signed  # or an earlier try arrived: `wait` finds out
+                if "nonce" not in refusal and "replacement" not in refusal and "insufficient funds" not in refusal:
+                    # Another chain node may have it all the same: what is signed next takes its place.
+                    self._outbox.keep(replace(signed, expires=_REFUSED))
+                    raise LedgerError(f"the chain node refused the transaction: {refusal}")
                 self._take_back(signed, former)
                 if "insufficient funds" in refusal:
                     raise LedgerError(self._lacks(signed))
-                if "nonce" not in refusal and "replacement" not in refusal:
-                    raise LedgerError(f"the chain node refused the transaction: {refusal}")
                 used, least = self._count(), nonce + 1  # somebody else sends from this account
             raise LedgerError(f"no nonce of {self.account} is free: is the account used elsewhere as well?")
 
@@ -134,7 +143,7 @@ class Sender:
         try:
             while True:
                 try:
-                    pending = self._newest(pending)
+                    pending = self._newest(pending, deadline - time.monotonic())
                     receipt = self._receipt(pending)
                     if receipt is None and time.monotonic() >= resend:
                         resend = time.monotonic() + _RESEND
@@ -143,7 +152,7 @@ class Sender:
                         with self._turn():
                             self._see_mined(pending, receipt, told=True)
                         return receipt
-                except LedgerUnavailable:
+                except (LedgerUnavailable, RpcError):  # geth has no receipts while it indexes, say
                     pass  # the deadline decides
                 if time.monotonic() >= deadline:
                     raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
@@ -176,7 +185,7 @@ class Sender:
         head, (count, *answers) = self._rpc.head_and(("eth_getTransactionCount", (self.account, "latest")), *more)
         if isinstance(count, RpcError):
             raise count
-        self._head, used = head, self._plausible(as_number(count))
+        self._head, used = head, self._plausible(as_number(count), head)
         for one in list(self._outbox.entries.values()):
             if one.nonce >= used:
                 self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
@@ -184,22 +193,24 @@ class Sender:
                 self._settle_used(one, head)  # what is confirmed; and what a chain node placed where no block is
         return used, head, answers
 
-    def _plausible(self, used: int) -> int:
-        """How many nonces are used, though a late chain node says fewer; once it has long said so, it is believed: then
-        the chain was reset."""
+    def _plausible(self, used: int, head: Header) -> int:
+        """How many nonces are used, though a late chain node says fewer; one that has long said so and is not late is
+        believed: then the chain was reset."""
+        late, self._top = self._top - LAG <= head.number < self._top, max(self._top, head.number)
         least = min(self._outbox.entries, default=self._highest)
         if used >= least:
             self._highest, self._low_since = used, None
             return used
         self._low_since = self._low_since or time.monotonic()
-        if time.monotonic() < self._low_since + _STUCK:
+        if late or time.monotonic() < self._low_since + _STUCK:
             return least
         self._highest = used
         return used
 
-    def _not_before(self, mined: int | None, head: Header) -> int | str:
-        """Where to try a call that a block had a moment ago. Raises LedgerUnavailable where that block is not known."""
-        if mined is None or head.number >= mined + LAG:
+    def _not_before(self, mined: int, head: Header) -> int | str:
+        """Where to try a call that this block had a moment ago (-1: none had it). Raises LedgerUnavailable where it is
+        not known."""
+        if mined < 0 or head.number >= mined + LAG:
             return "latest"
         if head.number < mined:
             raise LedgerUnavailable(f"the chain node at {self._rpc.name} is at block {head.number}, we saw {mined}")
@@ -213,20 +224,23 @@ class Sender:
             if known and head.number - self._mined[one.nonce] >= self.confirmed:
                 self._forget(one.nonce)
         elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
-            self._budget.pay(str(other.get("transactionHash")), _cost(other, one), set())
+            self._budget.pay(str(other.get("transactionHash")), _cost(other, one), self._names())
             self._forget(one.nonce)
         elif self._was_used(one.nonce, max(0, head.number - LAG)):
             self._forget(one.nonce)  # by another transaction, and not just now
 
     def _see_mined(self, pending: Pending, receipt: dict[str, Any], told: bool = False) -> None:
         here = self._outbox.entries.get(pending.nonce)
-        if here is None or here.hashes != pending.hashes:
+        if here is None or here.hashes[0] != pending.hashes[0]:
             return  # it was counted when it was forgotten
-        names = {name for one in self._outbox.entries.values() for name in one.hashes}
-        self._budget.pay(str(receipt.get("transactionHash")), _cost(receipt, pending), names)
+        self._budget.pay(str(receipt.get("transactionHash")), _cost(receipt, pending), self._names())
         self._mined[pending.nonce] = _block(receipt)
         if not here.mined or told > here.told:
             self._outbox.keep(replace(here, mined=True, told=told or here.told))
+
+    def _names(self) -> set[str]:
+        """Of all that may be seen mined again."""
+        return {name for one in self._outbox.entries.values() for name in one.hashes}
 
     def _await_block(self, head: Header | None, pause: float, until: float) -> Header | None:
         """Until a block may have it: one above `head`, where the chain node tells of blocks, else for so long."""
@@ -246,8 +260,8 @@ class Sender:
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
         for known in reversed(pending.hashes):
             receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
-            if isinstance(receipt, dict):
-                return receipt
+            if receipt is not None:
+                return _whole(receipt, known)
         return None
 
     def _count(self) -> int:
@@ -278,10 +292,13 @@ class Sender:
                     raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
                 return
             if stuck:
-                self._offer_more(here, head)
+                with contextlib.suppress(FeeTooHigh, BudgetSpent):  # then it waits at its present price
+                    self._offer_more(here, head)
             self._resubmit()
-            since, error = self._refused.get(pending.nonce, (time.monotonic(), None))
-            if error is not None and time.monotonic() >= since + _STUCK:
+            if stuck and here.nonce not in self._mined:
+                self._spread(self._outbox.entries.get(here.nonce, here))
+            since, error = self._refused.get(here.hashes[0], (time.monotonic(), None))
+            if error is not None and used <= here.nonce and time.monotonic() >= since + _STUCK:
                 raise Pointless(error)
             if stuck and used < min(self._outbox.entries, default=0):
                 for nonce in list(self._outbox.entries):
@@ -299,6 +316,13 @@ class Sender:
                 with contextlib.suppress(FeeTooHigh):
                     self._cancel(one)
 
+    def _spread(self, pending: Pending) -> None:
+        """Submits it to every chain node: the first may keep it to itself."""
+        if self._is_wanted(pending):
+            for one in self._rpc.each():
+                with contextlib.suppress(LedgerError):
+                    one.call("eth_sendRawTransaction", pending.raw, patience=_PATIENCE)
+
     def _is_wanted(self, pending: Pending) -> bool | None:
         """Whether it still has a purpose; None where the chain node does not say. Whatever a block once had was wanted
         then, so it does not expire."""
@@ -312,14 +336,14 @@ class Sender:
         except RpcError as error:
             if error.revert is None:
                 return None
-            self._refused.setdefault(pending.nonce, (time.monotonic(), error))
+            self._refused.setdefault(pending.hashes[0], (time.monotonic(), error))
             return False
-        self._refused.pop(pending.nonce, None)
+        self._refused.pop(pending.hashes[0], None)
         return True
 
     def _is_surely_over(self, pending: Pending) -> bool:
         """Not only for a chain node that is late, and not while somebody here waits for it."""
-        since, _ = self._refused.get(pending.nonce, (-_STUCK, None))
+        since, _ = self._refused.get(pending.hashes[0], (-_STUCK, None))
         return time.monotonic() > since + _STUCK and pending.nonce not in self._awaited
 
     def _cancel(self, pending: Pending) -> None:
@@ -329,7 +353,7 @@ class Sender:
                            former=pending.former + pending.hashes)  # fmt: skip
         signed = self._sign(self._priced_at(self._price(head, pending), transfer))
         self._outbox.keep(signed)
-        self._refused.pop(pending.nonce, None)
+        self._refused.pop(pending.hashes[0], None)
         self._submit(signed)
 
     def _offer_more(self, pending: Pending, head: Header) -> None:
@@ -359,7 +383,11 @@ class Sender:
 
     def _same(self, to: str | None, data: str) -> Pending | None:
         """The entry that asking for this call asks for again: one that waits, or of whose end nobody was told."""
-        alike = (one for one in self._alike(to, data) if one.nonce not in self._mined or not one.told)
+        alike = (
+            one
+            for one in self._alike(to, data)
+            if (not one.told if one.nonce in self._mined else one.mined or one.expires != _REFUSED)
+        )
         return max(alike, key=lambda one: one.nonce, default=None)
 
     def _ask_again(self, pending: Pending) -> Pending:
@@ -369,12 +397,12 @@ class Sender:
         if pending.expires < time.time() + _WANTED / 2:
             again = replace(pending, expires=time.time() + _WANTED)
             self._outbox.keep(again)
-        self._refused.pop(pending.nonce, None)
+        self._refused.pop(pending.hashes[0], None)
         self._submit(again)
         return again
 
-    def _newest(self, pending: Pending) -> Pending:
-        with self._turn():
+    def _newest(self, pending: Pending, patience: float) -> Pending:
+        with self._turn(max(0.0, patience)):
             newest = self._outbox.entries.get(pending.nonce, pending)
         return newest if (newest.to, newest.data) == (pending.to, pending.data) else pending
 
@@ -385,8 +413,10 @@ class Sender:
             self._outbox.keep(former)
 
     def _forget(self, nonce: int) -> None:
+        if (gone := self._outbox.entries.get(nonce)) is not None:
+            self._refused.pop(gone.hashes[0], None)
         self._outbox.drop(nonce)
-        for known in (self._mined, self._refused, self._priced):
+        for known in (self._mined, self._priced):
             known.pop(nonce, None)
 
     # A new one.
@@ -398,14 +428,20 @@ class Sender:
             if nonce == max(entries) and self._may_be_replaced(entries[nonce]):
                 return nonce, entries[nonce]
             nonce += 1
-        for unreachable in [n for n in entries if n > nonce]:
+        reached = nonce + 1
+        while reached in entries:
+            reached += 1
+        for unreachable in [n for n in entries if n > reached]:
             self._forget(unreachable)  # behind a gap that nobody fills: the chain was reset
         return nonce, None
 
     def _may_be_replaced(self, pending: Pending) -> bool:
         if pending.nonce in self._mined or pending.mined or pending.nonce in self._awaited:
             return False
-        return pending.nonce in self._refused or time.time() > pending.expires
+        # Others may have asked for it again since it was refused: the chain node is asked once more.
+        return time.time() > pending.expires or (
+            pending.hashes[0] in self._refused and self._is_wanted(pending) is False
+        )
 
     def _price(self, head: Header, former: Pending | None, tip: Any = None) -> Price:
         """What replaces `former`, as far as the limits allow; `tip` as in `price`."""
@@ -432,7 +468,7 @@ class Sender:
             message = error.message.lower()
             if any(words in message for words in _HELD):
                 return None
-            if "nonce too low" in message and self._receipt(pending) is not None:
+            if _is_low(message) and self._receipt(pending) is not None:
                 return None  # an earlier try arrived and is mined
             return message
         return None
@@ -446,6 +482,20 @@ class Sender:
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
 
+def _is_low(refusal: str) -> bool:
+    return any(words in refusal for words in _LOW)
+
+
+def _following(former: Pending | None, nonce: int, to: str | None, data: str, gas: int) -> Pending:
+    """A call that is signed next with this nonce, in place of `former`: another version of it, if that is the same."""
+    new = Pending(nonce, to, data, gas, 0, 0, "", ())
+    if former is None:
+        return new
+    if (former.to, former.data) == (to, data):
+        return replace(new, hashes=former.hashes, former=former.former)
+    return replace(new, former=former.former + former.hashes)
+
+
 def _is_transfer(pending: Pending) -> bool:
     return pending.data == "0x" and pending.to is not None
 
@@ -453,14 +503,28 @@ def _is_transfer(pending: Pending) -> bool:
 def _cost(receipt: dict[str, Any], pending: Pending) -> int:
     """What was paid, in wei; a rollup's fee for the layer below is on top. What does not say counts at its cap."""
     try:
-        paid = int(receipt["gasUsed"], 16) * int(receipt["effectiveGasPrice"], 16)
-        return min(paid, pending.cap) + int(receipt.get("l1Fee") or "0x0", 16)
+        paid = quantity(receipt["gasUsed"]) * quantity(receipt["effectiveGasPrice"])
+        return min(paid, pending.cap) + quantity(receipt.get("l1Fee") or "0x0")
     except (KeyError, TypeError, ValueError):
         return pending.cap
 
 
+def _whole(receipt: Any, name: str) -> dict[str, Any]:
+    """The receipt, if it is of this transaction and says all that is read of one. Raises LedgerUnavailable."""
+    try:
+        for number in ("blockNumber", "gasUsed", "status"):
+            quantity(receipt[number], STORED)
+        if receipt["transactionHash"].lower() == name and len(bytes.fromhex(receipt["blockHash"][2:])) == 32:
+            for log in receipt["logs"]:
+                parse_log(log)
+            return receipt
+    except (KeyError, TypeError, ValueError, AttributeError, TypedError):
+        pass
+    raise LedgerUnavailable(f"the chain node gave something else than the receipt of {name}")
+
+
 def _block(receipt: dict[str, Any]) -> int:
     try:
-        return int(receipt["blockNumber"], 16)
+        return quantity(receipt["blockNumber"], STORED)
     except (KeyError, TypeError, ValueError):
         raise LedgerUnavailable("the chain node gave a receipt without its block") from None

@@ -1,5 +1,6 @@
 """Chains to test the ledger's client against: scripted, embedded, and anvil where it is installed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
+from dlx.ledger.sender import Sender
+from tests.ledger.sender_support import reopen
 from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,7 @@ class FakeChain:
                 self.counts[sender] = nonce + 1
                 self.receipts[name] = {
                     "transactionHash": name, "status": "0x1", "blockNumber": hex(number),
+                    "blockHash": self.block_hash(number), "logs": [],
                     "gasUsed": hex(50_000), "effectiveGasPrice": hex(self.base_fee + 1),
                 }  # fmt: skip
         self.pool = {name: p for name, p in self.pool.items() if p[1] >= self.counts.get(p[0], 0)}
@@ -156,6 +160,19 @@ class FakeChain:
 @pytest.fixture
 def fake_chain() -> Iterator[FakeChain]:
     """A FakeChain; its `url` answers JSON-RPC."""
+    with _served() as chain:
+        yield chain
+
+
+@pytest.fixture
+def second_chain() -> Iterator[FakeChain]:
+    """Another, as behind the second URL of a client."""
+    with _served() as chain:
+        yield chain
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[FakeChain]:
     chain = FakeChain()
     lock = threading.Lock()
 
@@ -309,3 +326,16 @@ def any_chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     world = World(request.param, tmp_path_factory.mktemp(request.param))
     yield world
     world.stop(kill=True)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that waits for nothing long."""
+    monkeypatch.setattr("dlx.ledger.sender._POLL", 0.01)
+    monkeypatch.setattr("dlx.ledger.sender._RESEND", 0.03)
+    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.06)
+
+
+@pytest.fixture
+def sender(fake_chain: FakeChain, tmp_path: Path, quick: None) -> Sender:
+    return reopen(fake_chain, tmp_path)

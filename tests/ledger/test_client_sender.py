@@ -3,7 +3,6 @@
 import errno
 import itertools
 import json
-import threading
 import time
 
 import pytest
@@ -13,44 +12,10 @@ from dlx.ledger.budget import Budget, BudgetSpent
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
 from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
-from dlx.ledger.keys import account_of
 from dlx.ledger.rpc import Rpc
 from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
-
-KEY = b"\x11" * 32
-ACCOUNT = account_of(KEY)
-TO = account_of(b"\x22" * 32)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr("dlx.ledger.sender._POLL", 0.01)
-    monkeypatch.setattr("dlx.ledger.sender._RESEND", 0.03)
-    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.06)
-
-
-@pytest.fixture
-def sender(fake_chain, tmp_path, quick):
-    return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
-
-
-def reopen(fake_chain, tmp_path) -> Sender:
-    return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
-
-
-def entries(tmp_path):
-    return sorted(tmp_path.rglob("0*.json"))
-
-
-def files(tmp_path):
-    """Of what no block has had yet."""
-    return [path for path in entries(tmp_path) if not json.loads(path.read_text())["mined"]]
-
-
-def once(method, result):
-    """A fault for the next call of a method."""
-    return lambda called, params: result if called == method else None
+from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen
 
 
 def test_mined_transactions_leave_the_outbox(fake_chain, sender, tmp_path):
@@ -355,32 +320,7 @@ def test_an_endless_answer_is_cut_off(fake_chain, monkeypatch):
         Rpc(fake_chain.url).call("eth_chainId")
 
 
-class Miner:
-    """Mines as soon as something waits."""
-
-    def __init__(self, chain) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(chain,))
-        self._thread.start()
-
-    def _run(self, chain) -> None:
-        while not self._stop.wait(0.01):
-            if chain.pool:
-                chain.mine()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 # What an entry is for, and until when.
-
-REFUSED = {"error": {"code": 3, "message": "execution reverted", "data": "0x12345678"}}
-
-
-def refusing(chain, *names: bytes):
-    """The contract refuses calls with these data from now on."""
-    chain.eth_call = lambda call, tag: REFUSED if bytes.fromhex(call["data"][2:]) in names else "0x"
 
 
 def test_what_the_contract_would_refuse_by_now_is_never_sent_again(fake_chain, sender, tmp_path):
