@@ -18,14 +18,13 @@ from typing import Any
 
 from eth_account import Account
 
-from dlx.ledger.abi import TypedError
 from dlx.ledger.budget import Budget, BudgetSpent
 from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.events import parse_log
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
-from dlx.ledger.quantity import STORED, as_number, quantity
+from dlx.ledger.quantity import as_number
+from dlx.ledger.receipts import block, checked, cost
 from dlx.ledger.rpc import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
@@ -71,7 +70,7 @@ class Sender:
         self._refused: dict[
             str, tuple[float, RpcError]
         ] = {}  # first version -> since when the contract would refuse it
-        self._priced: dict[int, int] = {}  # nonce -> block in which its price was last looked at
+        self._price_seen: dict[int, int] = {}  # nonce -> block in which its price was last looked at
         self._head: Header | None = None  # as last seen
         self._top = 0  # the highest head seen
         self._highest = 0  # nonces used
@@ -115,11 +114,11 @@ class Sender:
             least = used
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
-                pending = self._priced_at(self._price(head, former, tip), _following(former, nonce, to, text, gas))
+                pending = _with_price(_following(former, nonce, to, text, gas), self._next_price(head, former, tip))
                 self._check_budget(pending, keeps_seat)
                 signed = self._sign(pending)
                 self._outbox.keep(signed)
-                self._priced[nonce] = head.number
+                self._price_seen[nonce] = head.number
                 refusal = self._submit(signed)
                 if refusal is None or (_is_low(refusal) and not self._is_taken(signed, head)):
                     return signed  # or an earlier try arrived: `wait` finds out
@@ -224,7 +223,7 @@ class Sender:
             if known and head.number - self._mined[one.nonce] >= self.confirmed:
                 self._forget(one.nonce)
         elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
-            self._budget.pay(str(other.get("transactionHash")), _cost(other, one), self._names())
+            self._budget.pay(str(other.get("transactionHash")), cost(other, one.cap), self._names())
             self._forget(one.nonce)
         elif self._was_used(one.nonce, max(0, head.number - LAG)):
             self._forget(one.nonce)  # by another transaction, and not just now
@@ -233,8 +232,8 @@ class Sender:
         here = self._outbox.entries.get(pending.nonce)
         if here is None or here.hashes[0] != pending.hashes[0]:
             return  # it was counted when it was forgotten
-        self._budget.pay(str(receipt.get("transactionHash")), _cost(receipt, pending), self._names())
-        self._mined[pending.nonce] = _block(receipt)
+        self._budget.pay(str(receipt.get("transactionHash")), cost(receipt, pending.cap), self._names())
+        self._mined[pending.nonce] = block(receipt)
         if not here.mined or told > here.told:
             self._outbox.keep(replace(here, mined=True, told=told or here.told))
 
@@ -261,7 +260,7 @@ class Sender:
         for known in reversed(pending.hashes):
             receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
             if receipt is not None:
-                return _whole(receipt, known)
+                return checked(receipt, known)
         return None
 
     def _count(self) -> int:
@@ -351,21 +350,21 @@ class Sender:
         head = self._rpc.head()
         transfer = replace(pending, to=self.account, data="0x", gas=_TRANSFER, hashes=(), mined=False,
                            former=pending.former + pending.hashes)  # fmt: skip
-        signed = self._sign(self._priced_at(self._price(head, pending), transfer))
+        signed = self._sign(_with_price(transfer, self._next_price(head, pending)))
         self._outbox.keep(signed)
         self._refused.pop(pending.hashes[0], None)
         self._submit(signed)
 
     def _offer_more(self, pending: Pending, head: Header) -> None:
         """Signs a version with a higher fee and tip where blocks went by without the present one, or will."""
-        before = self._priced.setdefault(pending.nonce, head.number)
+        before = self._price_seen.setdefault(pending.nonce, head.number)
         if head.number < before + _STUCK_BLOCKS and head.base_fee <= pending.max_fee:
             return
-        self._priced[pending.nonce] = head.number
+        self._price_seen[pending.nonce] = head.number
         now = price(self._rpc, head, self._limits)
         more = raised(Price(pending.max_fee, pending.tip), now, self._limits)
         if more is not None:
-            offer = self._priced_at(more, pending)
+            offer = _with_price(pending, more)
             self._budget.check(self._on_its_way(without=pending.nonce), offer.cap, keeps_seat=True)
             self._outbox.keep(self._sign(offer))
 
@@ -416,7 +415,7 @@ class Sender:
         if (gone := self._outbox.entries.get(nonce)) is not None:
             self._refused.pop(gone.hashes[0], None)
         self._outbox.drop(nonce)
-        for known in (self._mined, self._priced):
+        for known in (self._mined, self._price_seen):
             known.pop(nonce, None)
 
     # A new one.
@@ -443,15 +442,12 @@ class Sender:
             pending.hashes[0] in self._refused and self._is_wanted(pending) is False
         )
 
-    def _price(self, head: Header, former: Pending | None, tip: Any = None) -> Price:
+    def _next_price(self, head: Header, former: Pending | None, tip: Any = None) -> Price:
         """What replaces `former`, as far as the limits allow; `tip` as in `price`."""
         now = price(self._rpc, head, self._limits, tip)
         if former is None:
             return now
         return raised(Price(former.max_fee, former.tip), now, self._limits) or now
-
-    def _priced_at(self, price: Price, pending: Pending) -> Pending:
-        return replace(pending, max_fee=price.max_fee, tip=price.tip)
 
     def _check_budget(self, pending: Pending, keeps_seat: bool) -> None:
         self._budget.check(self._on_its_way(without=pending.nonce), pending.cap, keeps_seat)
@@ -496,35 +492,9 @@ def _following(former: Pending | None, nonce: int, to: str | None, data: str, ga
     return replace(new, former=former.former + former.hashes)
 
 
+def _with_price(pending: Pending, price: Price) -> Pending:
+    return replace(pending, max_fee=price.max_fee, tip=price.tip)
+
+
 def _is_transfer(pending: Pending) -> bool:
     return pending.data == "0x" and pending.to is not None
-
-
-def _cost(receipt: dict[str, Any], pending: Pending) -> int:
-    """What was paid, in wei; a rollup's fee for the layer below is on top. What does not say counts at its cap."""
-    try:
-        paid = quantity(receipt["gasUsed"]) * quantity(receipt["effectiveGasPrice"])
-        return min(paid, pending.cap) + quantity(receipt.get("l1Fee") or "0x0")
-    except (KeyError, TypeError, ValueError):
-        return pending.cap
-
-
-def _whole(receipt: Any, name: str) -> dict[str, Any]:
-    """The receipt, if it is of this transaction and says all that is read of one. Raises LedgerUnavailable."""
-    try:
-        for number in ("blockNumber", "gasUsed", "status"):
-            quantity(receipt[number], STORED)
-        if receipt["transactionHash"].lower() == name and len(bytes.fromhex(receipt["blockHash"][2:])) == 32:
-            for log in receipt["logs"]:
-                parse_log(log)
-            return receipt
-    except (KeyError, TypeError, ValueError, AttributeError, TypedError):
-        pass
-    raise LedgerUnavailable(f"the chain node gave something else than the receipt of {name}")
-
-
-def _block(receipt: dict[str, Any]) -> int:
-    try:
-        return quantity(receipt["blockNumber"], STORED)
-    except (KeyError, TypeError, ValueError):
-        raise LedgerUnavailable("the chain node gave a receipt without its block") from None
