@@ -23,6 +23,7 @@ from dlx.training.codecs.lowrank import factored
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import muon, schedule
 from dlx.training.inner.loop import clipping
+from dlx.training.inner.muon import Muon
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.stages import StageModel
 from dlx.training.models.weights import array
@@ -44,12 +45,13 @@ def diloco(
     *,
     compressed: bool = True,
     rough: bool = False,
+    matrices: type[Muon] = Muon,
 ) -> Iterator[Point]:
-    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage.
-    Raises TrainingError, CodecError."""
+    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage. `matrices`: what
+    steps those that are Muon's. Raises TrainingError, CodecError."""
     steps, outer = manifest.plan.inner_steps, manifest.outer
     total = manifest.rounds * steps
-    trainer = _Replicas(manifest, replicas, dataset, rough)
+    trainer = _Replicas(manifest, replicas, dataset, rough, matrices)
     chosen = codec(manifest.codec.name) if compressed else Uncompressed(manifest.codec.name)
     exchange = _Exchange(manifest, chosen, replicas, genesis)
     versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
@@ -73,11 +75,18 @@ def diloco(
 
 
 def all_reduce(
-    manifest: Manifest, dataset: Dataset, genesis: Mapping[str, Tensor], every: int, *, rough: bool = False
+    manifest: Manifest,
+    dataset: Dataset,
+    genesis: Mapping[str, Tensor],
+    every: int,
+    *,
+    rough: bool = False,
+    matrices: type[Muon] = Muon,
 ) -> Iterator[Point]:
     """The model after each `every` steps, as `simulation.all_reduce` gives it: the one replica's batch is that of all.
     Raises TrainingError."""
-    trainer, size = _Replicas(manifest, 1, dataset, rough), 4 * sum(tensor.numel() for tensor in genesis.values())
+    trainer = _Replicas(manifest, 1, dataset, rough, matrices)
+    size = 4 * sum(tensor.numel() for tensor in genesis.values())
     trainer.load([{name: array(tensor) for name, tensor in genesis.items()}])
     total = manifest.rounds * manifest.plan.inner_steps
     for step in range(total):
@@ -95,12 +104,12 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 class _Replicas:
     """The weights and optimiser states of all, and their steps."""
 
-    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool) -> None:
+    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool, matrices: type[Muon]) -> None:
         self._manifest, self._dataset, self._replicas, self._rough = manifest, dataset, replicas, rough
         self._model = _Stacked(manifest, 0)
         _stack(self._model, replicas, ROUGH if rough else torch.float32)
         self._parameters = dict(self._model.named_parameters())
-        self._optimisers = Optimisers(self._parameters, manifest)
+        self._optimisers = Optimisers(self._parameters, manifest, matrices)
         if rough:
             torch.compiler.reset()  # or, of all that one process trains, only the first few are compiled
         self._losses = torch.compile(self._losses_of, dynamic=False) if rough else self._losses_of

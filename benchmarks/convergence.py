@@ -81,6 +81,7 @@ class Row(NamedTuple):
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
     Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6, 5)),
+    Row(Method("SOAP, every step", seeds=3, every_step=True, soap=True), Choice(2, 4, 6)),
     Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
     Row(
         Method(
@@ -96,6 +97,21 @@ ROWS = (
     Row(Method(DELAY_0), Choice(2, 7, 5)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
     Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 6, 5)),
+    Row(
+        Method("SOAP, 128 of 4,096", seeds=3, soap=True, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]),
+        Choice(2, 4, 6),
+    ),
+    Row(
+        Method(
+            "SOAP, 60 of 4,096",
+            seeds=3,
+            soap=True,
+            codec="topk",
+            plan=_SPARSE["plan"] | {"rank": 60},
+            outer=_SPARSE["outer"],
+        ),
+        Choice(2, 4, 6),
+    ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
         Choice(2, 4),
@@ -179,12 +195,12 @@ def main(
             row.start._replace(batch=batch or row.start.batch * REPLICAS // replicas),
         )
         for row in ROWS
-        if not only or any(part in row.method.name for part in only)
+        if (not only or any(part in row.method.name for part in only)) and (rough or not row.method.soap)
     ]
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
-    _refuse(rows, only or [], setting, out, json_file)
+    _refuse(rows, only or [], setting, out, json_file, rough=rough)
     prepare(setting, out)
     for method, choice in rows:
         try:
@@ -287,11 +303,15 @@ def _changed(method: Method, settings: Sequence[str]) -> Method:
     return method
 
 
-def _refuse(rows: Sequence[Row], only: Sequence[str], setting: Setting, out: Path, json_file: Path | None) -> None:
+def _refuse(
+    rows: Sequence[Row], only: Sequence[str], setting: Setting, out: Path, json_file: Path | None, *, rough: bool
+) -> None:
     """What would otherwise fail after hours."""
     unit = 2 * max(1, setting.hidden // 32)  # halves of every head
     if setting.hidden % unit:
         raise typer.BadParameter(f"expected a multiple of {unit}, got {setting.hidden}", param_hint="--hidden")
+    if not rows and not rough:
+        raise typer.BadParameter("the nodes have no SOAP: name --rough too", param_hint="--only")
     if out.exists() and not out.is_dir():
         raise typer.BadParameter(f"{out}: a file, expected a folder", param_hint="--out")
     for part in only:

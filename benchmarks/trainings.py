@@ -50,6 +50,7 @@ class Method:
     seeds: int = 1
     every_step: bool = False  # gradients averaged in every step, instead of a pseudo-gradient once per round
     compressed: bool = True
+    soap: bool = False  # in Muon's place (`benchmarks.soap`), in one computation of all replicas only
     inner: dict[str, Any] = field(default_factory=lambda: _MUON)
     outer: dict[str, Any] = field(default_factory=dict)
     codec: str = "int4"
@@ -134,9 +135,11 @@ def train(job: Job, out: Path) -> Result:
     import torch
 
     from benchmarks import batched, simulation
+    from benchmarks.soap import Soap
     from dlx.training.codecs import CodecError
     from dlx.training.data.shards import Dataset
     from dlx.training.inner.loop import TrainingError
+    from dlx.training.inner.muon import Muon
     from dlx.training.models.stages import initialise
 
     torch.set_num_threads(1)
@@ -144,13 +147,16 @@ def train(job: Job, out: Path) -> Result:
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     genesis, began = initialise(manifest, 0), time.process_time()
     steps = manifest.rounds * manifest.plan.inner_steps
+    matrices = Soap if job.method.soap else Muon
     if job.method.every_step:
         every = max(1, steps // _APART)
-        all_reduce = partial(batched.all_reduce, rough=True) if job.batched else simulation.all_reduce
+        all_reduce = (
+            partial(batched.all_reduce, rough=True, matrices=matrices) if job.batched else simulation.all_reduce
+        )
         points, versions = all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
         compressed, versions = job.method.compressed, manifest.rounds
-        diloco = partial(batched.diloco, rough=True) if job.batched else simulation.diloco
+        diloco = partial(batched.diloco, rough=True, matrices=matrices) if job.batched else simulation.diloco
         points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
