@@ -35,7 +35,7 @@ MARKERS = {
     "sparse": ("^", "#000000"),
     "ternary": ("D", "#009e73"),
 }
-STYLES = (("-", "o"), ("--", "s"), (":", "^"))  # line and marker, one after the other within a family
+STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"))  # line and marker, one after the other within a family
 
 
 @dataclass(frozen=True)
