@@ -154,7 +154,10 @@ def main(
         int, typer.Option(min=0, help="Of a search, at most, each to the best neighbour; 0: what the rows state.")
     ] = 4,
     rough: Annotated[
-        bool, typer.Option("--rough", help="Train what wins as the searches do, in about half of the time.")
+        bool,
+        typer.Option(
+            "--rough", help="Train what wins as the searches do, in about half of the time; SOAP's rows need it."
+        ),
     ] = False,
     source: Annotated[str, typer.Option(metavar="GLOB", help="The text to train on.")] = str(
         Path(sysconfig.get_paths()["stdlib"]) / "**/*.py"
@@ -200,7 +203,7 @@ def main(
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
-    _refuse(rows, only or [], setting, out, json_file, rough=rough)
+    _refuse(only or [], setting, out, json_file, rough=rough)
     prepare(setting, out)
     for method, choice in rows:
         try:
@@ -303,21 +306,20 @@ def _changed(method: Method, settings: Sequence[str]) -> Method:
     return method
 
 
-def _refuse(
-    rows: Sequence[Row], only: Sequence[str], setting: Setting, out: Path, json_file: Path | None, *, rough: bool
-) -> None:
+def _refuse(only: Sequence[str], setting: Setting, out: Path, json_file: Path | None, *, rough: bool) -> None:
     """What would otherwise fail after hours."""
     unit = 2 * max(1, setting.hidden // 32)  # halves of every head
     if setting.hidden % unit:
         raise typer.BadParameter(f"expected a multiple of {unit}, got {setting.hidden}", param_hint="--hidden")
-    if not rows and not rough:
-        raise typer.BadParameter("the nodes have no SOAP: name --rough too", param_hint="--only")
     if out.exists() and not out.is_dir():
         raise typer.BadParameter(f"{out}: a file, expected a folder", param_hint="--out")
     for part in only:
-        if not any(part in row.method.name for row in ROWS):
+        named = [row.method for row in ROWS if part in row.method.name]
+        if not named:
             names = ", ".join(row.method.name for row in ROWS)
             raise typer.BadParameter(f"no method has {part} in its name; there are {names}", param_hint="--only")
+        if not rough and all(method.soap for method in named):
+            raise typer.BadParameter(f"{part}: the nodes have no SOAP, name --rough too", param_hint="--only")
     if setting.vocabulary and setting.vocabulary < 300:
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():

@@ -35,6 +35,7 @@ MARKERS = {
     "sparse": ("^", "#000000"),
     "ternary": ("D", "#009e73"),
 }
+LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
 STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"))  # line and marker, one after the other within a family
 
 
@@ -157,8 +158,8 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
     widest, names = max(row["traffic_ratio"] for row in rows), []
     for row in rows:
         name, ratio, loss = row["method"], row["traffic_ratio"], row["loss"]
-        if name.startswith("all-reduce"):
-            colour, line = "#000000", "-" if name.endswith("Muon") else "--"
+        if ratio == 1:  # exchanged in every step
+            colour, line = "#000000", LINES.get(name, ":")
             axes.plot((1, 1.5 * widest), (loss, loss), label=name, color=colour, linestyle=line, linewidth=1)
         else:
             marker, colour = MARKERS[_family_named(name)]
@@ -166,7 +167,7 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
             if row["all_bytes_ratio"] is not None:
                 axes.plot(row["all_bytes_ratio"], loss, markerfacecolor="none", **look)
             axes.plot(ratio, loss, label=name, **look)
-        names.append((f"{name}  {loss:.3f}", 1.5 * widest if name.startswith("all-reduce") else ratio, loss, colour))
+        names.append((f"{name}  {loss:.3f}", 1.5 * widest if ratio == 1 else ratio, loss, colour))
     top = 1.12 * min(row["loss"] for row in rows)  # what is far above has its name at the edge
     seen = [min(row["loss"], top) for row in rows]
     gap = (max(seen) - min(seen)) / 18 or 1
@@ -192,7 +193,7 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _family_named(name: str) -> str:
     if name.lower().startswith("diloco"):
         return "DiLoCo"
-    families = {"sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
+    families = {"SOAP": "sparse", "sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
     return next((family for start, family in families.items() if name.startswith(start)), "default")
 
 

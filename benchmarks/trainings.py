@@ -147,6 +147,7 @@ def train(job: Job, out: Path) -> Result:
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     genesis, began = initialise(manifest, 0), time.process_time()
     steps = manifest.rounds * manifest.plan.inner_steps
+    assert job.batched or not job.method.soap, "the nodes have no SOAP"
     matrices = Soap if job.method.soap else Muon
     if job.method.every_step:
         every = max(1, steps // _APART)

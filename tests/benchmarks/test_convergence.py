@@ -54,8 +54,10 @@ def test_methods_are_compared_at_equal_tokens(tmp_path: Path) -> None:
     }.items():
         refused = CliRunner().invoke(app, [*command[3:], *chosen, *more])
         assert refused.exit_code == 2 and said in " ".join(refused.output.replace("│", "").split()), refused.output
-    refused = CliRunner().invoke(app, [*command[3:], "--only", "SOAP"])
-    assert refused.exit_code == 2 and "name --rough too" in refused.output
+    for only, said in ((["dense"], "no method has dense"), (["sparse", "SOAP"], "name --rough too")):
+        names = [word for name in only for word in ("--only", name)]
+        refused = CliRunner().invoke(app, [*command[3:], *names])
+        assert refused.exit_code == 2 and said in refused.output
     again = CliRunner().invoke(app, [*command[3:], *chosen])
     assert json.loads(result.read_text())["rows"] == list(rows.values()), "an interrupted run goes on from the folder"
     assert again.exit_code == 0, again.output

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from benchmarks import batched, simulation, trainings
+from benchmarks.soap import Soap
 from benchmarks.trainings import Job, Method, Setting
 from dlx.training.data.shards import Dataset
 from dlx.training.models.stages import initialise
@@ -110,6 +111,18 @@ def test_a_rough_training_ends_where_an_exact_one_does(setting: Setting, tmp_pat
     assert rough[:2] == exact[:2]
     losses = [simulation.loss(manifest, one.version, dataset, 8) for one in (exact, rough)]
     assert losses[1] == pytest.approx(losses[0], abs=0.1 * (before - losses[0]))
+
+
+def test_soap_in_muons_place_trains_otherwise(setting: Setting, tmp_path: Path) -> None:
+    manifest, dataset = _opened(setting, tmp_path, 12, plan={"inner_steps": 3})
+    genesis = initialise(manifest, 0)
+    before = simulation.loss(manifest, genesis, dataset, 8)
+    *_, plain = batched.diloco(manifest, 2, dataset, genesis)
+    *_, soap = batched.diloco(manifest, 2, dataset, genesis, matrices=Soap)
+    assert soap[:2] == plain[:2]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.allclose(soap.version[name], plain.version[name], rtol=0, atol=1e-3)
+    assert simulation.loss(manifest, soap.version, dataset, 8) < before
 
 
 def test_every_step_in_one_computation_is_that_of_the_inner_loop(setting: Setting, tmp_path: Path) -> None:

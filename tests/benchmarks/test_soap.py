@@ -34,6 +34,21 @@ def test_replicas_step_as_each_would_alone() -> None:
         torch.testing.assert_close(together[which], stepped(which), rtol=0, atol=1e-4)
 
 
+def test_where_a_basis_has_one_vector_it_is_adamw() -> None:
+    numbers = torch.Generator().manual_seed(4)
+    start, gradients = torch.randn(5, 1, 1, generator=numbers), torch.randn(25, 5, 1, 1, generator=numbers)
+    own, adamw = start.clone(), start.clone()
+    steppers = [
+        (own, Soap([own], lr=0.01, momentum=0.9, weight_decay=0.1)),
+        (adamw, torch.optim.AdamW([adamw], lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)),
+    ]
+    for gradient in gradients:
+        for weights, one in steppers:
+            weights.grad = gradient.clone()
+            one.step()
+    torch.testing.assert_close(own, adamw, rtol=0, atol=1e-6)
+
+
 def test_a_basis_comes_to_be_that_of_the_eigenvectors() -> None:
     numbers = torch.Generator().manual_seed(3)
     vectors = torch.linalg.qr(torch.randn(2, 8, 8, generator=numbers))[0]
