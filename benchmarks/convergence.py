@@ -98,6 +98,17 @@ ROWS = (
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
     Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 6, 5)),
     Row(
+        Method(
+            "SOAP, 196 of 4,096",
+            seeds=3,
+            soap=True,
+            codec="topk",
+            plan=_SPARSE["plan"] | {"rank": 196},
+            outer=_SPARSE["outer"],
+        ),
+        Choice(2, 4, 6),
+    ),
+    Row(
         Method("SOAP, 128 of 4,096", seeds=3, soap=True, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]),
         Choice(2, 4, 6),
     ),
