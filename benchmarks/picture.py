@@ -36,7 +36,7 @@ MARKERS = {
     "ternary": ("D", "#009e73"),
 }
 LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
-STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"))  # line and marker, one after the other within a family
+STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"), ("-", "D"))  # line and marker, one after the other within a family
 
 
 @dataclass(frozen=True)
