@@ -36,7 +36,8 @@ MARKERS = {
     "ternary": ("D", "#009e73"),
 }
 LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
-STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"), ("-", "D"))  # line and marker, one after the other within a family
+# Line and marker, one after the other within a family.
+STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"), ("-", "D"))
 
 
 @dataclass(frozen=True)
