@@ -97,31 +97,19 @@ ROWS = (
     Row(Method(DELAY_0), Choice(2, 7, 5)),
     Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
     Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 6, 5)),
-    Row(
-        Method(
-            "SOAP, 196 of 4,096",
-            seeds=3,
-            soap=True,
-            codec="topk",
-            plan=_SPARSE["plan"] | {"rank": 196},
-            outer=_SPARSE["outer"],
-        ),
-        Choice(2, 4, 6),
-    ),
-    Row(
-        Method("SOAP, 128 of 4,096", seeds=3, soap=True, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]),
-        Choice(2, 4, 6),
-    ),
-    Row(
-        Method(
-            "SOAP, 60 of 4,096",
-            seeds=3,
-            soap=True,
-            codec="topk",
-            plan=_SPARSE["plan"] | {"rank": 60},
-            outer=_SPARSE["outer"],
-        ),
-        Choice(2, 4, 6),
+    *(
+        Row(
+            Method(
+                f"SOAP, {kept} of 4,096",
+                seeds=3,
+                soap=True,
+                codec="topk",
+                plan=_SPARSE["plan"] | {"rank": kept},
+                outer=_SPARSE["outer"],
+            ),
+            Choice(2, 4, 6),
+        )
+        for kept in (196, 128, 60)
     ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
