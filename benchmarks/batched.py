@@ -23,13 +23,13 @@ from dlx.training.codecs.lowrank import factored
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import muon, schedule
 from dlx.training.inner.loop import clipping
-from dlx.training.inner.muon import Muon
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.stages import StageModel
 from dlx.training.models.weights import array
 from dlx.training.outer.step import outer_step
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.segments import segment_steps
 
 Arrays = dict[str, np.ndarray]
 # What a rough training's products of matrices are taken in: a CPU without instructions for bfloat16 takes ten times as
@@ -45,13 +45,12 @@ def diloco(
     *,
     compressed: bool = True,
     rough: bool = False,
-    matrices: type[Muon] = Muon,
 ) -> Iterator[Point]:
-    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage. `matrices`: what
-    steps those that are Muon's. Raises TrainingError, CodecError."""
+    """The shared model after every round, as `simulation.diloco` gives it, of a run of one stage. Raises TrainingError,
+    CodecError."""
     steps, outer = manifest.plan.inner_steps, manifest.outer
     total = manifest.rounds * steps
-    trainer = _Replicas(manifest, replicas, dataset, rough, matrices)
+    trainer = _Replicas(manifest, replicas, dataset, rough)
     chosen = codec(manifest.codec.name) if compressed else Uncompressed(manifest.codec.name)
     exchange = _Exchange(manifest, chosen, replicas, genesis)
     versions: list[Arrays] = [{name: array(tensor).copy() for name, tensor in genesis.items()}]  # the newest
@@ -61,6 +60,8 @@ def diloco(
         starts = [exchange.start(versions[0], replica) for replica in range(replicas)]
         trainer.load(starts)
         for step in range(round * steps, (round + 1) * steps):
+            if (step - round * steps) % segment_steps(manifest) == 0:
+                trainer.begin_segment()
             # As the nodes' lots lie when all are counted: one behind the other.
             lots = [(round * replicas + replica) * steps for replica in range(replicas)]
             trainer.step(step, total, [lot + step - round * steps for lot in lots])
@@ -81,11 +82,10 @@ def all_reduce(
     every: int,
     *,
     rough: bool = False,
-    matrices: type[Muon] = Muon,
 ) -> Iterator[Point]:
     """The model after each `every` steps, as `simulation.all_reduce` gives it: the one replica's batch is that of all.
     Raises TrainingError."""
-    trainer = _Replicas(manifest, 1, dataset, rough, matrices)
+    trainer = _Replicas(manifest, 1, dataset, rough)
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     trainer.load([{name: array(tensor) for name, tensor in genesis.items()}])
     total = manifest.rounds * manifest.plan.inner_steps
@@ -104,12 +104,12 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 class _Replicas:
     """The weights and optimiser states of all, and their steps."""
 
-    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool, matrices: type[Muon]) -> None:
+    def __init__(self, manifest: Manifest, replicas: int, dataset: Dataset, rough: bool) -> None:
         self._manifest, self._dataset, self._replicas, self._rough = manifest, dataset, replicas, rough
         self._model = _Stacked(manifest, 0)
         _stack(self._model, replicas, ROUGH if rough else torch.float32)
         self._parameters = dict(self._model.named_parameters())
-        self._optimisers = Optimisers(self._parameters, manifest, matrices)
+        self._optimisers = Optimisers(self._parameters, manifest)
         if rough:
             torch.compiler.reset()  # or, of all that one process trains, only the first few are compiled
         self._losses = torch.compile(self._losses_of, dynamic=False) if rough else self._losses_of
@@ -118,6 +118,9 @@ class _Replicas:
         for name, parameter in self._parameters.items():
             for values, start in zip(parameter.detach(), starts, strict=True):
                 values.copy_(torch.from_numpy(start[name]).view_as(values))
+
+    def begin_segment(self) -> None:
+        self._optimisers.begin_segment()
 
     def weights(self) -> list[Arrays]:
         """Copies, of each replica; norms as [1, 1, width]."""

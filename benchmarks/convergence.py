@@ -28,6 +28,7 @@ import typer
 from benchmarks import picture
 from benchmarks.trainings import (
     FINAL,
+    MUON,
     REPLICAS,
     Job,
     Method,
@@ -51,12 +52,13 @@ BESIDE, SENT = 16_500, 1.03
 
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
 _ADAMW = {"optimiser": "adamw", "final": FINAL}
+_SHAMPOO = MUON | {"optimiser": "shampoo"}
 _DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "ternary"))
 
 
 class Choice(NamedTuple):
-    """What is searched: samples of a replica's step; the inner rates, as steps of the grid (see `rate`), Muon's or,
-    without it, AdamW's, and AdamW's beside Muon's; and which of `DECAYS` the weights have."""
+    """What is searched: samples of a replica's step; the inner rates, as steps of the grid (see `rate`), of the
+    matrices or, where AdamW steps all, its own, and AdamW's beside; and which of `DECAYS` the weights have."""
 
     batch: int
     lr: int
@@ -81,7 +83,7 @@ class Row(NamedTuple):
 ROWS = (
     Row(Method("all-reduce AdamW", every_step=True, inner=_ADAMW), Choice(2, 4)),
     Row(Method("all-reduce Muon", seeds=3, every_step=True), Choice(2, 6, 5)),
-    Row(Method("SOAP, every step", seeds=3, every_step=True, soap=True), Choice(2, 4, 6)),
+    Row(Method("Shampoo, every step", every_step=True, inner=_SHAMPOO), Choice(2, 5, 6)),
     Row(Method("DiLoCo H 20", compressed=False, inner=_ADAMW, outer=_NESTEROV, plan={"inner_steps": 20}), Choice(2, 2)),
     Row(
         Method(
@@ -100,16 +102,16 @@ ROWS = (
     *(
         Row(
             Method(
-                f"SOAP, {kept} of 4,096",
+                f"Shampoo, {kept} of 4,096",
                 seeds=3,
-                soap=True,
+                inner=_SHAMPOO,
                 codec="topk",
                 plan=_SPARSE["plan"] | {"rank": kept},
                 outer=_SPARSE["outer"],
             ),
-            Choice(2, 4, 6),
+            Choice(2, 5, 6),
         )
-        for kept in (196, 128, 60)
+        for kept in (128, 60)
     ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
@@ -154,9 +156,7 @@ def main(
     ] = 4,
     rough: Annotated[
         bool,
-        typer.Option(
-            "--rough", help="Train what wins as the searches do, in about half of the time; SOAP's rows need it."
-        ),
+        typer.Option("--rough", help="Train what wins as the searches do, in about half of the time."),
     ] = False,
     source: Annotated[str, typer.Option(metavar="GLOB", help="The text to train on.")] = str(
         Path(sysconfig.get_paths()["stdlib"]) / "**/*.py"
@@ -197,12 +197,12 @@ def main(
             row.start._replace(batch=batch or row.start.batch * REPLICAS // replicas),
         )
         for row in ROWS
-        if (not only or any(part in row.method.name for part in only)) and (rough or not row.method.soap)
+        if not only or any(part in row.method.name for part in only)
     ]
     if quick:  # the rank in proportion to the width, as in a large model
         setting, out = replace(setting, hidden=32, layers=2, sequence=32), out / "quick"
         rows = [Row(replace(method, seeds=1, plan=_quick_plan(method)), start) for method, start in rows]
-    _refuse(only or [], setting, out, json_file, rough=rough)
+    _refuse(only or [], setting, out, json_file)
     prepare(setting, out)
     for method, choice in rows:
         try:
@@ -243,10 +243,10 @@ def main(
 
 def job(method: Method, setting: Setting, choice: Choice, seed: int, tokens: int, batched: bool = False) -> Job:
     """The training with what is chosen, of the whole rounds that come nearest to so many tokens."""
-    setting, muon = replace(setting, batch=choice.batch), method.inner["optimiser"] == "muon"
-    rest = {"lr": rate(choice.rest)} if muon else {}
+    setting, matrices = replace(setting, batch=choice.batch), method.inner["optimiser"] != "adamw"
+    rest = {"lr": rate(choice.rest)} if matrices else {}
     inner = {"weight_decay": DECAYS[choice.decay]} | rest | method.inner  # what the method states wins
-    lr = inner.pop("muon_lr" if muon else "lr", rate(choice.lr))
+    lr = inner.pop("matrix_lr" if matrices else "lr", rate(choice.lr))
     every = method.plan["inner_steps"]
     rounds = max(1, round(tokens / tokens_of(setting) / every))
     return Job(replace(method, inner=inner), setting, lr, seed, rounds * every, batched)
@@ -281,7 +281,7 @@ def _neighbours(row: Row, centre: Choice) -> Iterator[Choice]:
         yield centre._replace(batch=centre.batch // 2)
     for step in (1, -1):
         yield centre._replace(lr=centre.lr + step)
-        if row.method.inner["optimiser"] == "muon":
+        if row.method.inner["optimiser"] != "adamw":
             yield centre._replace(rest=centre.rest + step)
         if centre.decay + step in range(len(DECAYS)):
             yield centre._replace(decay=centre.decay + step)
@@ -305,7 +305,7 @@ def _changed(method: Method, settings: Sequence[str]) -> Method:
     return method
 
 
-def _refuse(only: Sequence[str], setting: Setting, out: Path, json_file: Path | None, *, rough: bool) -> None:
+def _refuse(only: Sequence[str], setting: Setting, out: Path, json_file: Path | None) -> None:
     """What would otherwise fail after hours."""
     unit = 2 * max(1, setting.hidden // 32)  # halves of every head
     if setting.hidden % unit:
@@ -317,8 +317,6 @@ def _refuse(only: Sequence[str], setting: Setting, out: Path, json_file: Path | 
         if not named:
             names = ", ".join(row.method.name for row in ROWS)
             raise typer.BadParameter(f"no method has {part} in its name; there are {names}", param_hint="--only")
-        if not rough and all(method.soap for method in named):
-            raise typer.BadParameter(f"{part}: the nodes have no SOAP, name --rough too", param_hint="--only")
     if setting.vocabulary and setting.vocabulary < 300:
         raise typer.BadParameter("expected 0 (bytes), or at least 300: 256 bytes, and pairs", param_hint="--vocabulary")
     if json_file is not None and not json_file.parent.is_dir():

@@ -194,7 +194,7 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _family_named(name: str) -> str:
     if name.lower().startswith("diloco"):
         return "DiLoCo"
-    families = {"SOAP": "sparse", "sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
+    families = {"Shampoo": "sparse", "sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
     return next((family for start, family in families.items() if name.startswith(start)), "default")
 
 

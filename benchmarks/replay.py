@@ -123,14 +123,14 @@ def main(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result there.")
     ] = None,
 ) -> None:
-    """Print every case's distances, for both optimisers and precisions."""
+    """Print every case's distances, for all optimisers and both precisions."""
     if length:
         segments.SEGMENT_STEPS["bfloat16"] = length
     rows: list[dict[str, Any]] = []
     titles = ("weights", "rate", "optimiser", "activations", "gradients", "loss")
     sys.stdout.write(f"{'':<51}" + "".join(f"{title:>12}" for title in titles) + "\n")
     for precision in precisions.split(","):
-        for optimiser in ("adamw", "muon"):
+        for optimiser in ("adamw", "muon", "shampoo"):
             with tempfile.TemporaryDirectory(prefix="dlx-replay-") as folder:
                 bench = Bench(Path(folder), precision, optimiser, width, layers)
                 for case in (*HONEST, OTHER_PRECISION[precision], *CHEATS):
@@ -176,7 +176,7 @@ class Bench:
             model=DraftModel(msgspec.to_builtins(model)),
             stages=[(per_stage * stage, per_stage * (stage + 1)) for stage in range(STAGES)],
             data=DraftData(source=[str(path) for path in sources], sequence_length=128, batch_size=8, micro_batches=4),
-            inner=Inner(optimiser=optimiser, muon_lr=1e-2),  # type: ignore[arg-type]
+            inner=Inner(optimiser=optimiser, matrix_lr=1e-2),  # type: ignore[arg-type]
             plan=Plan(inner_steps=20),
             precision=precision,  # type: ignore[arg-type]
             rounds=ROUNDS,
@@ -232,7 +232,7 @@ def _rounds(manifest: Manifest, folder: Path) -> list[Trained]:
 
 
 def _again(manifest: Manifest, folder: Path, case: Case) -> list[Trained]:
-    inner = replace(manifest.inner, lr=manifest.inner.lr * case.rate, muon_lr=manifest.inner.muon_lr * case.rate)
+    inner = replace(manifest.inner, lr=manifest.inner.lr * case.rate, matrix_lr=manifest.inner.matrix_lr * case.rate)
     shutil.rmtree(folder / "again", ignore_errors=True)
     shutil.copytree(folder / "first", folder / "again")
     altered = replace(manifest, inner=inner, precision=case.precision or manifest.precision)  # type: ignore[arg-type]
@@ -366,6 +366,7 @@ def _check(
             steps_before=manifest.plan.inner_steps,
             total_steps=ROUNDS * manifest.plan.inner_steps,
             samples=(_lot(manifest, 1, 0),),
+            own_plans={one.payload_before: manifest.plan},
             next_trace=after.trace if after else None,
         )
         checked = replay.check_contribution(manifest, drawn, dataset, folders, placement)

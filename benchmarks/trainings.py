@@ -39,7 +39,7 @@ _POINTS = 20  # of a curve
 _HELDOUT_SAMPLES = 256  # that every loss is the mean of
 FINAL = 0.02  # of the inner rates, at a training's end: at 20 tokens a parameter 0.5% better than 0.1
 # A momentum of 0.95 is 0.5% worse, with and without a codec; beta2 0.95 is no worse with bytes, but with byte pairs.
-_MUON = {"optimiser": "muon", "muon_momentum": 0.9, "beta2": 0.99, "final": FINAL}
+MUON = {"optimiser": "muon", "matrix_momentum": 0.9, "beta2": 0.99, "final": FINAL}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class Method:
     seeds: int = 1
     every_step: bool = False  # gradients averaged in every step, instead of a pseudo-gradient once per round
     compressed: bool = True
-    soap: bool = False  # in Muon's place (`benchmarks.soap`), in one computation of all replicas only
-    inner: dict[str, Any] = field(default_factory=lambda: _MUON)
+    inner: dict[str, Any] = field(default_factory=lambda: MUON)
     outer: dict[str, Any] = field(default_factory=dict)
     codec: str = "int4"
     plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": INNER_STEPS})
@@ -73,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Job:
-    """One training; `lr` is the inner rate, Muon's for the matrices where that is the optimiser. `batched`: in one
+    """One training; `lr` is the inner rate, of the matrices where AdamW does not step them. `batched`: in one
     computation of all replicas (`benchmarks.batched`, `rough`), without the nodes' files."""
 
     method: Method
@@ -135,11 +134,9 @@ def train(job: Job, out: Path) -> Result:
     import torch
 
     from benchmarks import batched, simulation
-    from benchmarks.soap import Soap
     from dlx.training.codecs import CodecError
     from dlx.training.data.shards import Dataset
     from dlx.training.inner.loop import TrainingError
-    from dlx.training.inner.muon import Muon
     from dlx.training.models.stages import initialise
 
     torch.set_num_threads(1)
@@ -147,17 +144,13 @@ def train(job: Job, out: Path) -> Result:
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     genesis, began = initialise(manifest, 0), time.process_time()
     steps = manifest.rounds * manifest.plan.inner_steps
-    assert job.batched or not job.method.soap, "the nodes have no SOAP"
-    matrices = Soap if job.method.soap else Muon
     if job.method.every_step:
         every = max(1, steps // _APART)
-        all_reduce = (
-            partial(batched.all_reduce, rough=True, matrices=matrices) if job.batched else simulation.all_reduce
-        )
+        all_reduce = partial(batched.all_reduce, rough=True) if job.batched else simulation.all_reduce
         points, versions = all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
         compressed, versions = job.method.compressed, manifest.rounds
-        diloco = partial(batched.diloco, rough=True, matrices=matrices) if job.batched else simulation.diloco
+        diloco = partial(batched.diloco, rough=True) if job.batched else simulation.diloco
         points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
@@ -268,7 +261,7 @@ def manifest_of(job: Job, out: Path) -> Manifest:
     """A run of one stage. Where every step is averaged, its one replica does the work of all."""
     method, setting = job.method, job.setting
     together = setting.replicas if method.every_step else 1
-    lr = {"muon_lr": job.lr} if method.inner.get("optimiser") == "muon" else {"lr": job.lr}
+    lr = {"lr" if method.inner.get("optimiser") == "adamw" else "matrix_lr": job.lr}
     text = _DRAFT.format(
         rounds=job.steps // method.plan["inner_steps"],
         replicas=setting.replicas // together,

@@ -18,6 +18,7 @@ from dlx.training.balance.simulated import Simulation
 from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
+from dlx.training.inner.shampoo import EVERY
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel, initialise
 from dlx.training.recipe.draft import DraftData, draft_from_toml
@@ -45,7 +46,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     assert cost.flops - attention == counter.get_total_flops() / ids.numel()
 
 
-def test_operations_of_muon_are_those_that_torch_counts_in_every_family() -> None:
+def test_operations_of_muon_and_shampoo_are_those_that_torch_counts_in_every_family() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     from tests.training.recipe.test_families import CASES, full
@@ -59,6 +60,12 @@ def test_operations_of_muon_are_those_that_torch_counts_in_every_family() -> Non
         with FlopCounterMode(display=False) as counter:
             Optimisers(parameters, draft).step(1.0)
         assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
+        shampoo = tiny_draft(SPLIT, model=Model(full(case[0])), inner=Inner(optimiser="shampoo"), data=data)
+        with FlopCounterMode(display=False) as counter:
+            optimisers = Optimisers(parameters, shampoo)
+            for _ in range(2 * EVERY):
+                optimisers.step(1.0)
+        assert optimiser_flops(shampoo, 0) == pytest.approx(counter.get_total_flops() / (2 * EVERY), rel=1e-4)
     assert optimiser_flops(tiny_draft([(0, 3)], inner=Inner(optimiser="adamw")), 0) == 0
 
 
@@ -103,7 +110,7 @@ def test_a_micro_batch_keeps_what_autograd_keeps_and_its_ends(stage: int) -> Non
     assert Simulation(draft, "layers").of(stage).kept < one
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("optimiser", ["adamw", "muon", "shampoo"])
 @pytest.mark.parametrize("checkpoint", ["none", "layers", "selective"])
 def test_two_and_three_layers_tell_about_any_number(checkpoint: str, optimiser: str) -> None:
     """What follows from them is what a simulation of all layers says."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dlx.training.balance.flops import flops, optimiser_flops
 from dlx.training.balance.simulated import Simulated, Simulation
 from dlx.training.codecs import payload_sizes
-from dlx.training.inner.states import optimiser_shapes, parameter_of
+from dlx.training.inner.states import covariance_shapes, divide, optimiser_shapes, parameter_of
 from dlx.training.models.parallel import part_shape
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.shapes import stage_shapes
@@ -98,7 +98,9 @@ class _Sharing:
 
     def held(self, shapes: Shapes) -> int:
         """Values between two layers' work."""
-        return -(-_count(self.cut(shapes)) * self.parallel // self.ranks)
+        whole = {name: shape for name, shape in shapes.items() if parameter_of(name) is None}
+        rest = {name: shape for name, shape in shapes.items() if name not in whole}
+        return -(-(_count(self.cut(rest)) * self.parallel + _count(whole)) // self.ranks)
 
 
 def _memory(
@@ -106,12 +108,13 @@ def _memory(
 ) -> Memory:
     shapes = stage_shapes(recipe, stage)
     weights = FLOAT * sharing.held(shapes)
-    optimiser = FLOAT * sharing.held(optimiser_shapes(recipe, stage))
+    roots = covariance_shapes(recipe, divide(shapes, recipe.inner)[0])  # Shampoo's, beside its state
+    optimiser = FLOAT * (sharing.held(optimiser_shapes(recipe, stage)) + sharing.held(roots))
     largest = FLOAT * max(math.prod(shape) for shape in shapes.values())
     in_flight = min(len(recipe.stages) - stage, recipe.data.micro_batches)
     activations = max(
         simulated.busy + (in_flight - 1) * simulated.kept - FLOAT * _count(sharing.cut(shapes)),
-        simulated.stepping - FLOAT * _count(shapes),
+        simulated.stepping - FLOAT * (_count(shapes) + _count(roots)),
     )
     if sharing.ranks > 1:
         activations += _gathered(recipe, stage, sharing.cut(shapes))

@@ -1,15 +1,13 @@
 """Operations of a model's parts, and how to share its layers so that no stage has more of them than it must."""
 
-import math
 from itertools import accumulate
 
-import torch
 from msgspec import Struct
 
-from dlx.training.inner.muon import matrices
+from dlx.training.inner.shampoo import EVERY, root_steps
 from dlx.training.inner.states import divide
 from dlx.training.models.shapes import active, model_shapes, stage_shapes
-from dlx.training.recipe.parameters import rule
+from dlx.training.recipe.parameters import matrix_shape, rule
 from dlx.training.recipe.recipe import Recipe, parse_model
 
 _STEPS = 5  # of Newton-Schulz, as inner/muon.py takes them
@@ -46,15 +44,25 @@ def flops(recipe: Recipe) -> Flops:
 
 
 def optimiser_flops(recipe: Recipe, stage: int) -> int:
-    """Of one inner step of a stage: the products of Muon's Newton-Schulz steps, which are in float32 whatever the run's
-    precision. AdamW's few operations for each parameter are left out."""
+    """Of one inner step of a stage: the products of Muon's Newton-Schulz steps or Shampoo's, on average, which are in
+    float32 whatever the run's precision. AdamW's few operations for each parameter are left out."""
     steps, _ = divide(stage_shapes(recipe, stage), recipe.inner)
-    heads, found = parse_model(recipe.model).heads, 0
+    heads, of_one = parse_model(recipe.model).heads, _muon if recipe.inner.optimiser == "muon" else _shampoo
+    found = 0
     for name, shape in steps.items():
-        for matrix in matrices(torch.empty(shape, device="meta"), rule(name).fused, heads):
-            short, long = sorted((math.prod(matrix.shape[:-1]), matrix.shape[-1]))
-            found += _STEPS * (4 * short * short * long + 2 * short**3)
+        count, rows, columns = matrix_shape(shape, rule(name).fused, heads)
+        found += count * of_one(rows, columns)
     return found
+
+
+def _muon(rows: int, columns: int) -> int:
+    short, long = sorted((rows, columns))
+    return _STEPS * (4 * short * short * long + 2 * short**3)
+
+
+def _shampoo(rows: int, columns: int) -> int:
+    roots = sum(root_steps(size) * 6 * size**3 for size in (rows, columns))
+    return 6 * rows * columns * (rows + columns) + roots // EVERY
 
 
 def balanced(recipe: Recipe) -> list[tuple[int, int]]:

@@ -87,7 +87,8 @@ class InnerLoop:
         return self._optimisers.state
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """As `load_weights`; {} stands for a fresh optimiser. Raises TrainingError."""
+        """As `load_weights`; {} stands for a fresh optimiser. A segment begins. Raises TrainingError."""
+        self.begin_segment()
         state = self.optimiser_state()
         if tensors:
             for name, tensor in expect(tensors, self.optimiser_shapes, "optimiser state"):
@@ -95,6 +96,10 @@ class InnerLoop:
         else:
             for unused in state.values():
                 unused.zero_()
+
+    def begin_segment(self) -> None:
+        """The next step is the first of a segment: it takes what a replay would have, weights and state."""
+        self._optimisers.begin_segment()
 
     def free_gradients(self) -> None:
         """Give back their memory until the next step."""

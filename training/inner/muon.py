@@ -2,7 +2,7 @@
 
 Momentum, Nesterov and the Newton-Schulz steps are Keller Jordan's (https://kellerjordan.github.io/posts/muon/). The
 size of the step is that of "Muon is Scalable for LLM Training" (arXiv 2502.16982): 0.2 * sqrt(the longer side), which
-gives every matrix an update as large as AdamW's. So `muon_lr` is in the unit of `lr`, weight decay is as strong as
+gives every matrix an update as large as AdamW's. So `matrix_lr` is in the unit of `lr`, weight decay is as strong as
 there at any width, and it does not matter whether a family keeps its matrices transposed (GPT-2 does).
 
 Not torch.optim.Muon: it takes the Newton-Schulz steps in bfloat16, whose rounding no replay on another machine repeats.

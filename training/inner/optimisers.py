@@ -1,4 +1,4 @@
-"""The optimisers of a stage: Muon and AdamW, each for the parameters whose rule names it, and their named state."""
+"""The optimisers of a stage: Muon or Shampoo for the layers' matrices, AdamW for the rest, and their named state."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,31 +7,45 @@ import torch
 from torch import Tensor
 
 from dlx.training.inner.muon import Muon
+from dlx.training.inner.shampoo import Shampoo
 from dlx.training.inner.states import ADAMW_MOMENTS, divide
 from dlx.training.recipe.parameters import rule
 from dlx.training.recipe.recipe import Inner, Recipe, parse_model
+
+OF_MATRICES: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"muon": Muon, "shampoo": Shampoo}
 
 
 class Optimisers:
     """Those that step these parameters, a whole model's or a stage's, all float32; fresh until a state is loaded.
 
-    `state` holds their live tensors, always the same ones, into which another state may be copied:
-    `muon.momentum.<name>` of what Muon steps, and of what AdamW steps `exp_avg.<name>`, `exp_avg_sq.<name>` and one
-    `step` of shape [1].
+    `state` holds their live tensors, always the same ones, into which another state may be copied: of the layers'
+    matrices `muon.momentum.<name>`, or `shampoo.momentum.<name>`, `shampoo.rows.<name>` and `shampoo.columns.<name>`;
+    and of what AdamW steps `exp_avg.<name>`, `exp_avg_sq.<name>` and one `step` of shape [1].
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], recipe: Recipe, muon: Callable[..., Muon] = Muon) -> None:
-        self._muon = muon
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        recipe: Recipe,
+        of_matrices: Mapping[str, Callable[..., torch.optim.Optimizer]] = OF_MATRICES,
+    ) -> None:
         matrices, others = divide({name: tuple(one.shape) for name, one in parameters.items()}, recipe.inner)
         self.state: dict[str, Tensor] = {}
         self._each: list[torch.optim.Optimizer] = []
         self._counts: list[Tensor] = []  # AdamW's own of its steps, one for each parameter
         if matrices:
-            self._add_muon({name: parameters[name] for name in matrices}, recipe)
+            made = of_matrices[recipe.inner.optimiser]
+            self._add_of_matrices({name: parameters[name] for name in matrices}, recipe, made)
         if others:
             self._add_adamw({name: parameters[name] for name in others}, recipe.inner)
         for group in self._groups():
             group["initial_lr"] = group["lr"]
+
+    def begin_segment(self) -> None:
+        """What is made of the state and kept beside it is made anew by the next step."""
+        for one in self._each:
+            if isinstance(one, Shampoo):
+                one.begin_segment()
 
     def step(self, factor: float) -> None:
         """One step along the parameters' gradients at `factor` times the manifest's rates."""
@@ -42,15 +56,18 @@ class Optimisers:
         for one in self._each:
             one.step()
 
-    def _add_muon(self, parameters: Mapping[str, Tensor], recipe: Recipe) -> None:
+    def _add_of_matrices(
+        self, parameters: Mapping[str, Tensor], recipe: Recipe, made: Callable[..., torch.optim.Optimizer]
+    ) -> None:
         inner, heads = recipe.inner, parse_model(recipe.model).heads
         groups: dict[str, Any] = {}
         for name, parameter in parameters.items():
             fused = rule(name).fused
             groups.setdefault(fused, {"params": [], "fused": fused, "heads": heads})["params"].append(parameter)
-        one = self._muon(groups.values(), inner.muon_lr, inner.muon_momentum, inner.weight_decay)
+        one = made(groups.values(), inner.matrix_lr, inner.matrix_momentum, inner.weight_decay)
         self._each.append(one)
-        self.state |= {f"muon.momentum.{name}": one.state[parameters[name]]["momentum"] for name in parameters}
+        for name, parameter in parameters.items():
+            self.state |= {f"{inner.optimiser}.{kind}.{name}": held for kind, held in one.state[parameter].items()}
 
     def _add_adamw(self, parameters: Mapping[str, Tensor], inner: Inner) -> None:
         exempt = [parameter for name, parameter in parameters.items() if not rule(name).decays]

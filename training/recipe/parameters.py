@@ -6,6 +6,7 @@ every family.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Struct
@@ -22,8 +23,8 @@ Fused = Literal["", "columns", "heads", "rows"]
 
 
 class Rule(Struct, frozen=True):
-    optimiser: Literal["muon", "adamw"]  # that steps it in a run with Muon
-    decays: bool  # whether weight decay applies; it does to all that Muon steps
+    matrix: bool  # whether it is one of the layers' matrices, or several, that Muon or Shampoo step; AdamW all else
+    decays: bool  # whether weight decay applies; it does to all matrices
     factored: bool  # whether a codec of low rank may send it as two factors, each expert on its own
     sharding: Sharding = "replicated"
     fused: Fused = ""
@@ -38,6 +39,27 @@ def rule(name: str) -> Rule:
     return replace(_NORM, sharding=_BIAS_SHARDING[found.sharding]) if last == "bias" else found
 
 
+def matrix_shape(shape: tuple[int, ...], fused: Fused, heads: int) -> tuple[int, int, int]:
+    """How many matrices a tensor of that shape is, and their rows and columns.
+
+    Examples:
+        >>> matrix_shape((8, 24), "columns", 2), matrix_shape((24, 8), "heads", 2)
+        ((3, 8, 8), (3, 8, 8))
+        >>> matrix_shape((5, 12, 8), "rows", 2), matrix_shape((5, 12, 8), "", 2)
+        ((10, 6, 8), (5, 12, 8))
+    """
+    *experts, rows, columns = shape
+    match fused:
+        case "columns":
+            return 3, rows, columns // 3
+        case "heads":
+            return 3, heads * (rows // (3 * heads)), columns
+        case "rows":
+            return 2 * math.prod(experts), rows // 2, columns
+        case "":
+            return math.prod(experts), rows, columns
+
+
 _BIAS_SHARDING: dict[Sharding, Sharding] = {
     "colwise": "colwise",
     "rowwise": "replicated",
@@ -46,12 +68,12 @@ _BIAS_SHARDING: dict[Sharding, Sharding] = {
     "rows": "replicated",
 }
 
-_EMBEDDING = Rule("adamw", decays=False, factored=False)  # a step moves few rows, each its own way
-_HEAD = Rule("adamw", decays=True, factored=False)  # its rows are tokens too
-_NORM = Rule("adamw", decays=False, factored=False)
-_ROUTER = Rule("adamw", decays=True, factored=False)  # a row per expert
-_PROJECTION = Rule("adamw", decays=True, factored=True)  # outside of the layers
-_MATRIX = Rule("muon", decays=True, factored=True)
+_EMBEDDING = Rule(matrix=False, decays=False, factored=False)  # a step moves few rows, each its own way
+_HEAD = Rule(matrix=False, decays=True, factored=False)  # its rows are tokens too
+_NORM = Rule(matrix=False, decays=False, factored=False)
+_ROUTER = Rule(matrix=False, decays=True, factored=False)  # a row per expert
+_PROJECTION = Rule(matrix=False, decays=True, factored=True)  # outside of the layers
+_MATRIX = Rule(matrix=True, decays=True, factored=True)
 _OUTPUTS = replace(_MATRIX, sharding="colwise")
 _INPUTS = replace(_MATRIX, sharding="rowwise")
 

@@ -23,6 +23,7 @@ _Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
 _Duration = Annotated[float, Meta(ge=0.1, le=30 * 86400)]  # seconds
 Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
 Precision = Literal["float32", "bfloat16"]
+InnerOptimiser = Literal["adamw", "muon", "shampoo"]
 Packing = Literal["float32", "bfloat16", "int8"]  # of activations and their gradients between stages
 Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
@@ -57,16 +58,17 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):
-    """Muon for the layers' matrices and AdamW for the rest (embeddings, norms, head), or AdamW for every tensor."""
+    """Muon or Shampoo for the layers' matrices and AdamW for the rest (embeddings, norms, head), or AdamW for every
+    tensor."""
 
-    optimiser: Literal["adamw", "muon"] = "muon"
+    optimiser: InnerOptimiser = "muon"
     lr: _Rate = 4e-3
     beta1: _BelowOne = 0.9
     beta2: _BelowOne = 0.95
     eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-8
     weight_decay: _Fraction = 0.1
-    muon_lr: _Rate = 0.01
-    muon_momentum: _BelowOne = 0.95
+    matrix_lr: _Rate = 0.01
+    matrix_momentum: _BelowOne = 0.95
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of the whole replica's gradient norm
     warmup: _Fraction = 0.05  # fraction of the run's inner steps
     schedule: Literal["cosine", "wsd"] = "cosine"

@@ -8,7 +8,7 @@ rounded a lot, hides none. docs/auditor.md has what was measured for the thresho
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlx.training.inner.states import STATE_KINDS
 from dlx.training.models import weights
-from dlx.training.recipe.recipe import Precision, Recipe, packing
+from dlx.training.recipe.recipe import InnerOptimiser, Precision, Recipe, packing
 
 Arrays = weights.Lazy[np.ndarray]
 
@@ -31,11 +31,13 @@ class Thresholds(NamedTuple):
 
 
 _FLOAT32 = Thresholds(change=5e-4, rate=1e-3, sent=3e-4, numbers=1e-3)
-THRESHOLDS: dict[tuple[Precision, Literal["adamw", "muon"]], Thresholds] = {
+THRESHOLDS: dict[tuple[Precision, InnerOptimiser], Thresholds] = {
     ("float32", "adamw"): _FLOAT32,
     ("float32", "muon"): _FLOAT32,
+    ("float32", "shampoo"): _FLOAT32,
     ("bfloat16", "adamw"): Thresholds(change=0.03, rate=2.5e-3, sent=3e-2, numbers=1e-2),
     ("bfloat16", "muon"): Thresholds(change=0.08, rate=2.5e-3, sent=3e-2, numbers=1e-2),
+    ("bfloat16", "shampoo"): Thresholds(change=0.08, rate=2.5e-3, sent=3e-2, numbers=1e-2),
 }
 _SENT_IN_INT8 = 3e-2  # a last bit more or less moves a value that lies between two codes into the other
 

@@ -199,6 +199,8 @@ class Slot:
         with ThreadPoolExecutor(1, "states") as threads:
             for done in range(1, inputs.plan.inner_steps + 1):
                 index, samples = inputs.steps_before + done - 1, self._samples(inputs, done - 1)
+                if (done - 1) % length == 0:
+                    self._loop.begin_segment()
                 loss = self._loop.step(index, inputs.total_steps, samples, *links, stop, written)
                 recorder.end_step(self._loop.norms, loss)
                 if done % length == 0 or done == inputs.plan.inner_steps:

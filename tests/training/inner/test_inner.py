@@ -24,7 +24,7 @@ from tests.training.devices import DEVICES
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
 TOTAL = 20
-OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
+OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, matrix_lr=1e-2, clip=0.5) for name in ("adamw", "muon", "shampoo")}
 
 
 def _loop(manifest: Manifest, stage: int, dataset: Dataset, device: str = "cpu") -> InnerLoop:
@@ -212,6 +212,7 @@ def test_training_resumes_from_weights_and_moments_as_if_never_interrupted(
     values, state = _kept(loop.weights()), _kept(loop.optimiser_state())
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == optimiser_shapes(manifest, 0)
     assert state["step"].tolist() == [3]
+    loop.begin_segment()
     _steps(loop, 3, 6)
 
     resumed = InnerLoop(manifest, 0, dataset)

@@ -71,7 +71,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(
 
 def test_the_step_is_the_written_one(tiny_run: Callable[..., Manifest], dataset: Dataset) -> None:
     """Two steps against the rule written out in float64: momentum, Nesterov, decoupled decay, one schedule for both."""
-    inner = Inner(optimiser="muon", muon_lr=3e-2, muon_momentum=0.9, weight_decay=0.2, clip=1e6, warmup=0.1)
+    inner = Inner(optimiser="muon", matrix_lr=3e-2, matrix_momentum=0.9, weight_decay=0.2, clip=1e6, warmup=0.1)
     manifest = tiny_run([(0, 3)], inner=inner)
     loop = InnerLoop(manifest, 0, dataset)
     loop.load_weights(initialise(manifest, 0))
@@ -111,7 +111,7 @@ def _fused(name: str, shape: tuple[int, ...], manifest: Manifest) -> tuple[Tenso
 
 def test_fused_queries_keys_and_values_are_three_matrices(tiny_run: Callable[..., Manifest]) -> None:
     """And so are gate and up of each expert; the rest of the experts are one each."""
-    inner = Inner(optimiser="muon", muon_lr=0.1, muon_momentum=0.9, weight_decay=0.2)
+    inner = Inner(optimiser="muon", matrix_lr=0.1, matrix_momentum=0.9, weight_decay=0.2)
     manifest = tiny_run([(0, 3)], inner=inner)  # two heads
 
     before, gradient, after = _fused("transformer.h.0.attn.c_attn.weight", (8, 24), manifest)
@@ -135,10 +135,10 @@ def test_fused_queries_keys_and_values_are_three_matrices(tiny_run: Callable[...
         assert torch.allclose(after[expert], _stepped(before[expert], gradient[expert]), atol=1e-6)
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("optimiser", ["adamw", "muon", "shampoo"])
 def test_only_matrices_decay(tiny_run: Callable[..., Manifest], optimiser: str) -> None:
     """Without gradients of any size a step is the decay alone."""
-    inner = Inner(optimiser=optimiser, lr=0.1, muon_lr=0.1, weight_decay=0.2)  # type: ignore[arg-type]
+    inner = Inner(optimiser=optimiser, lr=0.1, matrix_lr=0.1, weight_decay=0.2)  # type: ignore[arg-type]
     shapes = {"lm_head.weight": (4, 2), "model.layers.0.self_attn.q_proj.weight": (4, 2)}
     shapes |= {
         "model.layers.0.self_attn.q_proj.bias": (4,),

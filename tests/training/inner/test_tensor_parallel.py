@@ -32,7 +32,7 @@ from tests.training.recipe.test_families import CASES
 
 TWO_BY_TWO = Placement(device="cpu", threads=1, ranks=4, tensor_parallel=2)
 TOTAL = 20
-INNER = {name: Inner(optimiser=name, lr=1e-2, muon_lr=1e-2, clip=0.5) for name in ("adamw", "muon")}
+INNER = {name: Inner(optimiser=name, lr=1e-2, matrix_lr=1e-2, clip=0.5) for name in ("adamw", "muon", "shampoo")}
 FAMILIES = {  # each stepped by one of the two
     "llama": "muon",
     "qwen3": "adamw",  # a norm for each head

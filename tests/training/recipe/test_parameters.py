@@ -16,7 +16,7 @@ def test_every_parameter_has_a_rule(case: str) -> None:
         found = rule(name)
         in_a_layer = name.startswith(f"{config.layout.layers}.")
         router = name.endswith(".gate.weight")
-        assert (found.optimiser == "muon") == (in_a_layer and len(shape) > 1 and not router), name
+        assert found.matrix == (in_a_layer and len(shape) > 1 and not router), name
         embedding = name.startswith((f"{config.layout.tokens}.", f"{config.layout.positions or config.layout.tokens}."))
         assert found.decays == (len(shape) > 1 and not embedding), name
         assert not found.factored or found.decays, name

@@ -47,15 +47,18 @@ def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> Non
     assert draft_from_toml(draft(tmp_path, 'preset = "default"')) == draft_from_toml(draft(tmp_path))
     sparse = draft_from_toml(draft(tmp_path, 'preset = "sparse"'))
     assert (sparse.codec.name, sparse.plan.level, sparse.outer.delay, sparse.outer.ahead) == ("topk", 2, 0, 0.5)
-    assert (sparse.inner.muon_lr, sparse.inner.muon_momentum, sparse.inner.beta2) == (0.008, 0.9, 0.99)
-    ternary = draft_from_toml(draft(tmp_path, 'preset = "ternary"', "[inner]\nmuon_momentum = 0.95\n"))
+    assert (sparse.inner.matrix_lr, sparse.inner.matrix_momentum, sparse.inner.beta2) == (0.008, 0.9, 0.99)
+    shampoo = draft_from_toml(draft(tmp_path, 'preset = "shampoo"'))
+    assert (shampoo.inner.optimiser, shampoo.inner.matrix_lr, shampoo.inner.beta2) == ("shampoo", 0.0057, 0.99)
+    assert (shampoo.codec, shampoo.plan, shampoo.outer) == (sparse.codec, sparse.plan, sparse.outer)
+    ternary = draft_from_toml(draft(tmp_path, 'preset = "ternary"', "[inner]\nmatrix_momentum = 0.95\n"))
     assert (ternary.codec.name, ternary.plan.inner_steps, ternary.outer.momentum) == ("ternary", 20, 0.6)
-    assert (ternary.inner.muon_lr, ternary.inner.muon_momentum) == (0.008, 0.95)
+    assert (ternary.inner.matrix_lr, ternary.inner.matrix_momentum) == (0.008, 0.95)
 
 
 @pytest.mark.parametrize("preset", ['"fast"', "3", "[]"])
 def test_an_unknown_preset_is_refused(tmp_path: Path, preset: str) -> None:
-    with pytest.raises(ManifestError, match="preset: expected one of default, dilocox, sparse, ternary, got"):
+    with pytest.raises(ManifestError, match="preset: expected one of default, dilocox, sparse, shampoo, ternary, got"):
         draft_from_toml(draft(tmp_path, f"preset = {preset}"))
 
 

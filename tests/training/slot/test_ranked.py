@@ -106,8 +106,13 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("codec", "delay", "ahead"),
-    [("int4", 0, 0.0), ("int4", 1, 0.5), ("lowrank", 1, 0.0), ("topk", 0, 0.5)],
+    ("codec", "delay", "ahead", "optimiser"),
+    [
+        ("int4", 0, 0.0, "muon"),
+        ("int4", 1, 0.5, "shampoo"),
+        ("lowrank", 1, 0.0, "muon"),
+        ("topk", 0, 0.5, "muon"),
+    ],
 )
 def test_payloads_and_files_have_the_bytes_of_one_process(
     group: Group,
@@ -119,6 +124,7 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
     codec: str,
     delay: int,
     ahead: float,
+    optimiser: Any,
 ) -> None:
     """With several segments in a round, a payload in the start, one that is folded back, one to start from, and a part
     of the residual in the start."""
@@ -132,7 +138,7 @@ def test_payloads_and_files_have_the_bytes_of_one_process(
         outer=outer,
         precision="bfloat16",
         rounds=8,
-        inner=Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2),
+        inner=Inner(optimiser=optimiser, lr=1e-2, matrix_lr=1e-2),
     )
     ranked = _Noted(group, manifest, 0, dataset)
     ranked.ends = []

@@ -41,7 +41,8 @@ Together = Callable[..., list[Any]]
 STAGES = 3
 SPLIT = [(stage, stage + 1) for stage in range(STAGES)]
 ADAMW = Inner(optimiser="adamw", lr=1e-2, clip=0.5)
-MUON = Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2, clip=0.5, schedule="wsd")
+MUON = Inner(optimiser="muon", lr=1e-2, matrix_lr=1e-2, clip=0.5, schedule="wsd")
+SHAMPOO = replace(MUON, optimiser="shampoo")
 LATE = Outer(lr=0.8, delay=1, alpha=0.8)
 
 
@@ -155,6 +156,10 @@ def replica(
 TIED = {"tie_word_embeddings": True}
 HONEST: dict[str, dict[str, Any]] = {
     "float32, AdamW, int4, delay 0": {"plan": Plan(inner_steps=45)},
+    "float32, Shampoo, int4, delay 0": {"inner": SHAMPOO, "plan": Plan(inner_steps=43)},
+    "bfloat16, Shampoo, ternary, experts": {"precision": "bfloat16", "inner": SHAMPOO, "codec": Codec("ternary"),
+                                            "plan": Plan(level=2, inner_steps=6),
+                                            "model": Model(full(CASES["qwen3_moe"][0]))},
     "float32, Muon, lowrank, delay 1": {"inner": MUON, "codec": Codec("lowrank"), "outer": LATE,
                                         "plan": Plan(rank=4, inner_steps=21)},
     "bfloat16, AdamW, topk, delay 1": {"precision": "bfloat16", "codec": Codec("topk"), "outer": LATE,
@@ -269,6 +274,28 @@ def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
     found = [run.check(run.drawn(stage, 1, 0), public) for stage in range(STAGES)]
     assert [one.honest for one in found] == [stage != who for stage in range(STAGES)], found
     assert any(CHEATS[how, who] in reason for reason in found[who].reasons), found[who]
+
+
+class _FalseCovariances(InnerLoop):
+    """A last step after which the covariances are 2% smaller, so that the next segment's steps would be longer."""
+
+    def step(self, index: int, *rest: Any, **named: Any) -> float:
+        loss = super().step(index, *rest, **named)
+        if index == 19:
+            for name, one in self.optimiser_state().items():
+                if name.startswith("shampoo.columns."):
+                    one.mul_(0.98)
+        return loss
+
+
+def test_covariances_that_no_gradients_give_are_found(replica: Callable[..., _Replica], tmp_path: Path) -> None:
+    run = replica(inner=SHAMPOO, plan=Plan(inner_steps=10))
+    run.round()
+    run.round({1: _FalseCovariances})
+    public = run.hand_over(1, 0, tmp_path / "public")
+    found = [run.check(run.drawn(stage, 1, 0), public) for stage in range(STAGES)]
+    assert [one.honest for one in found] == [True, False, True], found
+    assert [one.partition(" is ")[0] for one in found[1].reasons] == ["the optimiser state's change"], found[1]
 
 
 def test_who_of_two_lies_about_the_norm_between_them_cannot_be_seen_so_neither_is_blamed(

@@ -694,7 +694,7 @@ def test_killed_between_segments_and_in_the_middle_of_an_epoch_a_muon_history_go
     run = history(
         1,
         left_out=(0, 1),
-        inner=Inner(optimiser="muon", lr=1e-2, muon_lr=1e-2, schedule="wsd"),
+        inner=Inner(optimiser="muon", lr=1e-2, matrix_lr=1e-2, schedule="wsd"),
         plan=Plan(inner_steps=steps),
         data=DraftData(source=["corpus"], sequence_length=16, batch_size=16, micro_batches=2, seed=7),
         tokens_per_step=16 * 16,

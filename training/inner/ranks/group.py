@@ -113,6 +113,19 @@ class Group:
         """Into `tensor`, contiguous and as large as what is sent."""
         dist.recv(tensor, source)
 
+    def pass_on(self, whole: Tensor | None, into: Tensor | None, source: int, to: int) -> None:
+        """Rank `source`'s tensor `whole` into rank `to`'s `into`, of the same shape; each may lie on its device."""
+        if self.rank == source and source != to:
+            assert whole is not None
+            self.send(whole.cpu().contiguous(), to)
+        if self.rank == to:
+            assert into is not None
+            found = whole
+            if source != to:
+                self.receive(found := torch.empty(into.shape), source)
+            assert found is not None
+            into.copy_(found)
+
     # ---- tensors, of which each rank has a piece
 
     def gather(self, mine: Tensor, cut: Cut, to: int) -> Tensor | None:

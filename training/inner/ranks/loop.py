@@ -71,6 +71,7 @@ class RankedLoop(InnerLoop):
         return Lazy(self.optimiser_shapes, self._give)
 
     def load_optimiser_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self.begin_segment()
         if tensors:
             self._load(tensors, self.optimiser_shapes, "optimiser state")
         else:
@@ -99,6 +100,11 @@ class RankedLoop(InnerLoop):
         with self._in_step():
             self._group.tell(order)
             return self._share.step(order, batch, Pipes(previous, next), stop, conclude)
+
+    def begin_segment(self) -> None:
+        with self._in_step():
+            self._group.tell(orders.Segment())
+            self._share.begin_segment()
 
     def free_gradients(self) -> None:
         with self._in_step():
@@ -150,6 +156,8 @@ def serve(group: Group, do: Callable[[Group, Share, bytes], None]) -> None:
                     do(group, share, work)
                 case orders.Clear():
                     share.clear()
+                case orders.Segment():
+                    share.begin_segment()
                 case orders.Free():
                     share.free_gradients()
                 case orders.Step():

@@ -31,6 +31,10 @@ class Free(Struct, frozen=True, tag="free"):
     """Give back the gradients' memory."""
 
 
+class Segment(Struct, frozen=True, tag="segment"):
+    """The next step is the first of one."""
+
+
 class Give(Struct, frozen=True, tag="give"):
     """Hand your rows of a tensor of the state to rank 0."""
 
@@ -56,4 +60,4 @@ class End(Struct, frozen=True, tag="end"):
     """The last one."""
 
 
-Order = Begin | Idle | Load | Clear | Free | Give | Do | Step | End
+Order = Begin | Idle | Load | Clear | Free | Segment | Give | Do | Step | End

@@ -18,12 +18,12 @@ from dlx.training.inner.pipeline import Link, PipeBroken, run_step
 from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.model import RankModel
-from dlx.training.inner.ranks.muon import RankedMuon, Whole
 from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import owners
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
-from dlx.training.inner.states import STATE_KINDS, optimiser_shapes
+from dlx.training.inner.ranks.whole import RankedMuon, RankedShampoo, Whole
+from dlx.training.inner.states import STATE_KINDS, covariance_shapes, divide, optimiser_shapes
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
@@ -70,7 +70,15 @@ class Share:
         self._cuts = cuts | {f"{kind}.{name}": cut for kind in STATE_KINDS for name, cut in cuts.items()}
         owner = owners(self.shapes, group.size)
         whole = {tensor: Whole(self._cuts[name], owner[name]) for name, tensor in weights.items()}
-        self._optimisers = Optimisers(weights, manifest, partial(RankedMuon, ranks=group, whole=whole.__getitem__))
+        ranked = {"muon": RankedMuon, "shampoo": RankedShampoo}
+        of_matrices = {name: partial(one, ranks=group, whole=whole.__getitem__) for name, one in ranked.items()}
+        self._optimisers = Optimisers(weights, manifest, of_matrices)
+        # What one rank has, whole, and the others nothing of.
+        self._owner = {
+            name: owner[one]
+            for one, shape in divide(self.shapes, manifest.inner)[0].items()
+            for name in covariance_shapes(manifest, {one: shape})
+        }
         self._weights, self._state = weights, {**weights, **self._optimisers.state}
         mine = weights[self._embedding] if self._embedding else None
         cut = Cut(tied, group.size, parallel, self._model.rows_cut(parallel)) if tied else None
@@ -86,6 +94,9 @@ class Share:
     @torch.no_grad()
     def load(self, name: str, whole: Tensor | None) -> None:
         """`whole` is rank 0's."""
+        if name in self._owner:
+            self._group.pass_on(whole, self._state.get(name), 0, self._owner[name])
+            return
         mine = self._state[name]
         if name == "step":
             mine.copy_(self._group.share(torch.zeros(1) if whole is None else whole.cpu().clone()))
@@ -100,10 +111,18 @@ class Share:
     @torch.no_grad()
     def collect(self, name: str, to: int) -> Tensor | None:
         """The whole tensor on rank `to`."""
+        if name in self._owner:
+            found = torch.empty(self.optimiser_shapes[name]) if self._group.rank == to else None
+            self._group.pass_on(self._state.get(name), found, self._owner[name], to)
+            return found
         mine = self._state[name]
         if name == "step":  # every rank's is whole
             return mine.clone() if self._group.rank == to else None
         return self._group.gather(mine, self._cuts[name], to)
+
+    def begin_segment(self) -> None:
+        """As of an inner loop. No rank waits for another."""
+        self._optimisers.begin_segment()
 
     def free_gradients(self) -> None:
         """Give back their memory until the next step."""
