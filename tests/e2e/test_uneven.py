@@ -10,6 +10,8 @@ from tests.node.command import dlx
 
 pytestmark = pytest.mark.slow
 
+# Whose roots are taken where a segment begins, however many steps a replica has time for.
+SHAMPOO = '\n[inner]\noptimiser = "shampoo"\nmatrix_lr = 0.0057\n'
 TIMING = Timing(grace=60, proposal=2, timeout=80, eviction=120)
 STEPS, ROUNDS, SETTLED = 12, 4, 2
 SLOW = 0.5  # seconds more of a step, which takes some hundredths
@@ -17,7 +19,7 @@ SLOW = 0.5  # seconds more of a step, which takes some hundredths
 
 def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: Path) -> None:
     """All its stages do as few, though only one is slow."""
-    devnet = create(tmp_path / "devnet", ROUNDS, STEPS, TIMING, more="\n[audit]\nshare = 1\nwindow = 200\n")
+    devnet = create(tmp_path / "devnet", ROUNDS, STEPS, TIMING, more=f"{SHAMPOO}\n[audit]\nshare = 1\nwindow = 200\n")
     *fast, slow = devnet.names
     try:
         for name in fast:
