@@ -349,10 +349,12 @@ def _rows(
     rows: Sequence[Row],
     shorter: Sequence[Result | None],
 ) -> Iterator[dict[str, Any]]:
-    """One row per method: means over its seeds. Gaps are to the same seeds of the best all-reduce, tokens of seed 0."""
-    every_step = {row.method.name for row in rows if row.method.every_step}
+    """One row per method: means over its seeds. Gaps are to the same seeds of the best all-reduce, of those that have
+    most seeds; tokens of seed 0."""
+    every_step = [row.method for row in rows if row.method.every_step]
+    most = max((method.seeds for method in every_step), default=0)
     base = min(
-        ([one for one in jobs if one.method.name == name] for name in every_step),
+        ([one for one in jobs if one.method.name == method.name] for method in every_step if method.seeds == most),
         key=lambda own: _mean([results[one.key] for one in own], "loss"),
         default=[],
     )

@@ -254,7 +254,7 @@ def _replays(device: str) -> list[dict[str, Any]]:
     """Of each precision and optimiser the largest distances over the stages."""
     rows = []
     for precision in ("float32", "bfloat16"):
-        for optimiser in ("adamw", "muon"):
+        for optimiser in ("adamw", "muon", "shampoo"):
             with tempfile.TemporaryDirectory(prefix="dlx-device-") as folder:
                 found = Bench(Path(folder), precision, optimiser, 96, 3).measure(Case(f"on {device}", device=device))
             names = [name for name in found[0] if name != "right"]

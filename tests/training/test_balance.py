@@ -18,7 +18,6 @@ from dlx.training.balance.simulated import Simulation
 from dlx.training.codecs import codec
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
-from dlx.training.inner.shampoo import EVERY
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel, initialise
 from dlx.training.recipe.draft import DraftData, draft_from_toml
@@ -60,12 +59,22 @@ def test_operations_of_muon_and_shampoo_are_those_that_torch_counts_in_every_fam
         with FlopCounterMode(display=False) as counter:
             Optimisers(parameters, draft).step(1.0)
         assert optimiser_flops(draft, 0) == counter.get_total_flops() > 0
-        shampoo = tiny_draft(SPLIT, model=Model(full(case[0])), inner=Inner(optimiser="shampoo"), data=data)
-        with FlopCounterMode(display=False) as counter:
-            optimisers = Optimisers(parameters, shampoo)
-            for _ in range(2 * EVERY):
-                optimisers.step(1.0)
-        assert optimiser_flops(shampoo, 0) == pytest.approx(counter.get_total_flops() / (2 * EVERY), rel=1e-4)
+        for precision, segments in (("float32", [7]), ("bfloat16", [4, 3])):
+            shampoo = tiny_draft(
+                SPLIT,
+                model=Model(full(case[0])),
+                inner=Inner(optimiser="shampoo"),
+                data=data,
+                plan=Plan(inner_steps=7),
+                precision=precision,
+            )
+            with FlopCounterMode(display=False) as counter:
+                optimisers = Optimisers(parameters, shampoo)
+                for steps in segments:
+                    optimisers.begin_segment()
+                    for _ in range(steps):
+                        optimisers.step(1.0)
+            assert optimiser_flops(shampoo, 0) == pytest.approx(counter.get_total_flops() / 7, rel=1e-4)
     assert optimiser_flops(tiny_draft([(0, 3)], inner=Inner(optimiser="adamw")), 0) == 0
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from dlx.training.balance.flops import flops, optimiser_flops
 from dlx.training.balance.simulated import Simulated, Simulation
 from dlx.training.codecs import payload_sizes
+from dlx.training.inner.ranks.owners import most_covariances
 from dlx.training.inner.states import covariance_shapes, divide, optimiser_shapes, parameter_of
 from dlx.training.models.parallel import part_shape
 from dlx.training.models.placement import ONE_THREAD, Placement
@@ -98,9 +99,7 @@ class _Sharing:
 
     def held(self, shapes: Shapes) -> int:
         """Values between two layers' work."""
-        whole = {name: shape for name, shape in shapes.items() if parameter_of(name) is None}
-        rest = {name: shape for name, shape in shapes.items() if name not in whole}
-        return -(-(_count(self.cut(rest)) * self.parallel + _count(whole)) // self.ranks)
+        return -(-_count(self.cut(shapes)) * self.parallel // self.ranks)
 
 
 def _memory(
@@ -108,13 +107,15 @@ def _memory(
 ) -> Memory:
     shapes = stage_shapes(recipe, stage)
     weights = FLOAT * sharing.held(shapes)
-    roots = covariance_shapes(recipe, divide(shapes, recipe.inner)[0])  # Shampoo's, beside its state
-    optimiser = FLOAT * (sharing.held(optimiser_shapes(recipe, stage)) + sharing.held(roots))
+    covariances = covariance_shapes(recipe, divide(shapes, recipe.inner)[0])
+    moments = {name: shape for name, shape in optimiser_shapes(recipe, stage).items() if name not in covariances}
+    # Shampoo's covariances and as many values of their roots, whole at whom they belong to.
+    optimiser = FLOAT * (sharing.held(moments) + 2 * most_covariances(recipe, shapes, sharing.ranks))
     largest = FLOAT * max(math.prod(shape) for shape in shapes.values())
     in_flight = min(len(recipe.stages) - stage, recipe.data.micro_batches)
     activations = max(
         simulated.busy + (in_flight - 1) * simulated.kept - FLOAT * _count(sharing.cut(shapes)),
-        simulated.stepping - FLOAT * (_count(shapes) + _count(roots)),
+        simulated.stepping - FLOAT * (_count(shapes) + _count(covariances)),
     )
     if sharing.ranks > 1:
         activations += _gathered(recipe, stage, sharing.cut(shapes))

@@ -9,6 +9,7 @@ from dlx.training.inner.states import divide
 from dlx.training.models.shapes import active, model_shapes, stage_shapes
 from dlx.training.recipe.parameters import matrix_shape, rule
 from dlx.training.recipe.recipe import Recipe, parse_model
+from dlx.training.slot.segments import segment_steps
 
 _STEPS = 5  # of Newton-Schulz, as inner/muon.py takes them
 
@@ -47,11 +48,11 @@ def optimiser_flops(recipe: Recipe, stage: int) -> int:
     """Of one inner step of a stage: the products of Muon's Newton-Schulz steps or Shampoo's, on average, which are in
     float32 whatever the run's precision. AdamW's few operations for each parameter are left out."""
     steps, _ = divide(stage_shapes(recipe, stage), recipe.inner)
-    heads, of_one = parse_model(recipe.model).heads, _muon if recipe.inner.optimiser == "muon" else _shampoo
-    found = 0
+    heads, found = parse_model(recipe.model).heads, 0
     for name, shape in steps.items():
         count, rows, columns = matrix_shape(shape, rule(name).fused, heads)
-        found += count * of_one(rows, columns)
+        one = _muon(rows, columns) if recipe.inner.optimiser == "muon" else _shampoo(recipe, rows, columns)
+        found += count * one
     return found
 
 
@@ -60,9 +61,12 @@ def _muon(rows: int, columns: int) -> int:
     return _STEPS * (4 * short * short * long + 2 * short**3)
 
 
-def _shampoo(rows: int, columns: int) -> int:
+def _shampoo(recipe: Recipe, rows: int, columns: int) -> int:
+    """Roots are taken where each of a round's segments begins, too."""
+    steps, length = recipe.plan.inner_steps, segment_steps(recipe)
+    taken = sum(-(-min(length, steps - first) // EVERY) for first in range(0, steps, length))
     roots = sum(root_steps(size) * 6 * size**3 for size in (rows, columns))
-    return 6 * rows * columns * (rows + columns) + roots // EVERY
+    return 6 * rows * columns * (rows + columns) + roots * taken // steps
 
 
 def balanced(recipe: Recipe) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ class Conditions(Struct, frozen=True):
     """What a run is to run on, the same at every replica."""
 
     flops: float  # that one rank reaches in the run's precision, per second
-    float32: float  # and in float32, which Muon's steps are in
+    float32: float  # and in float32, which Muon's and Shampoo's steps are in
     ranks: int  # of a stage
     recomputed: float  # operations with checkpointing, as a multiple of those without
     link: float  # bits per second between replicas, each way

@@ -1,4 +1,4 @@
-"""How the inner learning rates change over the run: a factor that AdamW's and Muon's rate are both multiplied by.
+"""How the inner learning rates change over the run: a factor that AdamW's rate and the matrices' are multiplied by.
 
 Indexed by the run's own inner steps, not by rounds, so that it holds when a round's number of inner steps changes.
 """

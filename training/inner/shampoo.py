@@ -22,7 +22,7 @@ EVERY = 5  # steps with the same roots, at most; with 10 a short training ends 1
 _MEMORY = 0.9  # of the covariances, from one step to the next
 _DAMPING = 3e-4  # of the root mean square of a covariance's eigenvalues, added to each of them
 _LEAST = 1e-16  # and this, so that the roots of zeros are finite
-_MOST = 1.0  # root mean square of an update at rate 1, which is about 0.3 unless gradients grow a lot at once
+_MOST = 1.0  # root mean square of an update at rate 1, which is 0.2 to 0.3 unless gradients grow a lot at once
 
 
 class Shampoo(torch.optim.Optimizer):
@@ -68,13 +68,16 @@ class Shampoo(torch.optim.Optimizer):
         """The update of a whole parameter at rate 1, from its whole gradient and momentum; the covariances follow."""
         state, slope = self.state[parameter], _stacked(gradient, group)
         covariances = _Sides(state["rows"], state["columns"])
-        if self._taken % EVERY == 0:
-            _begin(covariances, slope)
+        if self._taken % EVERY == 0 or parameter not in self._roots:
+            _balance(covariances)
             self._roots[parameter] = _Sides(*map(inverse_root, covariances))
         roots = self._roots[parameter]
+        size = slope.square().mean((-2, -1), keepdim=True).sqrt_()
+        _begin(covariances, roots, size)
         left, right = slope @ roots.columns, roots.rows @ slope
-        covariances.rows.lerp_(left @ left.mT / slope.size(-1), 1 - _MEMORY)
-        covariances.columns.lerp_(right.mT @ right / slope.size(-2), 1 - _MEMORY)
+        follows = (1 - _MEMORY) * (size > 0)  # what no token met tells nothing
+        covariances.rows.lerp_(left @ left.mT / slope.size(-1), follows)
+        covariances.columns.lerp_(right.mT @ right / slope.size(-2), follows)
         moved = roots.rows @ _stacked(momentum, group) @ roots.columns
         moved /= (moved.square().mean((-2, -1), keepdim=True).sqrt_() / _MOST).clamp_(min=1)
         update = torch.empty_like(gradient)
@@ -110,12 +113,27 @@ def root_steps(size: int) -> int:
     return 4 + math.ceil(math.log(math.sqrt(size) / _DAMPING) / math.log(9 / 4))
 
 
-def _begin(covariances: _Sides, gradient: Tensor) -> None:
-    """Where nothing is known yet: as if all values of the gradient were alike."""
-    size = gradient.square().mean((-2, -1)).sqrt()
-    unknown = covariances.rows.diagonal(dim1=-2, dim2=-1).sum(-1) == 0
-    for one in covariances:
-        one.diagonal(dim1=-2, dim2=-1).add_((size * unknown)[:, None])
+def _balance(covariances: _Sides) -> None:
+    """Give both sides the same mean variance: their product alone is what the gradients tell, and one side of a matrix
+    that is not square would grow without bound, the other vanish."""
+    rows, columns = (_variance(one) for one in covariances)
+    factor = torch.where(rows > 0, (columns / rows).sqrt(), 1.0)
+    covariances.rows.mul_(factor)
+    covariances.columns.div_(factor)
+
+
+def _begin(covariances: _Sides, roots: _Sides, size: Tensor) -> None:
+    """Where nothing is known yet and there is a gradient, of this root mean square: as if its values were alike."""
+    first = (_variance(covariances.rows) == 0) & (size > 0)
+    for covariance, root in zip(covariances, roots, strict=True):
+        covariance.diagonal(dim1=-2, dim2=-1).add_((size * first)[..., 0])
+        one = torch.eye(root.size(-1), device=root.device)
+        root.copy_(torch.where(first, one * ((1 + _DAMPING) * size + _LEAST).rsqrt(), root))
+
+
+def _variance(covariances: Tensor) -> Tensor:
+    """The mean of each [n, 1, 1]."""
+    return covariances.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
 
 
 def _stacked(tensor: Tensor, group: dict[str, Any]) -> Tensor:

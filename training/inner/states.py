@@ -14,8 +14,8 @@ from dlx.training.recipe.recipe import Inner, Recipe, parse_model
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMW_KINDS = (*ADAMW_MOMENTS, "step")
 _MUON_KINDS = ("muon.momentum",)
-_COVARIANCES = ("shampoo.rows", "shampoo.columns")  # of a parameter's matrices, so not of its shape
-_SHAMPOO_KINDS = ("shampoo.momentum", *_COVARIANCES)
+COVARIANCES = ("shampoo.rows", "shampoo.columns")  # of a parameter's matrices, so not of its shape
+_SHAMPOO_KINDS = ("shampoo.momentum", *COVARIANCES)
 STATE_KINDS = (*_ADAMW_KINDS, *_MUON_KINDS, *_SHAMPOO_KINDS)  # of the state: a name is a kind, or "kind.parameter"
 
 
@@ -52,7 +52,7 @@ def covariance_shapes(recipe: Recipe, matrices: Shapes) -> dict[str, tuple[int, 
 
 def parameter_of(name: str) -> str | None:
     """Whose shape the tensor `name` of a stage's optimiser state has; a parameter is its own. None: nobody's."""
-    if name in STATE_KINDS or name.startswith(tuple(f"{kind}." for kind in _COVARIANCES)):
+    if name in STATE_KINDS or name.startswith(tuple(f"{kind}." for kind in COVARIANCES)):
         return None
     return next((name.removeprefix(f"{kind}.") for kind in STATE_KINDS if name.startswith(f"{kind}.")), name)
 

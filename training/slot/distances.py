@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlx.training.inner.states import STATE_KINDS
+from dlx.training.inner.states import COVARIANCES, STATE_KINDS
 from dlx.training.models import weights
 from dlx.training.recipe.recipe import InnerOptimiser, Precision, Recipe, packing
 
@@ -49,12 +49,27 @@ def thresholds(recipe: Recipe) -> Thresholds:
 
 
 def optimiser_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:
-    """The largest over the kinds of state: false moments at a segment's end would steer the next one."""
+    """The largest over the kinds of state: false moments at a segment's end would steer the next one. Of covariances,
+    which whiten a small gradient as much as a large one, the largest over their matrices."""
 
     def of(kind: str) -> Mapping[str, Tensor]:
         return {name: one for name, one in replayed.items() if name == kind or name.startswith(f"{kind}.")}
 
-    return max(distance(start, claimed, of(kind))[0] for kind in STATE_KINDS)
+    return max(
+        _matrix_distance(start, claimed, of(kind)) if kind in COVARIANCES else distance(start, claimed, of(kind))[0]
+        for kind in STATE_KINDS
+    )
+
+
+def _matrix_distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> float:
+    """The largest over the matrices [n, size, size] of all tensors."""
+    found = 0.0
+    for name, end in replayed.items():
+        claim = torch.from_numpy(claimed[name]).double()
+        apart = (end.cpu().double() - claim).square().sum((1, 2))
+        change = (claim - torch.from_numpy(start[name])).square().sum((1, 2))
+        found = max(found, *map(ratio, apart.tolist(), change.tolist()))
+    return found
 
 
 def distance(start: Arrays, claimed: Arrays, replayed: Mapping[str, Tensor]) -> tuple[float, float]:

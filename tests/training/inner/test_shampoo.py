@@ -173,17 +173,35 @@ def test_each_of_several_matrices_in_one_tensor_is_whitened_alone(
         assert torch.allclose(after[place], expected, atol=1e-6)  # type: ignore[index]
 
 
-def test_an_expert_that_no_token_meets_stays_but_for_its_decay() -> None:
-    parameter = torch.ones(2, 4, 4)
-    gradient = torch.randn(2, 4, 4, generator=_numbers(5))
-    gradient[1] = 0
-    one = Shampoo([parameter], lr=0.1, momentum=0.9, weight_decay=0.5)
-    for _ in range(300):
-        parameter.grad = gradient
+@pytest.mark.parametrize("shape", [(48, 12), (12, 48), (12, 12)])
+def test_both_covariances_stay_of_one_size_for_thousands_of_steps(shape: tuple[int, int]) -> None:
+    """Their product alone follows from the gradients: unbalanced, one would vanish and the other overflow."""
+    numbers, parameter = _numbers(7), torch.zeros(shape)
+    one = Shampoo([parameter], lr=0.0, momentum=0.9, weight_decay=0.0)
+    for _ in range(4000):
+        parameter.grad = torch.randn(shape, generator=numbers) * 1e-3
         one.step()
+    for side in ("rows", "columns"):
+        mean = one.state[parameter][side].diagonal(dim1=-2, dim2=-1).mean().item()
+        assert 0.5e-3 < mean < 2e-3, side
+
+
+@pytest.mark.parametrize("without", [range(0, 1), range(0, 7), range(40, 300)])
+def test_an_expert_without_tokens_waits_and_then_moves_like_the_others(without: range) -> None:
+    numbers, parameter = _numbers(5), torch.ones(2, 8, 8)
+    one = Shampoo([parameter], lr=0.1, momentum=0.9, weight_decay=0.0)
+    moved = []
+    for step in range(without.stop + 20):
+        before = parameter.clone()
+        parameter.grad = torch.randn(2, 8, 8, generator=numbers)
+        if step in without:
+            parameter.grad[1] = 0
+        one.step()
+        moved.append((parameter - before).square().mean((1, 2)).sqrt())
     assert parameter.isfinite().all()
-    assert torch.allclose(parameter[1], torch.tensor(0.95**300), rtol=1e-3)
-    parameter.grad = torch.randn(2, 4, 4, generator=_numbers(6))
-    before = parameter.clone()
-    one.step()
-    assert (parameter - before).abs().max() < 1, "nor does it leap when tokens come"
+    if without.start == 0:
+        assert all(moved[step][1] == 0 for step in without)
+    elif len(without) > 100:
+        assert moved[without.stop - 1][1] < 1e-6, "its momentum is over"
+    for fed, waited in moved[-10:]:
+        assert 0.3 * fed < waited < 3 * fed

@@ -277,13 +277,13 @@ def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
 
 
 class _FalseCovariances(InnerLoop):
-    """A last step after which the covariances are 2% smaller, so that the next segment's steps would be longer."""
+    """A last step after which a matrix's covariance is 2% smaller, so its steps in the next segment are longer."""
 
     def step(self, index: int, *rest: Any, **named: Any) -> float:
         loss = super().step(index, *rest, **named)
         if index == 19:
             for name, one in self.optimiser_state().items():
-                if name.startswith("shampoo.columns."):
+                if name.startswith("shampoo.columns.") and name.endswith("self_attn.q_proj.weight"):
                     one.mul_(0.98)
         return loss
 

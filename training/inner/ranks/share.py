@@ -19,11 +19,11 @@ from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.model import RankModel
 from dlx.training.inner.ranks.orders import Step
-from dlx.training.inner.ranks.owners import owners
+from dlx.training.inner.ranks.owners import stepping
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
 from dlx.training.inner.ranks.whole import RankedMuon, RankedShampoo, Whole
-from dlx.training.inner.states import STATE_KINDS, covariance_shapes, divide, optimiser_shapes
+from dlx.training.inner.states import COVARIANCES, STATE_KINDS, covariance_shapes, divide, optimiser_shapes
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
@@ -67,8 +67,9 @@ class Share:
         weights = {name: _mine(one).zero_() for name, one in self._parameters.items()}
         self.shapes, self.optimiser_shapes = stage_shapes(manifest, stage), optimiser_shapes(manifest, stage)
         cuts = {name: self._cut(name, shape) for name, shape in self.shapes.items()}
-        self._cuts = cuts | {f"{kind}.{name}": cut for kind in STATE_KINDS for name, cut in cuts.items()}
-        owner = owners(self.shapes, group.size)
+        shaped_alike = [kind for kind in STATE_KINDS if kind not in COVARIANCES]
+        self._cuts = cuts | {f"{kind}.{name}": cut for kind in shaped_alike for name, cut in cuts.items()}
+        owner = stepping(manifest, self.shapes, group.size)
         whole = {tensor: Whole(self._cuts[name], owner[name]) for name, tensor in weights.items()}
         ranked = {"muon": RankedMuon, "shampoo": RankedShampoo}
         of_matrices = {name: partial(one, ranks=group, whole=whole.__getitem__) for name, one in ranked.items()}
