@@ -220,8 +220,13 @@ def main(
         for seed in range(row.method.seeds)
     ]
     results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
-    shorter = [job(row.method, setting, choice, 0, length.search, True) for row, choice in zip(rows, best, strict=True)]
-    table = list(_rows(jobs, results, rows, [searched.get(one.key) for one in shorter]))
+    shorter = [
+        [job(row.method, setting, choice, seed, length.search, True) for seed in range(row.method.seeds)]
+        for row, choice in zip(rows, best, strict=True)
+        if length.search
+    ]
+    searched |= train_all([one for own in shorter for one in own], out, workers)
+    table = list(_rows(jobs, results, rows, [[searched[one.key] for one in own] for own in shorter]))
     heading = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.convergence", *sys.argv[1:]]),
         "machine": _machine(),
@@ -347,10 +352,10 @@ def _rows(
     jobs: Sequence[Job],
     results: dict[str, Result],
     rows: Sequence[Row],
-    shorter: Sequence[Result | None],
+    shorter: Sequence[Sequence[Result]],
 ) -> Iterator[dict[str, Any]]:
     """One row per method: means over its seeds. Gaps are to the same seeds of the best all-reduce, of those that have
-    most seeds; tokens of seed 0."""
+    most seeds. `shorter`: trainings of a search's length, of all seeds of each row; or empty."""
     every_step = [row.method for row in rows if row.method.every_step]
     most = max((method.seeds for method in every_step), default=0)
     base = min(
@@ -358,7 +363,7 @@ def _rows(
         key=lambda own: _mean([results[one.key] for one in own], "loss"),
         default=[],
     )
-    for row, short in zip(rows, shorter, strict=True):
+    for row, short in zip(rows, shorter or [[]] * len(rows), strict=True):
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
         same = [results[one.key] for one in base if one.seed < len(own)]
@@ -375,8 +380,8 @@ def _rows(
             "gap_percent": _gap(found, same, "loss"),
             "mean_loss": round(_mean(found, "mean_loss"), 4),
             "mean_gap_percent": _gap(found, same, "mean_loss"),
-            "search_loss": None if short is None else round(short["loss"], 4),
-            "tokens_percent": _tokens(first, short, same[0]["loss"] if same else math.nan),
+            "search_loss": round(_mean(short, "loss"), 4) if short else None,
+            "tokens_percent": _tokens(found, short, _mean(same, "loss")),
             "bytes_per_round": first["bytes_per_round"],
             "traffic_ratio": round(same[0]["bytes"] / first["bytes"], 1) if same else math.nan,
             "all_bytes_ratio": round(_carried(base[0], same[0]) / _carried(own[0], first), 1) if same else math.nan,
@@ -403,15 +408,16 @@ def _gap(found: Sequence[Result], base: Sequence[Result], key: str) -> float:
     return round(100 * (_mean(found, key) / _mean(base, key) - 1), 2)
 
 
-def _tokens(found: Result, shorter: Result | None, loss: float) -> float | None:
+def _tokens(found: Sequence[Result], shorter: Sequence[Result], wanted: float) -> float | None:
     """Tokens for all-reduce's loss, in percent of those that it has: loss falls by a power of the tokens, which the
-    method's own search, of a shorter length, shows. None where it does not."""
-    if shorter is None or shorter["steps"] >= found["steps"]:
+    method's own trainings of a search's length show. None where they do not."""
+    if not shorter or shorter[0]["steps"] >= found[0]["steps"]:
         return None
-    if not all(map(math.isfinite, (loss, found["loss"], shorter["loss"]))) or shorter["loss"] <= found["loss"]:
+    loss, before = _mean(found, "loss"), _mean(shorter, "loss")
+    if not all(map(math.isfinite, (wanted, loss, before))) or before <= loss:
         return None
-    power = math.log(shorter["loss"] / found["loss"]) / math.log(found["steps"] / shorter["steps"])
-    times = math.log(found["loss"] / loss) / power
+    power = math.log(before / loss) / math.log(found[0]["steps"] / shorter[0]["steps"])
+    times = math.log(loss / wanted) / power
     return round(100 * math.exp(times), 1) if times < 10 else None
 
 

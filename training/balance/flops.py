@@ -4,7 +4,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from dlx.training.inner.shampoo import EVERY, root_steps
+from dlx.training.inner.shampoo import EVERY, root_scales
 from dlx.training.inner.states import divide
 from dlx.training.models.shapes import active, model_shapes, stage_shapes
 from dlx.training.recipe.parameters import matrix_shape, rule
@@ -65,7 +65,7 @@ def _shampoo(recipe: Recipe, rows: int, columns: int) -> int:
     """Roots are taken where each of a round's segments begins, too."""
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     taken = sum(-(-min(length, steps - first) // EVERY) for first in range(0, steps, length))
-    roots = sum(root_steps(size) * 6 * size**3 for size in (rows, columns))
+    roots = sum(len(root_scales(size)) * 6 * size**3 for size in (rows, columns))
     return 6 * rows * columns * (rows + columns) + roots * taken // steps
 
 
