@@ -45,7 +45,7 @@ from dlx.training.recipe.manifest import ManifestError
 from dlx.training.recipe.presets import PRESETS
 
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
-DELAY_0, DELAY_1 = "default, delay 0", "default, delay 1"
+DELAYED = {"default, delay 1": "default, delay 0", "Shampoo, 128 of 4,096, delay 1": "Shampoo, 128 of 4,096"}
 # Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
 # and how often a payload is sent for each node that gets it.
 BESIDE, SENT = 16_500, 1.03
@@ -96,22 +96,22 @@ ROWS = (
         ),
         Choice(2, 2),
     ),
-    Row(Method(DELAY_0), Choice(2, 7, 5)),
-    Row(Method(DELAY_1, outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
+    Row(Method("default, delay 0"), Choice(2, 7, 5)),
+    Row(Method("default, delay 1", outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
     Row(Method("sparse", seeds=3, codec="topk", plan=_SPARSE["plan"], outer=_SPARSE["outer"]), Choice(2, 6, 5)),
     *(
         Row(
             Method(
-                f"Shampoo, {kept} of 4,096",
+                f"Shampoo, {kept} of 4,096{', delay 1' if delay else ''}",
                 seeds=3,
                 inner=_SHAMPOO,
                 codec="topk",
                 plan=_SPARSE["plan"] | {"rank": kept},
-                outer=_SPARSE["outer"],
+                outer=_SPARSE["outer"] | delay,
             ),
             Choice(2, 5, 6),
         )
-        for kept in (128, 60)
+        for kept, delay in ((128, {}), (128, {"delay": 1, "alpha": 1.0}), (60, {}))
     ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),
@@ -430,8 +430,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         reached = [row["method"] for row in rows if row["traffic_ratio"] >= ratio and row["gap_percent"] <= gap]
         lines.append(f"gap of at most {gap:g}% at {ratio} times less traffic: {', '.join(reached) or 'not reached'}")
     losses = {row["method"]: row["loss"] for row in rows}
-    if {DELAY_0, DELAY_1} <= losses.keys():
-        lines.append(f"delay 1 costs {100 * (losses[DELAY_1] / losses[DELAY_0] - 1):.1f}% over delay 0")
+    for late, prompt in DELAYED.items():
+        if {late, prompt} <= losses.keys():
+            lines.append(f"{late}: {100 * (losses[late] / losses[prompt] - 1):.1f}% over {prompt}")
     return "\n".join(lines) + "\n"
 
 

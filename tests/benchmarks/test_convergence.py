@@ -82,3 +82,11 @@ def test_the_rows_are_the_presets(name: str, preset: str) -> None:
     for key, value in PRESETS[preset]["inner"].items():
         assert inner[key] == (value if isinstance(value, str) else pytest.approx(value, rel=0.01)), key
     assert measured.method.outer == PRESETS[preset]["outer"] and measured.method.plan == PRESETS[preset]["plan"]
+
+
+def test_tokens_for_a_loss_follow_from_the_mean_losses_of_two_lengths() -> None:
+    found = [{"steps": 400, "loss": loss} for loss in (0.9, 1.1)]
+    shorter = [{"steps": 100, "loss": loss} for loss in (1.8, 2.2)]  # half of it with four times the tokens
+    assert convergence._tokens(found, shorter, 0.5) == pytest.approx(400)
+    assert convergence._tokens(found, shorter, 1.0) == pytest.approx(100)
+    assert convergence._tokens(found, [], 0.5) is None and convergence._tokens(found, found, 0.5) is None
