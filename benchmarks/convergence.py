@@ -45,7 +45,7 @@ from dlx.training.recipe.manifest import ManifestError
 from dlx.training.recipe.presets import PRESETS
 
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
-DELAYED = {"default, delay 1": "default, delay 0", "Shampoo, 128 of 4,096, delay 1": "Shampoo, 128 of 4,096"}
+DELAYED = {"default, delay 1": "default, delay 0", "Shampoo, delay 1, 128 of 4,096": "Shampoo, 128 of 4,096"}
 # Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
 # and how often a payload is sent for each node that gets it.
 BESIDE, SENT = 16_500, 1.03
@@ -88,13 +88,13 @@ ROWS = (
     Row(
         Method(
             "dilocox",
-            inner=_ADAMW,
+            inner=_ADAMW | {"beta2": _DILOCOX["inner"]["beta2"]},
             outer=_DILOCOX["outer"],
             codec="lowrank",
             plan=_DILOCOX["plan"],
             adaptive=True,
         ),
-        Choice(2, 2),
+        Choice(2, 4),
     ),
     Row(Method("default, delay 0"), Choice(2, 7, 5)),
     Row(Method("default, delay 1", outer={"lr": 0.8, "alpha": 0.8, "delay": 1}), Choice(2, 7, 5)),
@@ -102,7 +102,7 @@ ROWS = (
     *(
         Row(
             Method(
-                f"Shampoo, {kept} of 4,096{', delay 1' if delay else ''}",
+                f"Shampoo, {'delay 1, ' if delay else ''}{kept} of 4,096",
                 seeds=3,
                 inner=_SHAMPOO,
                 codec="topk",

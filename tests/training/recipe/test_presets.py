@@ -40,7 +40,8 @@ batch_size = 2
 def test_a_preset_stands_for_its_keys_and_stated_keys_win(tmp_path: Path) -> None:
     found = draft_from_toml(draft(tmp_path, 'preset = "dilocox"', "[plan]\ninner_steps = 50\n"))
     assert (found.inner.optimiser, found.codec.name) == ("adamw", "lowrank")
-    assert found.outer == Outer(lr=0.4, momentum=0.7, nesterov=True, delay=1)
+    assert found.outer == Outer(lr=0.7, momentum=0.5, nesterov=True, delay=1, alpha=0.7)
+    assert stable_below(found.outer) == 1
     assert (found.plan.inner_steps, found.plan.rank) == (50, 32)
     assert found.adaptive is not None and found.adaptive.inner_steps == 4 * 50
     assert found.rounds == 40, "as many as it takes if the rounds shrink to 5 inner steps"
