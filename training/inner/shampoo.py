@@ -111,7 +111,7 @@ def inverse_root(covariances: Tensor) -> Tensor:
 
 
 @cache
-def root_scales(size: int) -> list[float]:
+def root_scales(size: int) -> tuple[float, ...]:
     """Of the steps, three products each, from the least eigenvalue that the damping leaves until all are one.
 
     A step takes the root x of each eigenvalue to scale * x * (3 - (scale * x)**2) / 2. This scale gives the least and
@@ -123,7 +123,7 @@ def root_scales(size: int) -> list[float]:
         scale = math.sqrt(3 / (1 + least + least**2))
         least = scale * least * (3 - (scale * least) ** 2) / 2
         scales.append(scale)
-    return scales
+    return tuple(scales)
 
 
 def _balance(covariances: _Sides) -> None:

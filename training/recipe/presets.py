@@ -20,8 +20,8 @@ _SPARSE: dict[str, dict[str, Any]] = {
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
-    # DiLoCoX (arXiv 2506.21263) with its outer rate, a lower momentum than its 0.9, and with its own change in a round's
-    # start: without that its pair diverges here, and with the nearest that does not the loss ends 4% higher.
+    # DiLoCoX (arXiv 2506.21263) with its outer rate; with a lower momentum than its 0.9, and with the own change in a
+    # round's start: without that its pair diverges here, and the nearest that does not ends 4% higher.
     "dilocox": {
         "inner": {"optimiser": "adamw", "lr": 0.004, "weight_decay": 0.03, "beta2": 0.99, "final": 0.02},
         "outer": {"lr": 0.7, "momentum": 0.5, "nesterov": True, "delay": 1, "alpha": 0.7},
