@@ -222,8 +222,9 @@ def main(
     results = train_all(sorted(jobs, key=lambda job: job.seed), out, workers)
     shorter = [
         [job(row.method, setting, choice, seed, length.search, True) for seed in range(row.method.seeds)]
-        for row, choice in zip(rows, best, strict=True)
         if length.search
+        else []
+        for row, choice in zip(rows, best, strict=True)
     ]
     searched |= train_all([one for own in shorter for one in own], out, workers)
     table = list(_rows(jobs, results, rows, [[searched[one.key] for one in own] for own in shorter]))
@@ -355,7 +356,7 @@ def _rows(
     shorter: Sequence[Sequence[Result]],
 ) -> Iterator[dict[str, Any]]:
     """One row per method: means over its seeds. Gaps are to the same seeds of the best all-reduce, of those that have
-    most seeds. `shorter`: trainings of a search's length, of all seeds of each row; or empty."""
+    most seeds. `shorter`: trainings of a search's length, of all seeds of each row, or none."""
     every_step = [row.method for row in rows if row.method.every_step]
     most = max((method.seeds for method in every_step), default=0)
     base = min(
@@ -363,7 +364,7 @@ def _rows(
         key=lambda own: _mean([results[one.key] for one in own], "loss"),
         default=[],
     )
-    for row, short in zip(rows, shorter or [[]] * len(rows), strict=True):
+    for row, short in zip(rows, shorter, strict=True):
         own = [one for one in jobs if one.method.name == row.method.name]
         found = [results[one.key] for one in own]
         same = [results[one.key] for one in base if one.seed < len(own)]
