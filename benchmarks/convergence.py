@@ -45,7 +45,11 @@ from dlx.training.recipe.manifest import ManifestError
 from dlx.training.recipe.presets import PRESETS
 
 TARGETS = ((350, 1.5), (1000, 3.0))  # (traffic ratio at least, gap in percent at most)
-DELAYED = {"default, delay 1": "default, delay 0", "Shampoo, delay 1, 128 of 4,096": "Shampoo, 128 of 4,096"}
+DELAYED = {
+    "default, delay 1": "default, delay 0",
+    "Shampoo, delay 1, 216 of 4,096": "Shampoo, 216 of 4,096",
+    "Shampoo, delay 1, 128 of 4,096": "Shampoo, 128 of 4,096",
+}
 # Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
 # and how often a payload is sent for each node that gets it.
 BESIDE, SENT = 16_500, 1.03
@@ -53,6 +57,7 @@ BESIDE, SENT = 16_500, 1.03
 _NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # as in DiLoCo (arXiv 2311.08105)
 _ADAMW = {"optimiser": "adamw", "final": FINAL}
 _SHAMPOO = MUON | {"optimiser": "shampoo"}
+_LATE = {"delay": 1, "alpha": 1.0}
 _DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "ternary"))
 
 
@@ -111,7 +116,7 @@ ROWS = (
             ),
             Choice(2, 5, 6),
         )
-        for kept, delay in ((128, {}), (128, {"delay": 1, "alpha": 1.0}), (60, {}))
+        for kept, delay in ((216, {}), (216, _LATE), (128, {}), (128, _LATE), (60, {}))
     ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),

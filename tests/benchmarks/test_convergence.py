@@ -77,7 +77,7 @@ def test_what_is_set_wins_over_what_a_row_states_and_is_searched() -> None:
     [
         ("dilocox", "dilocox"),
         ("sparse", "sparse"),
-        ("Shampoo, 128 of 4,096", "shampoo"),
+        ("Shampoo, 216 of 4,096", "shampoo"),
         ("ternary, H 20", "ternary"),
     ],
 )
