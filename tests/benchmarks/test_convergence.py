@@ -90,6 +90,14 @@ def test_the_rows_are_the_presets(name: str, preset: str) -> None:
     assert measured.method.outer == PRESETS[preset]["outer"] and measured.method.plan == PRESETS[preset]["plan"]
 
 
+def test_what_a_delay_costs_is_told_of_rows_that_there_are() -> None:
+    methods = {row.method.name: row.method for row in ROWS}
+    for late, prompt in convergence.DELAYED.items():
+        outer = methods[late].outer
+        assert outer["delay"] == 1 and outer["alpha"] == outer.get("lr", 1.0)
+        assert methods[late].plan == methods[prompt].plan and "delay" not in methods[prompt].outer
+
+
 def test_tokens_for_a_loss_follow_from_the_mean_losses_of_two_lengths() -> None:
     found = [{"steps": 400, "loss": loss} for loss in (0.9, 1.1)]
     shorter = [{"steps": 100, "loss": loss} for loss in (1.8, 2.2)]  # half of it with four times the tokens

@@ -84,6 +84,11 @@ def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> N
     outer = "[outer]\nlr = 0.7\nmomentum = 0.9\nnesterov = true\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\n")))
     assert "outer.momentum 0.9" in warning and "over 36% of the error" in warning
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\nalpha = 0.7\n")))
+    assert "lower outer.momentum or outer.lr" in warning, "the own change alone does not tell what all found"
+    start = "[outer]\nlr = {0}\nmomentum = 0.5\nnesterov = true\ndelay = 1\nalpha = {0}\n"
+    for measured in (0.7, 1.0):  # and were fine: `dilocox`, and Shampoo with a delay
+        assert not warnings(draft_from_toml(draft(tmp_path, tables=start.format(measured))))
     assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
 
 
