@@ -20,7 +20,7 @@ def stable_below(outer: Outer) -> float:
     """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
 
     A linear analysis: the weights are one number, its error 1 at first, and the inner steps of a round take the part
-    `removed` off the error they start from.
+    `removed` off the error they start from. Of `alpha` half counts (see `_TOLD`).
     """
     low, high = 0.0, 1.0
     if _stays_small(outer, high):
