@@ -27,12 +27,14 @@ COLOURS = {
     "DiLoCo": "#0072b2",
     "default": "#d55e00",
     "sparse": "#7f7f7f",
+    "Shampoo": "#cc79a7",
     "ternary": "#009e73",
 }
 MARKERS = {
     "DiLoCo": ("s", "#0072b2"),
     "default": ("o", "#d55e00"),
     "sparse": ("^", "#000000"),
+    "Shampoo": ("v", "#cc79a7"),
     "ternary": ("D", "#009e73"),
 }
 LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
@@ -194,7 +196,7 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _family_named(name: str) -> str:
     if name.lower().startswith("diloco"):
         return "DiLoCo"
-    families = {"Shampoo": "sparse", "sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
+    families = {"Shampoo": "Shampoo", "sparse": "sparse", "topk": "sparse", "ternary": "ternary"}
     return next((family for start, family in families.items() if name.startswith(start)), "default")
 
 

@@ -43,7 +43,7 @@ def test_a_curve_ends_with_the_loss_in_the_table(trained: tuple[list[Job], dict[
 def test_every_method_has_a_look_of_its_own_in_few_colours(trained: tuple[list[Job], dict[str, Result]]) -> None:
     looks = picture.styles(picture.curves(*trained))
     assert len(set(looks)) == len(METHODS)
-    assert len({colour for colour, _, _ in looks}) <= 5
+    assert len({colour for colour, _, _ in looks}) == len(picture.COLOURS)
 
 
 def test_names_are_moved_apart_no_more_than_needed() -> None:
