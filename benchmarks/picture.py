@@ -1,10 +1,10 @@
-"""The convergence benchmark's pictures: held-out loss against tokens and against bytes, one curve per method; and the
-final losses beside the traffic, one point per method.
+"""The convergence benchmark's pictures: held-out loss against tokens and against bytes, one curve per method; and how
+far each method ends above all-reduce beside its traffic, one point per method.
 
 Readable in print and without colours: a family of methods has a colour, and each of its members a line and a marker of
 its own; a curve is named at its end. A point has its family's marker, and its name beside it.
 
-`python -m benchmarks.picture TABLE PNG` draws the points from the rows that `benchmarks.convergence --json` wrote.
+`python -m benchmarks.picture TABLE... PNG` draws the points from the rows that `benchmarks.convergence --json` wrote.
 """
 
 import json
@@ -127,16 +127,18 @@ def draw(found: Sequence[Curve], path: Path) -> None:
 
 
 def main(
-    table: Annotated[Path, typer.Argument(metavar="TABLE", exists=True, dir_okay=False, help="The benchmark's JSON.")],
+    tables: Annotated[
+        list[Path], typer.Argument(metavar="TABLE...", exists=True, dir_okay=False, help="The benchmark's JSON.")
+    ],
     png: Annotated[Path, typer.Argument(metavar="PNG", help="The picture to write.")],
 ) -> None:
-    """Draw each method's final loss beside its traffic."""
+    """Draw how far each method ends above all-reduce beside its traffic."""
     try:
-        found = json.loads(table.read_text())["rows"]
-        rows = [row for row in found if row["loss"] is not None]  # what diverged has none
+        rows = [row for table in tables for row in json.loads(table.read_text())["rows"]]
         description, figure = described(rows), frontier(rows)
     except (ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(f"{table}: expected what `benchmarks.convergence --json` writes") from error
+        named = ", ".join(map(str, tables))
+        raise typer.BadParameter(f"{named}: expected what `benchmarks.convergence --json` writes") from error
     try:
         figure.savefig(png, format="png", dpi=120, metadata={"Description": description})
     except OSError as error:
@@ -145,52 +147,67 @@ def main(
 
 def described(rows: Sequence[dict[str, Any]]) -> str:
     """What a picture of these rows carries, so that one of other rows is found out."""
-    return json.dumps([[row["method"], row["traffic_ratio"], row["loss"]] for row in rows])
+    return json.dumps([[row["method"], row["traffic_ratio"], row["gap_percent"]] for row in _points(rows)])
 
 
 def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """All-reduce as lines across, every other method as a point: filled beside payloads, hollow beside all bytes."""
+    """All-reduce as lines across, every other method as a point: filled beside payloads, hollow beside all bytes.
+
+    Rows of several tables can be drawn together, because each is beside the all-reduce of its own table."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6))
     axes = figure.add_subplot(
         xscale="log",
         xlabel="traffic: times less than all-reduce (filled: payloads, hollow: all bytes)",
-        ylabel="held-out loss after all tokens (nats per token)",
+        ylabel="held-out loss after all tokens, above the same seeds of all-reduce (%)",
     )
-    widest, names = max(row["traffic_ratio"] for row in rows), []
-    for row in rows:
-        name, ratio, loss = row["method"], row["traffic_ratio"], row["loss"]
+    drawn = _points(rows)
+    widest, names = max(row["traffic_ratio"] for row in drawn), []
+    for row in drawn:
+        name, ratio, gap = row["method"], row["traffic_ratio"], row["gap_percent"]
         if ratio == 1:  # exchanged in every step
             colour, line = "#000000", LINES.get(name, ":")
-            axes.plot((1, 1.5 * widest), (loss, loss), label=name, color=colour, linestyle=line, linewidth=1)
+            axes.plot((1, 1.5 * widest), (gap, gap), label=name, color=colour, linestyle=line, linewidth=1)
         else:
             marker, colour = MARKERS[_family_named(name)]
             look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
             if row["all_bytes_ratio"] is not None:
-                axes.plot(row["all_bytes_ratio"], loss, markerfacecolor="none", **look)
-            axes.plot(ratio, loss, label=name, **look)
-        names.append((f"{name}  {loss:.3f}", 1.5 * widest if ratio == 1 else ratio, loss, colour))
-    top = 1.12 * min(row["loss"] for row in rows)  # what is far above has its name at the edge
-    seen = [min(row["loss"], top) for row in rows]
-    gap = (max(seen) - min(seen)) / 18 or 1
-    places = spread(seen, gap)
+                axes.plot(row["all_bytes_ratio"], gap, markerfacecolor="none", **look)
+            axes.plot(ratio, gap, label=name, **look)
+        seeds = "one seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+        names.append((f"{name}  {gap:+.1f}%, {seeds}", 1.5 * widest if ratio == 1 else ratio, gap, colour))
+    top = 12.0  # percent; what is above has its name at the edge
+    seen = [min(row["gap_percent"], top) for row in drawn]
+    apart = (max(seen) - min(seen)) / 18 or 1
+    places = spread(seen, apart)
     # In a column of their own on the right, each with a line to its point.
-    for (text, ratio, loss, colour), place in zip(names, places, strict=True):
+    for (text, ratio, gap, colour), place in zip(names, places, strict=True):
         axes.annotate(
-            text if loss <= top else f"{text}, above",
-            (ratio, min(loss, top)),
+            text if gap <= top else f"{text}, above",
+            (ratio, min(gap, top)),
             (2 * widest, place),
             fontsize=9,
             color=colour,
             va="center",
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5), "shrinkB": 5},
         )
-    axes.set_xlim(1, 40 * widest)  # room for the names
-    axes.set_ylim(min(*seen, *places) - gap, max(*seen, *places) + gap)
+    axes.set_xlim(1, 400 * widest)  # room for the names
+    axes.set_xticks([10**exponent for exponent in range(6) if 10**exponent <= 1.5 * widest])
+    axes.minorticks_off()
+    axes.set_ylim(min(*seen, *places) - apart, max(*seen, *places) + apart)
     axes.xaxis.set_major_formatter("{x:g}")
     figure.tight_layout()
     return figure
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One of each method, without what diverged."""
+    named: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["gap_percent"] is not None:
+            named.setdefault(row["method"], row)
+    return list(named.values())
 
 
 def _family_named(name: str) -> str:

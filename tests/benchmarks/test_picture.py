@@ -18,6 +18,8 @@ from benchmarks.trainings import Job, Result, Setting
 METHODS = [row.method for row in ROWS]
 DOCS = Path(__file__).parents[2] / "docs"
 MEASURED: dict[str, Any] = json.loads((DOCS / "convergence.json").read_text())
+DRAWN = [DOCS / "convergence.json", DOCS / "convergence-shampoo.json"]
+POINTS: list[dict[str, Any]] = [row for path in DRAWN for row in json.loads(path.read_text())["rows"]]
 
 
 def result(end: float) -> Result:
@@ -102,20 +104,20 @@ def test_a_table_is_made_in_its_place_and_nothing_else_is_touched(tmp_path: Path
 
 
 def test_the_points_lie_where_the_rows_say() -> None:
-    (axes,) = picture.frontier(MEASURED["rows"]).axes
+    (axes,) = picture.frontier(POINTS).axes
     lines = {line.get_label(): line for line in axes.lines if not str(line.get_label()).startswith("_")}
-    assert lines.keys() == {row["method"] for row in MEASURED["rows"]}
-    for row in MEASURED["rows"]:
-        (*_, ratio), (*_, loss) = lines[row["method"]].get_data()
-        assert loss == row["loss"]
+    assert lines.keys() == {row["method"] for row in POINTS}
+    for row in POINTS:
+        (*_, ratio), (*_, gap) = lines[row["method"]].get_data()
+        assert gap == row["gap_percent"]
         assert ratio == row["traffic_ratio"] or row["traffic_ratio"] == 1
     hollow = [line.get_xdata()[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
-    assert hollow == [row["all_bytes_ratio"] for row in MEASURED["rows"] if row["traffic_ratio"] > 1]
-    assert len({line.get_color() for line in axes.lines}) <= 4
+    assert hollow == [row["all_bytes_ratio"] for row in POINTS if row["traffic_ratio"] > 1]
+    assert len({line.get_color() for line in axes.lines}) <= len(picture.COLOURS)
 
 
 def test_no_name_lies_on_another_or_on_a_point() -> None:
-    figure = picture.frontier(MEASURED["rows"])
+    figure = picture.frontier(POINTS)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     names = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to the points
@@ -128,14 +130,15 @@ def test_no_name_lies_on_another_or_on_a_point() -> None:
 
 
 def test_the_picture_in_the_docs_is_of_the_rows_in_the_repository() -> None:
-    assert picture.described(MEASURED["rows"]).encode() in (DOCS / "convergence.png").read_bytes()
+    assert picture.described(POINTS).encode() in (DOCS / "convergence.png").read_bytes()
 
 
 def test_the_command_draws_what_converged_and_refuses_other_files(tmp_path: Path) -> None:
     table, png = tmp_path / "table.json", tmp_path / "points.png"
-    table.write_text(json.dumps({"rows": [*MEASURED["rows"], MEASURED["rows"][-1] | {"loss": None}]}))
-    picture.main(table, png)
-    assert picture.described(MEASURED["rows"]).encode() in png.read_bytes()
+    diverged = MEASURED["rows"][-1] | {"method": "other", "loss": None, "gap_percent": None}
+    table.write_text(json.dumps({"rows": [*MEASURED["rows"], diverged]}))
+    picture.main([table, DRAWN[1]], png)
+    assert picture.described(POINTS).encode() in png.read_bytes()
     table.write_text("[]")
     with pytest.raises(typer.BadParameter, match="expected what"):
-        picture.main(table, png)
+        picture.main([table], png)
