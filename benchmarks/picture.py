@@ -9,6 +9,7 @@ its own; a curve is named at its end. A point has its family's marker, and its n
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +134,15 @@ def main(
     png: Annotated[Path, typer.Argument(metavar="PNG", help="The picture to write.")],
 ) -> None:
     """Draw how far each method ends above all-reduce beside its traffic."""
+    rows = [row for table in tables for row in _read(table)]
+    twice = [
+        name for name, count in Counter(row["method"] for row in rows if row["traffic_ratio"] > 1).items() if count > 1
+    ]
+    if twice:
+        raise typer.BadParameter(f"{twice[0]}: in two of the tables, expected each method in one")
+    figure = frontier(rows)
     try:
-        rows = [row for table in tables for row in json.loads(table.read_text())["rows"]]
-        description, figure = described(rows), frontier(rows)
-    except (ValueError, KeyError, TypeError) as error:
-        named = ", ".join(map(str, tables))
-        raise typer.BadParameter(f"{named}: expected what `benchmarks.convergence --json` writes") from error
-    try:
-        figure.savefig(png, format="png", dpi=120, metadata={"Description": description})
+        figure.savefig(png, format="png", dpi=120, metadata={"Description": described(rows)})
     except OSError as error:
         raise typer.BadParameter(f"{png}: {error.strerror}") from error
 
@@ -190,24 +192,29 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
             fontsize=9,
             color=colour,
             va="center",
+            annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5), "shrinkB": 5},
         )
-    axes.set_xlim(1, 400 * widest)  # room for the names
-    axes.set_xticks([10**exponent for exponent in range(6) if 10**exponent <= 1.5 * widest])
-    axes.minorticks_off()
+    axes.set_xlim(1, 1.5 * widest)
     axes.set_ylim(min(*seen, *places) - apart, max(*seen, *places) + apart)
     axes.xaxis.set_major_formatter("{x:g}")
-    figure.tight_layout()
+    figure.tight_layout()  # the names have room, too
     return figure
 
 
+def _read(table: Path) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = json.loads(table.read_text())["rows"]
+        frontier(rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"{table}: expected what `benchmarks.convergence --json` writes") from error
+    return rows
+
+
 def _points(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One of each method, without what diverged."""
-    named: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["gap_percent"] is not None:
-            named.setdefault(row["method"], row)
-    return list(named.values())
+    """Without what diverged; all-reduce, which every table has, once."""
+    named = {row["method"]: row for row in reversed(rows) if row["gap_percent"] is not None}
+    return [*reversed(named.values())]
 
 
 def _family_named(name: str) -> str:

@@ -126,7 +126,7 @@ def test_no_name_lies_on_another_or_on_a_point() -> None:
         if line.get_marker() != "None":
             x, y = axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))
             assert not any(name.contains(x, y) for name in names)
-    assert all(axes.bbox.x0 < name.x0 and name.x1 < axes.bbox.x1 for name in names)
+    assert all(axes.bbox.x1 < name.x0 and name.x1 < figure.bbox.x1 for name in names), "beside the points"
 
 
 def test_the_picture_in_the_docs_is_of_the_rows_in_the_repository() -> None:
@@ -139,6 +139,8 @@ def test_the_command_draws_what_converged_and_refuses_other_files(tmp_path: Path
     table.write_text(json.dumps({"rows": [*MEASURED["rows"], diverged]}))
     picture.main([table, DRAWN[1]], png)
     assert picture.described(POINTS).encode() in png.read_bytes()
+    with pytest.raises(typer.BadParameter, match="Shampoo, 216 of 4,096: in two of the tables"):
+        picture.main([*DRAWN, DOCS / "convergence-slots.json"], png)
     table.write_text("[]")
-    with pytest.raises(typer.BadParameter, match="expected what"):
-        picture.main([table], png)
+    with pytest.raises(typer.BadParameter, match=r"table\.json: expected what"):
+        picture.main([*DRAWN, table], png)

@@ -1,5 +1,7 @@
 """What is known to go wrong with a draft's choices, before a run is made of it."""
 
+from msgspec.structs import replace
+
 from dlx.training.recipe.draft import Draft
 from dlx.training.recipe.recipe import Outer
 
@@ -7,9 +9,9 @@ ROUNDS = 1000  # of the linear analysis: what has not grown by then does not gro
 
 # As `python -m benchmarks.stability` measured with momentum: 0.36 diverges, 0.60 and 0.63 swing for 100 rounds.
 UNSTABLE_BELOW = 0.65
-# Of a replica's own change, how much tells what all found; the rest is its samples' noise. With all of it every pair
-# would be stable with `alpha` = outer rate, but 0.7 and 0.9 swing so too when trained; 0.7 and 0.5 do not.
-_TOLD = 0.5
+# Of a replica's own change, how much tells what all found, at least and at most; the rest is its samples' noise. If all
+# of it always did, any pair would be stable with `alpha` = outer rate, but trained so 0.7 and 0.9 swing.
+_TOLD = (0.5, 1.0)
 
 # Up to how many replicas which outer rate and momentum (Nesterov) were best in MuLoCo (arXiv 2505.23725), Muon inside.
 PAIRS = ((4, 0.7, 0.6), (8, 0.9, 0.8), (64, 1.0, 0.9))
@@ -20,7 +22,7 @@ def stable_below(outer: Outer) -> float:
     """The part of the error that a round may remove (0 to 1) before this outer optimiser lets the error grow.
 
     A linear analysis: the weights are one number, its error 1 at first, and the inner steps of a round take the part
-    `removed` off the error they start from. Of `alpha` half counts (see `_TOLD`).
+    `removed` off the error they start from. Of the own change that `alpha` adds half may be noise (see `_TOLD`).
     """
     low, high = 0.0, 1.0
     if _stays_small(outer, high):
@@ -34,13 +36,16 @@ def stable_below(outer: Outer) -> float:
 def warnings(draft: Draft) -> list[str]:
     """What the run's creator should hear about, one line each."""
     found, outer, adaptive = [], draft.outer, draft.adaptive
-    limit = stable_below(outer)
-    if limit < UNSTABLE_BELOW:
+    if not _stable(outer):
+        limit = stable_below(outer)
         used = ["momentum"] * (outer.momentum > 0) + ["alpha"] * (outer.alpha > outer.lr) + ["lr"]
         values = ", ".join(f"outer.{key} {getattr(outer, key):g}" for key in used)
+        other = replace(outer, alpha=outer.lr)
+        cure = f"set outer.alpha to outer.lr, {outer.lr:g}, or " if outer.alpha < outer.lr and _stable(other) else ""
         found.append(
-            f"{values} with outer.delay {outer.delay} diverges once a round removes over {100 * limit:.0f}% of the "
-            f"error, as it does early in a run or in a short one: lower {' or '.join(f'outer.{key}' for key in used)}"
+            f"{values} with outer.delay {outer.delay} swings or diverges once a round removes over {100 * limit:.0f}% "
+            f"of the error, as it does early in a run or in a short one: {cure}lower "
+            + " or ".join(f"outer.{key}" for key in used)
         )
     replicas, lr, momentum = next(pair for pair in PAIRS if draft.max_replicas <= pair[0])
     if outer.momentum and _reach(outer.lr, outer.momentum) > _TOO_FAR * _reach(lr, momentum):
@@ -68,10 +73,18 @@ def _reach(lr: float, momentum: float) -> float:
     return lr / (1 - momentum)
 
 
+def _stable(outer: Outer) -> bool:
+    return stable_below(outer) >= UNSTABLE_BELOW
+
+
 def _stays_small(outer: Outer, removed: float) -> bool:
+    return all(_settles(outer, removed, told) for told in _TOLD)
+
+
+def _settles(outer: Outer, removed: float, told: float) -> bool:
     errors, momentum, own = [1.0] * (outer.delay + 1), 0.0, 0.0
     for _ in range(ROUNDS):
-        own = removed * (errors[0] - _TOLD * outer.alpha * own)
+        own = removed * (errors[0] - told * outer.alpha * own)
         momentum = outer.momentum * momentum + own
         step = own + outer.momentum * momentum if outer.nesterov else momentum
         errors = [*errors, errors[-1] - outer.lr * step][1:]
