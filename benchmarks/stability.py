@@ -1,4 +1,5 @@
-"""Which outer rates and momenta stay stable with the paper's one-step delay, by its rule that a start lacks a round.
+"""Which outer rates and momenta stay stable with the paper's one-step delay: by its rule a start lacks a round, with
+`--alpha 1` all of it but the own change.
 
 `python -m benchmarks.stability [--json FILE]` trains a small model for 100 rounds of 125 inner steps with pair after
 pair, from the paper's 0.7 and 0.9 on to those further away, until one stays stable: that is the nearest.
@@ -30,6 +31,10 @@ def main(
     rounds: Annotated[int, typer.Option(min=4, help="Outer rounds.")] = ROUNDS,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps of a round.")] = 125,
     lr: Annotated[float, typer.Option(help="Inner learning rate.")] = 4e-3,
+    alpha: Annotated[
+        float,
+        typer.Option(min=0, help="Of the own last change, in a round's start, as a multiple of the outer rate."),
+    ] = 0.0,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
     ),
@@ -44,9 +49,9 @@ def main(
     rows: list[dict[str, Any]] = []
     while len(rows) < len(PAIRS) and not any(row["stable"] for row in rows):
         pairs = PAIRS[len(rows) : len(rows) + workers]
-        jobs = [Job(_method(pair, inner_steps), setting, lr, 0, steps) for pair in pairs]
+        jobs = [Job(_method(pair, alpha, inner_steps), setting, lr, 0, steps) for pair in pairs]
         results = train_all(jobs, out, workers)
-        rows += [_row(pair, results[job.key]) for pair, job in zip(pairs, jobs, strict=True)]
+        rows += [_row(pair, alpha, results[job.key]) for pair, job in zip(pairs, jobs, strict=True)]
     sys.stdout.write("outer lr  momentum  linear analysis: stable below  held-out loss    best  stable\n")
     for row in rows:
         shown = "yes" if row["stable"] else "no"
@@ -59,32 +64,31 @@ def main(
         json_file.write_text(json.dumps({"rows": [finite(row) for row in rows], "nearest": nearest}, indent=2) + "\n")
 
 
-def _row(pair: tuple[float, float], result: Result) -> dict[str, Any]:
+def _row(pair: tuple[float, float], alpha: float, result: Result) -> dict[str, Any]:
     return {
         "lr": pair[0],
         "momentum": pair[1],
-        "stable_below": round(stable_below(Outer(**_outer(pair))), 3),
+        "stable_below": round(stable_below(Outer(**_outer(pair, alpha))), 3),
         "loss": result["loss"],
         "best": min(loss for _, _, loss in result["curve"]),
         "stable": _stable(result),
     }
 
 
-def _method(pair: tuple[float, float], inner_steps: int) -> Method:
+def _method(pair: tuple[float, float], alpha: float, inner_steps: int) -> Method:
     preset = PRESETS["dilocox"]
     plan = preset["plan"] | {"inner_steps": inner_steps, "rank": 8}
     return Method(
         f"outer lr {pair[0]:g}, momentum {pair[1]:g}",
-        outer=_outer(pair),
+        outer=_outer(pair, alpha),
         inner={"optimiser": "adamw"},
         codec=preset["codec"]["name"],
         plan=plan,
     )
 
 
-def _outer(pair: tuple[float, float]) -> dict[str, Any]:
-    """By the paper's rule: with nothing of the own change in the start."""
-    return {"lr": pair[0], "momentum": pair[1], "nesterov": True, "delay": 1, "alpha": 0.0}
+def _outer(pair: tuple[float, float], alpha: float) -> dict[str, Any]:
+    return {"lr": pair[0], "momentum": pair[1], "nesterov": True, "delay": 1, "alpha": alpha * pair[0]}
 
 
 def _stable(result: Result) -> bool:

@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # SparseLoCo (arXiv 2508.15706): a 32nd of the values, two bits each, exchanged often.
     "sparse": _SPARSE,
-    # With what loses least in rounds, for 3.7 to 5 times Muon's state, and more values: 362 times less than gradients.
+    # With what loses least in rounds, for more state, operations and values: 362 times less than gradients.
     "shampoo": _SPARSE
     | {
         "inner": _MUON | {"optimiser": "shampoo", "lr": 0.008, "matrix_lr": 0.0057},

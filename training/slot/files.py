@@ -2,7 +2,7 @@
 the last change with its payload, which give the residual (canonical files and a blob, named by their sha256), and in
 `rounds/` what audits may ask for (see slot.undecided).
 
-With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little, Shampoo: 3.7 to 5 W), n segments a
+With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little, Shampoo: several W), n segments a
 round and a segment's received tensors of B, a round takes n (W + O + B) + W there, and each is kept until its draw is
 known.
 """
