@@ -49,7 +49,6 @@ DELAYED = {
     "default, delay 1": "default, delay 0",
     "Shampoo, delay 1, 216 of 4,096": "Shampoo, 216 of 4,096",
     "Shampoo, delay 1, 128 of 4,096": "Shampoo, 128 of 4,096",
-    "Shampoo, delay 1, H 3, 112 of 4,096": "Shampoo, 216 of 4,096",
 }
 # Bytes that a node sends in a round beside payloads: gossip and signalling of 4 members, and the chain (docs/links.md);
 # and how often a payload is sent for each node that gets it.
@@ -118,17 +117,6 @@ ROWS = (
             Choice(2, 5, 6),
         )
         for kept, delay in ((216, {}), (216, _LATE), (128, {}), (128, _LATE), (60, {}))
-    ),
-    Row(
-        Method(
-            "Shampoo, delay 1, H 3, 112 of 4,096",
-            seeds=3,
-            inner=_SHAMPOO,
-            codec="topk",
-            plan=_SPARSE["plan"] | {"rank": 112, "inner_steps": 3},
-            outer=_SPARSE["outer"] | _LATE,
-        ),
-        Choice(2, 5, 6),
     ),
     Row(
         Method("topk 60 of 4,096", seeds=3, codec="topk", plan=_SPARSE["plan"] | {"rank": 60}, outer=_SPARSE["outer"]),

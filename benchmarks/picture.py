@@ -40,7 +40,7 @@ MARKERS = {
 }
 LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
 # Line and marker, one after the other within a family.
-STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"), ("-", "D"), ("--", "o"))
+STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "v"), ("-", "D"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks import convergence
 from benchmarks.convergence import ROWS
-from benchmarks.trainings import Method, Setting, tokens_of
+from benchmarks.trainings import Setting, tokens_of
 from dlx.training.recipe.presets import PRESETS
 
 KEYS = {"method", "seeds", "loss", "gap_percent", "bytes_per_round", "traffic_ratio", "steps", "seconds"}
@@ -90,16 +90,12 @@ def test_the_rows_are_the_presets(name: str, preset: str) -> None:
     assert measured.method.outer == PRESETS[preset]["outer"] and measured.method.plan == PRESETS[preset]["plan"]
 
 
-def _values_a_step(method: Method) -> float:
-    return method.plan.get("rank", 4096) / method.plan["inner_steps"]
-
-
 def test_what_a_delay_costs_is_told_of_rows_that_there_are() -> None:
     methods = {row.method.name: row.method for row in ROWS}
     for late, prompt in convergence.DELAYED.items():
         outer = methods[late].outer
         assert outer["delay"] == 1 and outer["alpha"] == outer.get("lr", 1.0)
-        assert _values_a_step(methods[late]) <= _values_a_step(methods[prompt]) and "delay" not in methods[prompt].outer
+        assert methods[late].plan == methods[prompt].plan and "delay" not in methods[prompt].outer
 
 
 def test_tokens_for_a_loss_follow_from_the_mean_losses_of_two_lengths() -> None:
