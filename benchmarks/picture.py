@@ -22,21 +22,14 @@ from benchmarks.trainings import Job, Method, Result, tokens_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of lines and of points, by family.
-COLOURS = {
-    "all-reduce": "#000000",
-    "DiLoCo": "#0072b2",
-    "default": "#d55e00",
-    "sparse": "#7f7f7f",
-    "Shampoo": "#cc79a7",
-    "ternary": "#009e73",
-}
-MARKERS = {
-    "DiLoCo": ("s", "#0072b2"),
-    "default": ("o", "#d55e00"),
-    "sparse": ("^", "#000000"),
-    "Shampoo": ("v", "#cc79a7"),
-    "ternary": ("D", "#009e73"),
+# Of each family: the colour of its lines and points, and its points' marker.
+LOOKS = {
+    "all-reduce": ("#000000", ""),
+    "DiLoCo": ("#0072b2", "s"),
+    "default": ("#d55e00", "o"),
+    "sparse": ("#7f7f7f", "^"),
+    "Shampoo": ("#cc79a7", "v"),
+    "ternary": ("#009e73", "D"),
 }
 LINES = {"all-reduce Muon": "-", "all-reduce AdamW": "--"}
 # Line and marker, one after the other within a family.
@@ -68,10 +61,10 @@ def curves(jobs: Sequence[Job], results: dict[str, Result]) -> list[Curve]:
 
 def styles(found: Sequence[Curve]) -> list[tuple[str, str, str]]:
     """Colour, line and marker of each curve."""
-    seen = dict.fromkeys(COLOURS, 0)
+    seen = dict.fromkeys(LOOKS, 0)
     chosen = []
     for curve in found:
-        chosen.append((COLOURS[curve.family], *STYLES[seen[curve.family] % len(STYLES)]))
+        chosen.append((LOOKS[curve.family][0], *STYLES[seen[curve.family] % len(STYLES)]))
         seen[curve.family] += 1
     return chosen
 
@@ -134,11 +127,15 @@ def main(
     png: Annotated[Path, typer.Argument(metavar="PNG", help="The picture to write.")],
 ) -> None:
     """Draw how far each method ends above all-reduce beside its traffic."""
-    rows = [row for table in tables for row in _read(table)]
-    twice = [
-        name for name, count in Counter(row["method"] for row in rows if row["traffic_ratio"] > 1).items() if count > 1
-    ]
-    if twice:
+    if png.suffix != ".png":  # a table, where the picture's name was forgotten
+        raise typer.BadParameter(f"{png}: expected a name that ends in .png", param_hint="PNG")
+    read = [_read(table) for table in tables]
+    for (size, _), table in zip(read, tables, strict=True):
+        if size != read[0][0]:
+            raise typer.BadParameter(f"{table}: of {size}, the first table is of {read[0][0]}")
+    rows = [row for _, rows in read for row in rows]
+    points = Counter(row["method"] for row in rows if row["traffic_ratio"] > 1)
+    if twice := [name for name, count in points.items() if count > 1]:
         raise typer.BadParameter(f"{twice[0]}: in two of the tables, expected each method in one")
     figure = frontier(rows)
     try:
@@ -172,14 +169,14 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
             colour, line = "#000000", LINES.get(name, ":")
             axes.plot((1, 1.5 * widest), (gap, gap), label=name, color=colour, linestyle=line, linewidth=1)
         else:
-            marker, colour = MARKERS[_family_named(name)]
+            colour, marker = LOOKS[_family_named(name)]
             look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
             if row["all_bytes_ratio"] is not None:
                 axes.plot(row["all_bytes_ratio"], gap, markerfacecolor="none", **look)
             axes.plot(ratio, gap, label=name, **look)
         seeds = "one seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
         names.append((f"{name}  {gap:+.1f}%, {seeds}", 1.5 * widest if ratio == 1 else ratio, gap, colour))
-    top = 12.0  # percent; what is above has its name at the edge
+    top = 12.0  # percent; what is far above has its name at the edge
     seen = [min(row["gap_percent"], top) for row in drawn]
     apart = (max(seen) - min(seen)) / 18 or 1
     places = spread(seen, apart)
@@ -202,19 +199,23 @@ def frontier(rows: Sequence[dict[str, Any]]) -> "Figure":
     return figure
 
 
-def _read(table: Path) -> list[dict[str, Any]]:
+def _read(table: Path) -> tuple[str, list[dict[str, Any]]]:
+    """What was trained, and the rows of what converged."""
     try:
-        rows: list[dict[str, Any]] = json.loads(table.read_text())["rows"]
+        found = json.loads(table.read_text())
+        rows = [row for row in found["rows"] if row["gap_percent"] is not None]
         frontier(rows)
+        return found["size"], rows
     except (ValueError, KeyError, TypeError) as error:
         raise typer.BadParameter(f"{table}: expected what `benchmarks.convergence --json` writes") from error
-    return rows
 
 
 def _points(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what diverged; all-reduce, which every table has, once."""
-    named = {row["method"]: row for row in reversed(rows) if row["gap_percent"] is not None}
-    return [*reversed(named.values())]
+    """All-reduce, which every table has, once."""
+    named: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        named.setdefault(row["method"], row)
+    return list(named.values())
 
 
 def _family_named(name: str) -> str:

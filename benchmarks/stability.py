@@ -1,5 +1,5 @@
-"""Which outer rates and momenta stay stable with the paper's one-step delay: by its rule a start lacks a round, with
-`--alpha 1` all of it but the own change.
+"""Which outer rates and momenta stay stable with the paper's one-step delay. By its rule a round's start lacks what the
+last round found; with `--alpha 1` it has of that what the replica found itself.
 
 `python -m benchmarks.stability [--json FILE]` trains a small model for 100 rounds of 125 inner steps with pair after
 pair, from the paper's 0.7 and 0.9 on to those further away, until one stays stable: that is the nearest.
@@ -33,7 +33,9 @@ def main(
     lr: Annotated[float, typer.Option(help="Inner learning rate.")] = 4e-3,
     alpha: Annotated[
         float,
-        typer.Option(min=0, help="Of the own last change, in a round's start, as a multiple of the outer rate."),
+        typer.Option(
+            min=0, max=100, help="Of the own last change, in a round's start, as a multiple of the outer rate."
+        ),
     ] = 0.0,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
@@ -52,12 +54,12 @@ def main(
         jobs = [Job(_method(pair, alpha, inner_steps), setting, lr, 0, steps) for pair in pairs]
         results = train_all(jobs, out, workers)
         rows += [_row(pair, alpha, results[job.key]) for pair, job in zip(pairs, jobs, strict=True)]
-    sys.stdout.write("outer lr  momentum  linear analysis: stable below  held-out loss    best  stable\n")
+    sys.stdout.write("outer lr  momentum  alpha  linear analysis: stable below  held-out loss    best  stable\n")
     for row in rows:
         shown = "yes" if row["stable"] else "no"
         losses = f"{row['loss']:>13.4f}  {row['best']:>6.4f}"
-        cells = f"{row['lr']:>8g}  {row['momentum']:>8g}  {row['stable_below']:>29g}  {losses}  {shown:>6}"
-        sys.stdout.write(cells + "\n")
+        pair = f"{row['lr']:>8g}  {row['momentum']:>8g}  {row['alpha']:>5g}"
+        sys.stdout.write(f"{pair}  {row['stable_below']:>29g}  {losses}  {shown:>6}\n")
     nearest = next(((row["lr"], row["momentum"]) for row in rows if row["stable"]), None)
     sys.stdout.write(f"stable over {rounds} rounds and nearest to {PAPER}: {nearest or 'none'}\n")
     if json_file is not None:
@@ -68,6 +70,7 @@ def _row(pair: tuple[float, float], alpha: float, result: Result) -> dict[str, A
     return {
         "lr": pair[0],
         "momentum": pair[1],
+        "alpha": round(alpha * pair[0], 3),
         "stable_below": round(stable_below(Outer(**_outer(pair, alpha))), 3),
         "loss": result["loss"],
         "best": min(loss for _, _, loss in result["curve"]),

@@ -45,7 +45,7 @@ def test_a_curve_ends_with_the_loss_in_the_table(trained: tuple[list[Job], dict[
 def test_every_method_has_a_look_of_its_own_in_few_colours(trained: tuple[list[Job], dict[str, Result]]) -> None:
     looks = picture.styles(picture.curves(*trained))
     assert len(set(looks)) == len(METHODS)
-    assert len({colour for colour, _, _ in looks}) == len(picture.COLOURS)
+    assert len({colour for colour, _, _ in looks}) == len(picture.LOOKS)
 
 
 def test_names_are_moved_apart_no_more_than_needed() -> None:
@@ -71,11 +71,22 @@ def test_the_tables_in_the_docs_are_of_the_rows_in_the_repository() -> None:
 
 def test_what_the_readme_says_of_loss_is_of_the_rows_in_the_repository() -> None:
     readme = (DOCS.parent / "README.md").read_text()
+    labels = {
+        "default, delay 0": "codec and rounds of the defaults",
+        "ternary, H 20": "`ternary`",
+        "sparse": "`sparse`",
+        "topk 60 of 4,096": "`sparse`, 60 of 4,096 values sent",
+        "Shampoo, 216 of 4,096": "`shampoo`",
+        "Shampoo, 128 of 4,096": "`shampoo`, 128 of 4,096 values sent",
+        "Shampoo, 60 of 4,096": "`shampoo`, 60 of 4,096 values sent",
+    }
     for row in POINTS:
-        if row["traffic_ratio"] > 1 and row["method"] != "ternary, H 52":
+        if row["method"] in labels:
+            traffic = f"{row['traffic_ratio']:,.0f} | {row['all_bytes_ratio']:.0f}"
             seeds = ", one seed" if row["seeds"] == 1 else ""
-            said = f"| {row['traffic_ratio']:,.0f} | {row['all_bytes_ratio']:.0f} | {row['gap_percent']:.1f}%{seeds} |"
-            assert said in readme, row["method"]
+            assert f"| {labels[row['method']]} | {traffic} | {row['gap_percent']:.1f}%{seeds} |" in readme, row[
+                "method"
+            ]
 
 
 def test_a_page_whose_results_are_missing_stays_as_it_is(tmp_path: Path) -> None:
@@ -114,7 +125,7 @@ def test_the_points_lie_where_the_rows_say() -> None:
         assert ratio == row["traffic_ratio"] or row["traffic_ratio"] == 1
     hollow = [line.get_xdata()[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
     assert hollow == [row["all_bytes_ratio"] for row in POINTS if row["traffic_ratio"] > 1]
-    assert len({line.get_color() for line in axes.lines}) <= len(picture.COLOURS)
+    assert len({line.get_color() for line in axes.lines}) <= len(picture.LOOKS)
 
 
 def test_no_name_lies_on_another_or_on_a_point() -> None:
@@ -134,14 +145,27 @@ def test_the_picture_in_the_docs_is_of_the_rows_in_the_repository() -> None:
     assert picture.described(POINTS).encode() in (DOCS / "convergence.png").read_bytes()
 
 
-def test_the_command_draws_what_converged_and_refuses_other_files(tmp_path: Path) -> None:
+def test_the_command_draws_what_converged_and_refuses_what_is_no_table_or_of_another_size(tmp_path: Path) -> None:
     table, png = tmp_path / "table.json", tmp_path / "points.png"
-    diverged = MEASURED["rows"][-1] | {"method": "other", "loss": None, "gap_percent": None}
-    table.write_text(json.dumps({"rows": [*MEASURED["rows"], diverged]}))
+    diverged = MEASURED["rows"][-1] | {"method": "other", "loss": None, "gap_percent": None, "traffic_ratio": None}
+    table.write_text(json.dumps(MEASURED | {"rows": [*MEASURED["rows"], diverged]}))
     picture.main([table, DRAWN[1]], png)
     assert picture.described(POINTS).encode() in png.read_bytes()
     with pytest.raises(typer.BadParameter, match="Shampoo, 216 of 4,096: in two of the tables"):
         picture.main([*DRAWN, DOCS / "convergence-slots.json"], png)
+    with pytest.raises(typer.BadParameter, match=r"convergence-96\.json: of 492,384 parameters"):
+        picture.main([*DRAWN, DOCS / "convergence-96.json"], png)
+    kept = table.read_text()
+    with pytest.raises(typer.BadParameter, match=r"table\.json: expected a name that ends in \.png"):
+        picture.main(DRAWN, table)
+    assert table.read_text() == kept
     table.write_text("[]")
     with pytest.raises(typer.BadParameter, match=r"table\.json: expected what"):
         picture.main([*DRAWN, table], png)
+
+
+def test_what_is_far_above_has_its_name_at_the_edge() -> None:
+    far = MEASURED["rows"][-1] | {"method": "far", "gap_percent": 50.0}
+    (axes,) = picture.frontier([*MEASURED["rows"], far]).axes
+    assert axes.get_ylim()[1] < 20
+    assert any(text.get_text() == "far  +50.0%, one seed, above" for text in axes.texts)

@@ -80,10 +80,15 @@ def test_the_stability_of_nesterov_with_a_delay() -> None:
     assert stable_below(Outer(lr=0.8, alpha=0.8, delay=1)) == 1
 
 
-@pytest.mark.parametrize(("momentum", "alpha", "limit"), [(0.9, 0.7, 0.55), (0.5, 0.7, 1), (0.5, 2.5, 0.493)])
+@pytest.mark.parametrize(
+    ("momentum", "alpha", "limit"), [(0.9, 0.7, 0.55), (0.9, 1.4, 0.55), (0.5, 0.7, 1), (0.5, 2.5, 0.493)]
+)
 def test_a_start_ahead_by_the_own_change_is_stable_neither_whatever_the_momentum_nor_however_far(
     momentum: float, alpha: float, limit: float
 ) -> None:
+    assert stable_below(Outer(lr=1.0, momentum=0.5, nesterov=True, delay=1, alpha=1.0)) == pytest.approx(
+        0.915, abs=0.001
+    )
     outer = Outer(lr=0.7, momentum=momentum, nesterov=True, delay=1, alpha=alpha)
     assert stable_below(outer) == pytest.approx(limit, abs=0.001)
 
@@ -96,7 +101,10 @@ def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> N
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\nalpha = 0.7\n")))
     assert "lower outer.momentum or outer.lr" in warning, "the own change alone does not tell what all found"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, 'preset = "shampoo"', "[outer]\ndelay = 1\n")))
-    assert "one: set outer.alpha to outer.lr, 1, or lower outer.momentum or outer.lr" in warning
+    assert "one: set outer.alpha = 1 (outer.lr), or lower outer.momentum or outer.lr" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "shampoo"', "[outer]\ndelay = 1\nalpha = 1.0\n")))
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=outer + "delay = 1\nalpha = 1.4\n")))
+    assert "over 55% of the error" in warning, "more than the outer rate cures no more"
     start = "[outer]\nlr = {0}\nmomentum = 0.5\nnesterov = true\ndelay = 1\nalpha = {0}\n"
     for measured in (0.7, 1.0):  # and were fine: `dilocox`, and Shampoo with a delay
         assert not warnings(draft_from_toml(draft(tmp_path, tables=start.format(measured))))
