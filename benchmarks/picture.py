@@ -211,7 +211,7 @@ def _read(table: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _points(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All-reduce, which every table has, once."""
+    """Each method once: every table has all-reduce."""
     named: dict[str, dict[str, Any]] = {}
     for row in rows:
         named.setdefault(row["method"], row)
