@@ -24,7 +24,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
 from dlx.training.outer.policy import measure, multipliers
 from dlx.training.outer.products import Plain, gram
-from dlx.training.outer.step import outer_step
+from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
 from tests.attacks.lies import Lie, Tensors
 
@@ -54,9 +54,11 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
                     [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
                 )
                 weights = list(multipliers(measure(policy, [steps] * REPLICAS, products.tolist())))
-            parts = [weight / (REPLICAS * UNIT) for weight in weights]
+            weighed = parts([steps] * REPLICAS, weights)
             copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
-            outer_step({name: tensor.numpy() for name, tensor in version.items()}, None, copies, parts, manifest.outer)
+            outer_step(
+                {name: tensor.numpy() for name, tensor in version.items()}, None, copies, weighed, manifest.outer
+            )
         loss = simulation.loss(manifest, version, dataset, HELDOUT_SAMPLES)
     except (TrainingError, CodecError):
         return math.inf

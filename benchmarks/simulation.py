@@ -4,8 +4,9 @@ Every replica is one pipeline of one stage, and every contribution is counted in
 """
 
 import contextlib
+import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -21,14 +22,32 @@ from dlx.training.codecs.base import Codec, Decoder, count
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.models import evaluate, weights
+from dlx.training.outer import step as outer
 from dlx.training.outer.adaptive import ends_window, next_rank
-from dlx.training.outer.step import SealedPayload, apply_round
+from dlx.training.outer.arithmetic import rounded
+from dlx.training.outer.policy import multipliers
+from dlx.training.outer.step import SealedPayload, apply_round, measure_round
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.undecided import Undecided
+
+
+def _by_steps(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
+    total = sum(steps) * UNIT
+    return [rounded(count * by / total) for count, by in zip(steps, multipliers, strict=True)]
+
+
+def _fednova(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
+    total = sum(count * by for count, by in zip(steps, multipliers, strict=True))
+    return [rounded(by * max(steps) / total) for by in multipliers]
+
+
+# What a contribution may weigh in the sum: as much as it took steps (FedAvg, arXiv 1602.05629), or its mean step as
+# much as it took steps, times the longest's (FedNova, arXiv 2007.07481).
+PARTS: dict[str, Callable[[Sequence[int], Sequence[int]], list[float]]] = {"steps": _by_steps, "fednova": _fednova}
 
 
 class Point(NamedTuple):
@@ -40,20 +59,32 @@ class Point(NamedTuple):
 
 
 def diloco(
-    manifest: Manifest, replicas: int, dataset: Dataset, genesis: Mapping[str, Tensor], *, compressed: bool = True
+    manifest: Manifest,
+    replicas: int,
+    dataset: Dataset,
+    genesis: Mapping[str, Tensor],
+    *,
+    compressed: bool = True,
+    steps: Sequence[int] = (),
+    parts: str = "",
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
-    time the inner steps could follow."""
+    time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for; empty:
+    all; `parts`: a name of PARTS, in place of the nodes' own rule."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
         if not compressed:
             chosen = {manifest.codec.name: Uncompressed(manifest.codec.name)}
             patches.enter_context(patch.dict(codecs._CODECS, chosen))
+        if parts:
+            patches.enter_context(patch.object(outer, "parts", PARTS[parts]))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
-        slots = [_Member(run, replica, replicas, dataset) for replica in range(replicas)]
+        slots = [
+            _Member(run, (replica, replicas), dataset, steps[replica] if steps else None) for replica in range(replicas)
+        ]
         ranks, sent = Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
-            run.seal(trained, plans[0])
+            run.seal(trained, [slot.steps(plans[0]) for slot in slots], plans[0])
             plans = [*plans[1:], ranks.next(round, plans, [one.kept for one in trained])]
             sent += trained[0].payload_size
             yield Point((round + 1) * manifest.plan.inner_steps, sent, run.newest())
@@ -105,10 +136,13 @@ class _Run:
         self._momentum: Path | None = None
         self._rounds: list[list[Path]] = []  # blobs of each: who needs more than the newest few?
 
-    def seal(self, trained: list[Trained], plan: Plan) -> None:
-        """Make the next version of all that was trained."""
+    def seal(self, trained: list[Trained], steps: list[int], plan: Plan) -> None:
+        """Make the next version of all that was trained, by the manifest's policy."""
         paths = [self.blobs / one.payload.hex() for one in trained]
-        sealed = [SealedPayload(path, plan.inner_steps, UNIT, plan) for path in paths]
+        sealed = [SealedPayload(path, count, UNIT, plan) for path, count in zip(paths, steps, strict=True)]
+        if self.manifest.outer.policy != "mean":
+            found = multipliers(measure_round(self.manifest, 0, sealed))
+            sealed = [dataclasses.replace(one, multiplier=by) for one, by in zip(sealed, found, strict=True)]
         newest = self.blobs / self.versions[-1].hex()
         made = apply_round(self.manifest, 0, newest, self._momentum, sealed, self.blobs)
         self.versions.append(made.weights)
@@ -128,18 +162,23 @@ class _Run:
 class _Member:
     """One replica."""
 
-    def __init__(self, run: _Run, replica: int, replicas: int, dataset: Dataset) -> None:
-        self._run, self._place, folder = run, (replica, replicas), run.folder / f"slot-{replica}"
+    def __init__(self, run: _Run, place: tuple[int, int], dataset: Dataset, steps: int | None) -> None:
+        self._run, self._place, self._steps, folder = run, place, steps, run.folder / f"slot-{place[0]}"
         self._slot = Slot.open(run.manifest, 0, folder, run.blobs, dataset)
         self._undecided = Undecided(folder)
 
+    def steps(self, plan: Plan) -> int:
+        """Of the plan's inner steps, those that it takes."""
+        return plan.inner_steps if self._steps is None else self._steps
+
     def round(self, t: int, plan: Plan) -> Trained:
         manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)
-        (replica, replicas), need = self._place, plan.inner_steps * manifest.data.batch_size
-        first = (t * replicas + replica) * need  # one lot behind the other, as all are counted
+        (replica, replicas), lot = self._place, plan.inner_steps * manifest.data.batch_size
+        first = (t * replicas + replica) * lot  # one lot behind the other, as all are counted
+        need = self.steps(plan) * manifest.data.batch_size
         inputs = RoundInputs(
             round=t,
-            plan=plan,
+            plan=replace(plan, inner_steps=self.steps(plan)),
             steps_before=t * manifest.plan.inner_steps,
             total_steps=manifest.rounds * manifest.plan.inner_steps,
             base_version=base,

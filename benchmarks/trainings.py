@@ -55,6 +55,8 @@ class Method:
     codec: str = "int4"
     plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": INNER_STEPS})
     adaptive: bool = False
+    steps: tuple[int, ...] = ()  # of each replica in a round, where they differ
+    parts: str = ""  # what contributions weigh in the sum, if not what the nodes say: see simulation.PARTS
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def train(job: Job, out: Path) -> Result:
         points, versions = all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
         compressed, versions = job.method.compressed, manifest.rounds
-        diloco = partial(batched.diloco, rough=True) if job.batched else simulation.diloco
+        uneven = partial(simulation.diloco, steps=job.method.steps, parts=job.method.parts)
+        diloco = partial(batched.diloco, rough=True) if job.batched else uneven
         points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
@@ -276,7 +279,8 @@ def manifest_of(job: Job, out: Path) -> Manifest:
         micro_batches=together,
         seed=job.seed,
     )
-    tables = {"inner": method.inner | lr, "outer": method.outer, "codec": {"name": method.codec}, "plan": method.plan}
+    outer = {"policy": "mean"} | method.outer
+    tables = {"inner": method.inner | lr, "outer": outer, "codec": {"name": method.codec}, "plan": method.plan}
     if method.adaptive:  # the rank alone: there is no link whose time the inner steps could follow
         steps = method.plan["inner_steps"]
         tables["adaptive"] = {"min_inner_steps": steps, "max_inner_steps": steps}

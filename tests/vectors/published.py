@@ -42,7 +42,7 @@ from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
 from dlx.training.outer.arithmetic import approach
 from dlx.training.outer.average import members
-from dlx.training.outer.step import SealedPayload, outer_step, parts
+from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.recipe import Average, Outer
 from dlx.training.recipe.recipe import Plan as CodecPlan
 
@@ -207,10 +207,8 @@ def _outer() -> list[dict[str, Any]]:
             "version": _tensors(version), "momentum_before": before and _tensors(before),
             "gradients": [_tensors(one) for one in gradients],
         }  # fmt: skip
-        sealed = [SealedPayload(Path("x"), *one, CodecPlan()) for one in zip(steps, multipliers, strict=True)]
-        after = outer_step(
-            version, before, gradients, parts(sealed), Outer(lr=lr, momentum=momentum, nesterov=nesterov)
-        )
+        outer = Outer(lr=lr, momentum=momentum, nesterov=nesterov)
+        after = outer_step(version, before, gradients, parts(steps, multipliers), outer)
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
     return found
 

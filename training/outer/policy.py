@@ -1,9 +1,10 @@
 """The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
-`clip` scales every contribution down to the (lower) median norm. `clip+cosine` also drops those that pull against the
-others: one at a time, the one whose cosine with the token-weighted, clipped mean of the others is lowest, as long as
-that is below the threshold and fewer than half are dropped. One at a time, because one bad contribution turns the mean
-that good ones are held against. So somebody who counts in full always remains, and of two nobody is dropped.
+`clip` scales every contribution down to the (lower) median norm of an inner step: a replica that took a quarter of the
+steps has moved a quarter as far, and is no measure for one that took them all. `clip+cosine` also drops those that pull
+against the others: one at a time, the one whose cosine with the weighted, clipped sum of the others is lowest, as long
+as that is below the threshold and fewer than half are dropped. One at a time, because one bad contribution turns the
+sum that good ones are held against. So somebody who counts in full always remains, and of two nobody is dropped.
 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits: the proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
@@ -28,30 +29,30 @@ Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload wit
 
 @dataclass(frozen=True)
 class Measured:
-    """What decides about the multipliers of one seal: the float64 norm of each decoded payload, and those that pull
-    against the others (index, cosine when its turn came), in the order in which they are dropped. The last ones may lie
-    within the band above the threshold."""
+    """What decides about the multipliers of one seal: the float64 norm of each decoded payload divided by its inner
+    steps, and those that pull against the others (index, cosine when its turn came), in the order in which they are
+    dropped. The last ones may lie within the band above the threshold."""
 
-    norms: tuple[float, ...]
+    norms_per_step: tuple[float, ...]
     outliers: tuple[tuple[int, float], ...] = ()
 
 
 def measure(policy: str, steps: Sequence[int], gram: Gram) -> Measured:
     """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order: their inner
     steps and the inner products of their decoded payloads. Of these `clip` looks at the diagonal only."""
-    norms = tuple(math.sqrt(gram[index][index]) for index in range(len(steps)))
-    return Measured(norms, _outliers(steps, norms, gram) if policy == "clip+cosine" else ())
+    per_step = tuple(math.sqrt(gram[index][index]) / count for index, count in enumerate(steps))
+    return Measured(per_step, _outliers(steps, per_step, gram) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
     """What a proposer seals: Q1.15 integers, UNIT for a contribution that counts in full."""
     dropped = _dropped(measured, THRESHOLD)
-    return tuple(0 if index in dropped else one for index, one in enumerate(_clipped(measured.norms)))
+    return tuple(0 if index in dropped else one for index, one in enumerate(_clipped(measured.norms_per_step)))
 
 
 def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     """Why no honest proposer can have sealed these multipliers, given one's own measurement; None: it can."""
-    clipped = _clipped(measured.norms)
+    clipped = _clipped(measured.norms_per_step)
     if len(sealed) != len(clipped):
         return f"{len(sealed)} multipliers for {len(clipped)} contributions"
     must, may = _dropped(measured, THRESHOLD - BAND), _dropped(measured, THRESHOLD + BAND)
@@ -59,13 +60,14 @@ def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
         if index in must and one != 0:
             return f"contribution {index} has the multiplier {one}, but it pulls against the others"
         if abs(one - own) > 1 and not (one == 0 and index in may):
-            return f"contribution {index} has the multiplier {one}, its norm gives {own}"
+            return f"contribution {index} has the multiplier {one}, its norm a step gives {own}"
     return None
 
 
-def _outliers(steps: Sequence[int], norms: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
+def _outliers(steps: Sequence[int], per_step: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
-    parts = [count * factor for count, factor in zip(steps, _factors(norms), strict=True)]
+    parts = [count * factor for count, factor in zip(steps, _factors(per_step), strict=True)]
+    norms = [math.sqrt(gram[index][index]) for index in range(len(steps))]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
     while len(found) < (len(steps) - 1) // 2:
         cosines = _cosines(left, parts, norms, gram)
@@ -101,10 +103,10 @@ def _dropped(measured: Measured, threshold: float) -> set[int]:
     return found
 
 
-def _factors(norms: Sequence[float]) -> list[float]:
-    median = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
-    return [median / norm if norm > median else 1.0 for norm in norms]
+def _factors(per_step: Sequence[float]) -> list[float]:
+    median = sorted(per_step)[(len(per_step) - 1) // 2] if per_step else 0.0
+    return [median / norm if norm > median else 1.0 for norm in per_step]
 
 
-def _clipped(norms: Sequence[float]) -> tuple[int, ...]:
-    return tuple(round(UNIT * factor) for factor in _factors(norms))
+def _clipped(per_step: Sequence[float]) -> tuple[int, ...]:
+    return tuple(round(UNIT * factor) for factor in _factors(per_step))

@@ -87,7 +87,8 @@ def apply_round(
         names = [NO_HASH if path is None else _named(path) for path in (weights_path, momentum_path)]
         return Version(*names, *(NO_HASH if one is None else weights.tree_root(one) for one in (version, momentum)))
     payloads = _opened(manifest, shapes, contributions, threads, device)
-    stepper = _Stepper(parts(contributions), manifest.outer, device)
+    sealed = parts([one.steps for one in contributions], [one.multiplier for one in contributions])
+    stepper = _Stepper(sealed, manifest.outer, device)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "outer"))
         has_momentum = momentum is not None or manifest.outer.momentum > 0
@@ -155,14 +156,27 @@ def outer_step(
     return momentum
 
 
-def parts(contributions: Sequence[SealedPayload]) -> list[float]:
-    """Each contribution's part of g, a float32: steps x multiplier / (all steps x 32768). Raises OuterError."""
-    total = sum(one.steps for one in contributions)
-    for one in contributions:
-        if one.steps <= 0 or not 0 <= one.multiplier < 2 * UNIT:
-            raise OuterError(f"payload {one.payload.name}: {one.steps} steps, multiplier {one.multiplier}")
+def parts(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
+    """Each contribution's part of g, a float32.
+
+    With e_i = steps_i x multiplier_i the part is e_i x max(e) / (32768 x sum(steps_j x e_j)): 1 / n among n equals.
+    Where each has moved so far as it took steps, g is as long as what the longest of them did, however short the others
+    are, so that a slow replica adds what it found and shortens no round; weights by steps alone would (compare
+    FedNova, arXiv 2007.07481). What the policy has dropped weighs nowhere. Raises OuterError.
+
+    Examples:
+        One that took all steps of a round, and one that took a quarter of them:
+
+        >>> parts([20, 5], [32768, 32768])
+        [0.9411764740943909, 0.23529411852359772]
+    """
+    for taken, multiplier in zip(steps, multipliers, strict=True):
+        if taken <= 0 or not 0 <= multiplier < 2 * UNIT:
+            raise OuterError(f"a contribution of {taken} steps with the multiplier {multiplier}")
+    effective = [taken * multiplier for taken, multiplier in zip(steps, multipliers, strict=True)]
+    longest, total = max(effective), sum(taken * one for taken, one in zip(steps, effective, strict=True))
     # Exact integers, one correctly rounded float64 division, one rounding to float32.
-    return [rounded(one.steps * one.multiplier / (total * UNIT)) for one in contributions]
+    return [rounded(one * longest / (total * UNIT)) if one else 0.0 for one in effective]
 
 
 def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: Plan) -> bytes:

@@ -6,16 +6,19 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from dlx.ground.blobs import Damaged, write_blob
-from dlx.ground.constants import NO_HASH
+from dlx.ground.constants import NO_HASH, UNIT
 from dlx.ground.merkle import file_root
 from dlx.training.codecs import CodecError, codec
 from dlx.training.codecs.int4 import Groups
@@ -133,7 +136,7 @@ def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stag
         total = np.zeros_like(version)
         for one in payloads:
             gradient = codec("int4").decode(one.payload.read_bytes(), run.shapes, PLAN)[name].numpy()
-            total = total + gradient * np.float32(one.steps / 707)
+            total = total + gradient * np.float32(one.steps * 640 / (640 * 640 + 64 * 64 + 3 * 3))
         if chosen.momentum:
             momentum = momentum * np.float32(chosen.momentum) + total
             total = total + momentum * np.float32(chosen.momentum) if chosen.nesterov else momentum
@@ -200,15 +203,35 @@ def test_an_empty_seal_changes_nothing(stage: Callable[[str], _Stage]) -> None:
     [[(640, 32768)] * 3, [(640, 1), (1, 65535)], [(2**64 - 1, 32768), (1, 32768)], [(3, 7), (5, 11), (7, 13)]],
 )
 def test_parts_are_exact_ratios_rounded_once(contributions: list[tuple[int, int]]) -> None:
-    total = sum(steps for steps, _ in contributions)
-    expected = [struct.unpack("f", struct.pack("f", t * m / (total * 32768)))[0] for t, m in contributions]
-    assert step.parts([SealedPayload(Path("p"), *one, PLAN) for one in contributions]) == expected
+    longest, total = max(t * m for t, m in contributions), sum(t * t * m for t, m in contributions)
+    exact = (Fraction(t * m * longest, total * 32768) for t, m in contributions)
+    assert step.parts(*zip(*contributions, strict=True)) == [
+        struct.unpack("f", struct.pack("f", float(one)))[0] for one in exact
+    ]
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=64), st.data())
+def test_nobody_shortens_a_round_and_nobody_stretches_it(steps: list[int], data: st.DataObject) -> None:
+    """Where each has moved as far as it took steps, the sum is as long as what the longest did that counts."""
+    multipliers = data.draw(st.lists(st.integers(0, UNIT), min_size=len(steps), max_size=len(steps)))
+    multipliers[data.draw(st.integers(0, len(steps) - 1))] = UNIT
+    parts = step.parts(steps, multipliers)
+    longest = max(count * one / UNIT for count, one in zip(steps, multipliers, strict=True))
+    assert sum(part * count for part, count in zip(parts, steps, strict=True)) == pytest.approx(longest, rel=1e-5)
+    assert all(0 <= part <= 1 for part in parts), "and no contribution is made larger than it is"
+    assert all((part == 0) == (one == 0) for part, one in zip(parts, multipliers, strict=True))
+
+
+def test_who_is_dropped_takes_nothing_from_the_others() -> None:
+    assert step.parts([20, 20, 20], [UNIT, UNIT, 0]) == [0.5, 0.5, 0.0]
+    assert step.parts([20, 2, 20], [UNIT, UNIT, 0])[:2] == step.parts([20, 2], [UNIT, UNIT])
+    assert step.parts([20, 20], [0, 0]) == [0.0, 0.0], "which a captured seal can say"
 
 
 @pytest.mark.parametrize(("steps", "multiplier"), [(0, 32768), (-1, 32768), (1, -1), (1, 65536)])
 def test_weights_that_no_seal_can_have_are_refused(steps: int, multiplier: int) -> None:
-    with pytest.raises(OuterError, match=f"payload p: {steps} steps, multiplier {multiplier}"):
-        step.parts([SealedPayload(Path("p"), steps, multiplier, PLAN)])
+    with pytest.raises(OuterError, match=f"{steps} steps with the multiplier {multiplier}"):
+        step.parts([steps], [multiplier])
 
 
 def test_bad_files_are_refused_and_nothing_is_written(stage: Callable[[str], _Stage]) -> None:

@@ -59,6 +59,15 @@ def test_norms_above_the_median_are_scaled_down_to_it() -> None:
     assert found[2] < UNIT / 50 and found[3] == UNIT, "the small one is not scaled up"
 
 
+def test_a_slow_replica_is_no_measure_for_a_fast_one() -> None:
+    """A quarter of the steps moves a quarter as far: nobody is clipped. Who moves as far in a quarter of them is."""
+    slow = [mixed(str(index), 1.0, 0.25) for index in range(3)]
+    assert min(multipliers(measure("clip", [20, 5, 5, 5], [mixed("f", 1.0), *slow].__getitem__))) > 0.9 * UNIT
+    equal = [mixed(str(index), 1.0) for index in range(4)]
+    found = multipliers(measure("clip", [20, 20, 20, 5], equal.__getitem__))
+    assert min(found[:3]) > 0.9 * UNIT and 0.2 * UNIT < found[3] < 0.3 * UNIT
+
+
 def test_two_contributions_are_clipped_to_the_smaller() -> None:
     found = multipliers(measure("clip+cosine", [1, 1], [mixed("0", 1.0), mixed("1", -1.0, 4.0)].__getitem__))
     assert found[0] == UNIT and UNIT / 5 < found[1] < UNIT / 3, "and none is dropped: nobody knows which"
@@ -68,8 +77,9 @@ def test_cosines_are_with_the_mean_of_the_clipped_others() -> None:
     tokens, gradients = [640, 64, 640, 320], [mixed(str(i), 0.5, scale) for i, scale in enumerate((1, 3, -9, 1))]
     measured = measure("clip+cosine", tokens, gradients.__getitem__)
     flat = [torch.cat([t.double().flatten() for t in one.values()]) for one in gradients]
-    median = sorted(float(one.norm()) for one in flat)[1]
-    others = sum(tokens[at] * flat[at] * min(1.0, median / float(flat[at].norm())) for at in (0, 1, 3))
+    per_step = [float(one.norm()) / count for one, count in zip(flat, tokens, strict=True)]
+    median = sorted(per_step)[1]
+    others = sum(tokens[at] * flat[at] * min(1.0, median / per_step[at]) for at in (0, 1, 3))
     expected = float(torch.nn.functional.cosine_similarity(flat[2], others, 0))
     ((dropped, cosine),) = measured.outliers
     assert dropped == 2 and cosine == pytest.approx(expected, abs=1e-9) and cosine < -0.1
@@ -141,8 +151,8 @@ def test_the_filter_may_go_either_way_only_at_its_threshold() -> None:
 
     assert judge(BAND / 2, 0) is judge(BAND / 2, UNIT) is judge(-BAND / 2, 0) is judge(-BAND / 2, UNIT) is None
     assert judge(2 * BAND, UNIT) is judge(-2 * BAND, 0) is None
-    assert "norm gives" in (judge(2 * BAND, 0) or "") and "pulls against" in (judge(-2 * BAND, UNIT) or "")
-    assert "norm gives" in (disagreement(Measured((1.0, 1.0, 2.0)), (UNIT, UNIT, UNIT)) or "")
+    assert "norm a step gives" in (judge(2 * BAND, 0) or "") and "pulls against" in (judge(-2 * BAND, UNIT) or "")
+    assert "norm a step gives" in (disagreement(Measured((1.0, 1.0, 2.0)), (UNIT, UNIT, UNIT)) or "")
 
 
 @pytest.mark.parametrize("rule", ["clip", "clip+cosine"])
