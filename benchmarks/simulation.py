@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.ground.constants import UNIT
+from dlx.node.round.pace import TRIAL_STEPS
 from dlx.training import codecs
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Codec, Decoder, count
@@ -69,8 +70,8 @@ def diloco(
     parts: str = "",
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
-    time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for; empty:
-    all; `parts`: a name of PARTS, in place of the nodes' own rule."""
+    time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for after the
+    first round, in which nodes measure; empty: all, always. `parts`: a name of PARTS, in place of the own rule."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
         if not compressed:
             chosen = {manifest.codec.name: Uncompressed(manifest.codec.name)}
@@ -84,7 +85,7 @@ def diloco(
         ranks, sent = Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
-            run.seal(trained, [slot.steps(plans[0]) for slot in slots], plans[0])
+            run.seal(trained, [slot.steps(round, plans[0]) for slot in slots], plans[0])
             plans = [*plans[1:], ranks.next(round, plans, [one.kept for one in trained])]
             sent += trained[0].payload_size
             yield Point((round + 1) * manifest.plan.inner_steps, sent, run.newest())
@@ -167,18 +168,21 @@ class _Member:
         self._slot = Slot.open(run.manifest, 0, folder, run.blobs, dataset)
         self._undecided = Undecided(folder)
 
-    def steps(self, plan: Plan) -> int:
-        """Of the plan's inner steps, those that it takes."""
-        return plan.inner_steps if self._steps is None else self._steps
+    def steps(self, t: int, plan: Plan) -> int:
+        """Of the plan's inner steps, those that it takes in round t."""
+        if self._steps is None:
+            return plan.inner_steps
+        return self._steps if t else min(TRIAL_STEPS, self._steps)
 
     def round(self, t: int, plan: Plan) -> Trained:
         manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)
         (replica, replicas), lot = self._place, plan.inner_steps * manifest.data.batch_size
         first = (t * replicas + replica) * lot  # one lot behind the other, as all are counted
-        need = self.steps(plan) * manifest.data.batch_size
+        steps = self.steps(t, plan)
+        need = steps * manifest.data.batch_size
         inputs = RoundInputs(
             round=t,
-            plan=replace(plan, inner_steps=self.steps(plan)),
+            plan=replace(plan, inner_steps=steps),
             steps_before=t * manifest.plan.inner_steps,
             total_steps=manifest.rounds * manifest.plan.inner_steps,
             base_version=base,
