@@ -110,9 +110,9 @@ class EventIndex:
         if known is not None and known.block == newest.number:
             return
         start, previous = (self.contracts.since, None) if known is None else (known.block + 1, known.hash)
-        filters = [{"address": [self.contracts.ledger, self.contracts.registry]}]
+        contracts = self.contracts.ledger, self.contracts.registry
         try:
-            for last, logs in fetch_logs(rpc, filters, start, newest, previous):
+            for last, logs in fetch_logs(rpc, contracts, start, newest, previous):
                 if not self._append(known, last, logs):
                     return  # another process was quicker
                 known = Head(last.number, last.hash, last.time)

@@ -1,29 +1,30 @@
 """Reading logs so that none is missed: old blocks by ranges, the newest ones by their hashes.
 
 A chain node behind a load balancer may not have a block yet whose header another one gave, and answers a range over it
-with nothing. Asked by the block's hash it refuses. So only blocks that every chain node has by now are read by ranges,
-and whoever reads never advances past a block whose logs were not surely complete.
+with nothing. Asked by the block's hash it refuses, or answers with nothing, too. So only blocks that every chain node has
+by now are read by ranges. Of the others the header says whether logs of ours may be missing, and then all logs of the
+block have to make up its bloom. Whoever reads never advances past a block whose logs were not surely complete.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.endpoints import LAG
-from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerUnavailable, RpcError
+from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.rpc import Header, Rpc
 
-LogFilter = dict[str, Any]  # address and topics of eth_getLogs
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")
 
 _FULL = 2_000  # logs in a page after which no larger one is tried: all are in memory at once
 _TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds between them
+_LATE, _MOST_LATE = 16, 64  # s by which one may be late on a chain where `LAG` blocks take less; blocks of it, at most
 
 
 class Unsettled(LedgerUnavailable):
@@ -31,23 +32,28 @@ class Unsettled(LedgerUnavailable):
 
 
 def fetch_logs(
-    rpc: Rpc, filters: list[LogFilter], start: int, end: Header, previous: bytes | None = None
+    rpc: Rpc, contracts: Sequence[str], start: int, end: Header, previous: bytes | None = None
 ) -> Iterator[tuple[Header, list[Timed]]]:
-    """Pages (last block, logs in chain order) that together cover blocks `start` to `end`, all of the chain of `end`.
+    """Pages (last block, logs of the contracts in chain order) that together cover blocks `start` to `end`, all of the
+    chain of `end`.
 
     `previous`: the hash of block `start` - 1, where it is known. Raises Unsettled.
     """
     if start > end.number:
         return
-    recent = [end]
-    while recent[0].number > max(start, end.number - LAG + 1):
-        recent.insert(0, _parent(rpc, recent[0]))
+    recent = _recent(rpc, start, end)
+    if previous is not None:
+        is_old = recent[0].number > start
+        first = insist(partial(rpc.header, start), f"block {start}") if is_old else recent[0]
+        if first.parent != previous:
+            raise Unsettled(f"block {start} stands on another block than the one read before")
+        if is_old:  # for want of its logs the reading before may have ended here
+            yield first, _of_block(rpc, contracts, first)
+            start += 1
     if recent[0].number > start:
-        yield from _by_ranges(rpc, filters, start, _parent(rpc, recent[0]))
-    elif previous is not None and recent[0].parent != previous:
-        raise Unsettled(f"block {start} stands on another block than the one read before")
+        yield from _by_ranges(rpc, contracts, start, _parent(rpc, recent[0]))
     for block in recent:
-        yield block, _of_block(rpc, filters, block)
+        yield block, _of_block(rpc, contracts, block)
 
 
 def insist(ask: Callable[[], T | None], what: str) -> T:
@@ -56,7 +62,7 @@ def insist(ask: Callable[[], T | None], what: str) -> T:
     for left in reversed(range(_TRIES)):
         try:
             found = ask()
-        except RpcError as error:
+        except (RpcError, Unsettled) as error:
             found, reason = None, str(error)
         if found is not None:
             return found
@@ -73,44 +79,90 @@ def _parent(rpc: Rpc, block: Header) -> Header:
     return found
 
 
-def _of_block(rpc: Rpc, filters: list[LogFilter], block: Header) -> list[Timed]:
+def _recent(rpc: Rpc, start: int, end: Header) -> list[Header]:
+    """The blocks up to `end`, not before `start`, that a chain node may be without. Raises Unsettled."""
+    found = [end]
+    while found[0].number > max(start, end.number - LAG + 1):
+        found.insert(0, _parent(rpc, found[0]))
+    if end.time - found[0].time < _LATE and proven_bloom(end.told) is not None:  # else each takes a request
+        older = rpc.headers(range(max(start, end.number - _MOST_LATE + 1), found[0].number))
+        for header in reversed(list(older)):
+            if header is None or header.hash != found[0].parent:
+                raise Unsettled(f"block {found[0].number - 1} changed while it was read")
+            found.insert(0, header)
+    return found
+
+
+def _of_block(rpc: Rpc, contracts: Sequence[str], block: Header) -> list[Timed]:
     if not block.has_logs:  # by the word of the chain node that has it
         return []
-    if block.logs is not None and filters == [{"address": list(block.logs.of)}]:
-        found = [_parsed(rpc, block.logs.found)]
-    elif not _may_have(block, filters):
-        return []
+    bloom = proven_bloom(block.told)
+    if block.logs is not None and block.logs.of == tuple(contracts):
+        found = _parsed(rpc, block.logs.found)
     else:
-        queries = [{**one, "blockHash": "0x" + block.hash.hex()} for one in filters]
-        found = [insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}") for query in queries]
-    logs = [log for part in found for log, _ in part]
+        named = [one for one in contracts if bloom is None or _has(bloom, octets(one, 20))]
+        if not named:
+            return []
+        query = {"address": list(contracts), "blockHash": "0x" + block.hash.hex()}
+        found = insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}")
+        if bloom is not None and not {log.address for log, _ in found}.issuperset(named):
+            whole = insist(partial(_whole, rpc, block, bloom), f"all logs of block {block.number}")
+            found = [one for one in whole if one[0].address in contracts]
+    logs = [log for log, _ in found]
     if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)]
 
 
-def _may_have(block: Header, filters: list[LogFilter]) -> bool:
-    """Whether its bloom has one of the addresses; where its hash does not prove the bloom, perhaps."""
-    bloom = proven_bloom(block.told)
-    if bloom is None:
-        return True
-    wanted = [bloom_of([octets(address, 20)]) for one in filters for address in one["address"]]
-    return any(bloom & bits == bits for bits in wanted)
+def _has(bloom: int, value: bytes) -> bool:
+    """Whether logs with this bloom may have the value: others set the same bits now and then."""
+    bits = bloom_of([value])
+    return bloom & bits == bits
 
 
-def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
+def _whole(rpc: Rpc, block: Header, bloom: int) -> list[tuple[RawLog, int | None]]:
+    """Every log of a block, of whichever contract, from a chain node whose answer makes up the proven bloom.
+
+    Raises Unsettled where none has them.
+    """
+    for one in rpc.each():
+        for ask in _logs_of_all, _logs_of_receipts:
+            try:
+                found = ask(one, block)
+            except LedgerError:
+                continue
+            if not bloom & ~bloom_of([value for log, _ in found for value in (octets(log.address), *log.topics)]):
+                return found
+    names = " and ".join(one.name for one in rpc.each())
+    raise Unsettled(f"its header tells of more logs than {names}: if this lasts, name another chain node (--rpc-url)")
+
+
+def _logs_of_all(rpc: Rpc, block: Header) -> list[tuple[RawLog, int | None]]:
+    return _get_logs(rpc, {"blockHash": "0x" + block.hash.hex()})
+
+
+def _logs_of_receipts(rpc: Rpc, block: Header) -> list[tuple[RawLog, int | None]]:
+    """For a chain node that gives logs of named contracts only."""
+    answer = rpc.call("eth_getBlockReceipts", hex(block.number))
+    try:
+        return _parsed(rpc, [log for receipt in answer for log in receipt["logs"]])
+    except (TypeError, KeyError):
+        raise Contradiction(f"the chain node at {rpc.name} gave something else than receipts") from None
+
+
+def _by_ranges(rpc: Rpc, contracts: Sequence[str], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
     while start <= end.number:
         pages = rpc.log_range
         last = min(end.number, start + pages.most - 1)
         try:
-            found = [_in_range(rpc, one, start, last) for one in filters]
+            found = _in_range(rpc, contracts, start, last)
         except (RpcError, AnswerTooLarge) as error:
             if last == start:
                 raise
             pages.refused(last - start + 1, slow=isinstance(error, AnswerTooLarge))
             continue
-        logs = sorted((log for part in found for log in part), key=lambda timed: (timed[0].block, timed[0].log_index))
+        logs = sorted(found, key=lambda timed: (timed[0].block, timed[0].log_index))
         if last - start + 1 == pages.most and len(logs) < _FULL:
             pages.given()
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
@@ -121,8 +173,8 @@ def _by_ranges(rpc: Rpc, filters: list[LogFilter], start: int, end: Header) -> I
         start = last + 1
 
 
-def _in_range(rpc: Rpc, one: LogFilter, start: int, end: int) -> list[tuple[RawLog, int | None]]:
-    logs = _get_logs(rpc, {**one, "fromBlock": hex(start), "toBlock": hex(end)})
+def _in_range(rpc: Rpc, contracts: Sequence[str], start: int, end: int) -> list[tuple[RawLog, int | None]]:
+    logs = _get_logs(rpc, {"address": list(contracts), "fromBlock": hex(start), "toBlock": hex(end)})
     if any(not start <= log.block <= end for log, _ in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return logs
@@ -142,9 +194,12 @@ def _get_logs(rpc: Rpc, query: dict[str, Any]) -> list[tuple[RawLog, int | None]
 
 def _parsed(rpc: Rpc, answer: Any) -> list[tuple[RawLog, int | None]]:
     try:
-        return [(parse_log(log), _time(log)) for log in answer]
+        logs = [(parse_log(log), _time(log)) for log in answer]
     except (TypedError, TypeError, ValueError) as error:
         raise Contradiction(f"the chain node at {rpc.name} gave something else than logs: {error}") from None
+    if len({(log.block, log.log_index) for log, _ in logs}) < len(logs):
+        raise Contradiction(f"the chain node at {rpc.name} told of a log twice")
+    return logs
 
 
 def _time(log: dict[str, Any]) -> int | None:

@@ -183,9 +183,11 @@ class Rpc:
             found = self.call("eth_getBlockByNumber", hex(block) if isinstance(block, int) else block, False)
         return None if found is None else self._asked_for(block, found)
 
-    def headers(self, blocks: Sequence[bytes]) -> Iterator[Header | None]:
-        """Those with these hashes, in batches."""
-        answers = self.batch("eth_getBlockByHash", [("0x" + block.hex(), False) for block in blocks])
+    def headers(self, blocks: Sequence[int | bytes]) -> Iterator[Header | None]:
+        """Those with these numbers, or with these hashes, in batches."""
+        by_hash = any(isinstance(block, bytes) for block in blocks)
+        names = [("0x" + block.hex() if isinstance(block, bytes) else hex(block), False) for block in blocks]
+        answers = self.batch("eth_getBlockByHash" if by_hash else "eth_getBlockByNumber", names)
         for block, found in zip(blocks, answers, strict=True):
             yield None if found is None else self._asked_for(block, found)
 

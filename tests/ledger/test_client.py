@@ -286,12 +286,12 @@ def test_a_header_that_proves_that_its_block_has_no_logs_of_ours_is_enough(world
     (member,) = world.members([1])
     ours = member.set_addresses(["/ip4/127.0.0.1/tcp/4001"]).block
     until_block(member, lambda head: head.block > ours + 1)
-    filters = [{"address": [world.ledger, world.registry]}]
+    contracts = world.ledger, world.registry
 
     def logs(proxy: FaultProxy, number: int) -> list[bytes]:
         rpc = Rpc(proxy.url)
         end = rpc.header(number)
-        return [log.tx for _, page in fetch_logs(rpc, filters, number, end, end.parent) for log, _ in page]
+        return [log.tx for _, page in fetch_logs(rpc, contracts, number, end, end.parent) for log, _ in page]
 
     with FaultProxy(world.url) as proxy:
         blooms = {n: proxy.ask("eth_getBlockByNumber", hex(n), False)["logsBloom"] for n in (ours - 1, ours + 1)}

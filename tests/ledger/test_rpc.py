@@ -279,7 +279,7 @@ def test_the_range_of_logs_that_a_url_accepts_is_remembered(fake_chain):
     asked = []
     for _ in range(2):
         fake_chain.requests.clear()
-        assert list(_by_ranges(rpc.with_patience(5), [{"address": LEDGER}], 1, end))[-1][0] == end
+        assert list(_by_ranges(rpc.with_patience(5), [LEDGER], 1, end))[-1][0] == end
         asked.append(fake_chain.requests.count("eth_getLogs"))
     assert asked == [2 + 3, 3]
 

@@ -1,0 +1,162 @@
+"""Chain nodes that leave out logs of a block whose header tells of them: nothing is read past it, and nothing is lost."""
+
+import pytest
+from fault_proxy import FaultProxy
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.endpoints import LAG
+from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.events import AddressesChanged
+from dlx.ledger.feed import EventFeed
+from dlx.ledger.logs import Unsettled
+from tests.ledger.conftest import World
+from tests.patience import until
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+
+
+class Follower:
+    """Whoever follows the registry through these chain nodes, and the addresses that it was told of."""
+
+    def __init__(self, world: World, *urls: str) -> None:
+        self.client = LedgerClient(list(urls), world.ledger, chain_id=31337)
+        self._feed: EventFeed = self.client.feed()
+        self.told: list[str] = []
+
+    def poll(self) -> None:
+        for event in self.client.poll(self._feed).events:
+            if isinstance(event, AddressesChanged):
+                self.told += event.multiaddrs
+
+
+def left_out(times: int, *methods: str):
+    """A lie: so many answers about a block's logs by its hash, and by these methods, are of nothing."""
+    lies = []
+
+    def lie(method, params, result):
+        if (method in methods or (method == "eth_getLogs" and "blockHash" in params[0])) and len(lies) < times:
+            lies.append(method)
+            return []
+        return result
+
+    return lie
+
+
+def mined(member: LedgerClient, name: str) -> str:
+    address = f"/dns4/{name}/tcp/1"
+    member.set_addresses([address])
+    return address
+
+
+def rises(member: LedgerClient, blocks: int) -> None:
+    goal = member.head().block + blocks
+    until("the chain goes on", lambda: member.head().block >= goal)
+
+
+@pytest.mark.parametrize("times", [1, 3, 20])
+def test_a_block_whose_logs_are_left_out_is_asked_for_again(world, times):
+    (member,) = world.members([1])
+    with FaultProxy(world.url) as proxy:
+        follower = Follower(world, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        proxy.lie = left_out(times, "eth_getBlockReceipts")
+        expected = [mined(member, f"first-{times}"), mined(member, f"second-{times}")]
+        until("both are told", lambda: not follower.poll() and len(follower.told) >= 2)
+        assert follower.told == expected
+
+
+def test_who_never_gives_them_is_named_and_not_passed_by_however_old_the_block_is(embedded):
+    (member,) = embedded.members([1])
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        proxy.lie = left_out(10**9, "eth_getBlockReceipts")
+        expected = mined(member, "withheld")
+        refusals = []
+
+        def refused() -> bool:
+            try:
+                follower.poll()
+            except LedgerUnavailable as error:
+                refusals.append(str(error))
+            return len(refusals) >= 2
+
+        until("it is named", refused)
+        assert proxy.url.removeprefix("http://") in refusals[-1] and "--rpc-url" in refusals[-1]
+        rises(member, 3 * LAG)
+        with pytest.raises(Unsettled):
+            follower.poll()
+        proxy.lie = None
+        follower.poll()
+        assert follower.told == [expected]
+
+
+def test_another_chain_node_is_asked_for_them(embedded):
+    (member,) = embedded.members([1])
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url, embedded.url)
+        follower.poll()
+        follower.told.clear()
+        proxy.lie = left_out(10**9, "eth_getBlockReceipts")
+        expected = mined(member, "elsewhere")
+        until("it is told", lambda: not follower.poll() and follower.told)
+        assert follower.told == [expected]
+
+
+def test_who_gives_logs_of_named_contracts_only_is_asked_for_receipts(embedded):
+    (member,) = embedded.members([1])
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        proxy.lie = left_out(10**9)
+        expected = mined(member, "receipts")
+        until("it is told", lambda: not follower.poll() and follower.told)
+        assert follower.told == [expected] and "eth_getBlockReceipts" in proxy.seen
+
+
+def test_bits_that_others_set_hold_nobody_up(embedded, monkeypatch):
+    """Every block with logs is suspect, and its own logs say that none of ours is missing."""
+    (member,) = embedded.members([1])
+    monkeypatch.setattr("dlx.ledger.logs._has", lambda bloom, value: bloom != 0)
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        expected = mined(member, "suspect")
+        until("it is told", lambda: not follower.poll() and follower.told)
+        assert follower.told == [expected]
+
+
+def test_a_chain_of_quick_blocks_is_late_by_seconds(embedded):
+    """A range over blocks that a late chain node lacks is answered with nothing: `LAG` blocks may be two seconds."""
+    (member,) = embedded.members([1])
+    rises(member, 3 * LAG)
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        expected = mined(member, "quick")
+        rises(member, LAG + 2)
+        head = member.head().block
+        proxy.lie = lambda method, params, result: (
+            [log for log in result if int(log["blockNumber"], 16) < head - LAG - 4]
+            if method == "eth_getLogs" and "fromBlock" in params[0]
+            else result
+        )
+        follower.poll()
+        assert follower.told == [expected]
+
+
+def test_a_log_told_twice_is_the_chain_nodes_fault(embedded):
+    (member,) = embedded.members([1])
+    mined(member, "twice")
+    with FaultProxy(embedded.url) as proxy:
+        proxy.lie = lambda method, params, result: 2 * result if method == "eth_getLogs" else result
+        with pytest.raises(Exception, match=r"the chain node at 127\.0\.0\.1:\d+ told of a log twice"):
+            Follower(embedded, proxy.url).client.runs()
