@@ -1,9 +1,9 @@
 """Reading logs so that none is missed: old blocks by ranges, the newest ones by their hashes.
 
 A chain node behind a load balancer may not have a block yet whose header another one gave, and answers a range over it
-with nothing. Asked by the block's hash it refuses, or answers with nothing, too. So only blocks that every chain node has
-by now are read by ranges. Of the others the header says whether logs of ours may be missing, and then all logs of the
-block have to make up its bloom. Whoever reads never advances past a block whose logs were not surely complete.
+with nothing. Asked by the block's hash it refuses, or answers with nothing, too. So only blocks that every chain node
+has by now are read by ranges. Of the others the header says whether logs of ours may be missing, and then all logs of
+the block have to make up its bloom. Whoever reads never advances past a block whose logs were not surely complete.
 """
 
 import time

@@ -10,6 +10,7 @@ later nonces wait behind it.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
-from dlx.ledger.quantity import as_number
+from dlx.ledger.quantity import as_number, quantity
 from dlx.ledger.receipts import block, checked, cost
 from dlx.ledger.rpc import Header, Request, Rpc
 
@@ -34,10 +35,13 @@ _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until somethin
 _STUCK_BLOCKS = 2  # that went by without it
 _WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
 _REFUSED = 0.0  # `expires` of what a chain node refused
+_GIVEN_UP = 3600.0  # seconds for the receipt of what took a used nonce
 _TRANSFER = 21_000  # gas
 _GAS_MORE = 20_000  # beside a quarter, above an estimate: others change the state until a transaction is mined
 _LOW = ("nonce too low", "oldnonce")  # the latter Nethermind's
 _HELD = ("already known", "known transaction", "already imported", "already exists", "alreadyknown")
+
+_log = logging.getLogger("dlx.ledger")
 
 
 class Unconfirmed(LedgerError):
@@ -71,6 +75,7 @@ class Sender:
             str, tuple[float, RpcError]
         ] = {}  # first version -> since when the contract would refuse it
         self._price_seen: dict[int, int] = {}  # nonce -> block in which its price was last looked at
+        self._unknown: dict[int, float] = {}  # used nonce -> since when its receipt is missing
         self._head: Header | None = None  # as last seen
         self._top = 0  # the highest head seen
         self._highest = 0  # nonces used
@@ -154,7 +159,8 @@ class Sender:
                 except (LedgerUnavailable, RpcError):  # geth has no receipts while it indexes, say
                     pass  # the deadline decides
                 if time.monotonic() >= deadline:
-                    raise Unconfirmed(f"transaction {pending.hashes[-1]} was not mined within {timeout:.0f} s")
+                    what = "has no receipt, though its nonce is used," if nonce < self._highest else "was not mined"
+                    raise Unconfirmed(f"transaction {pending.hashes[-1]} {what} within {timeout:.0f} s")
                 head = self._await_block(head, pause, min(resend, deadline))
                 pause = min(1.5 * pause, _SLOWEST)
         finally:
@@ -165,8 +171,8 @@ class Sender:
         seconds where others are at it."""
         with self._turn(patience):
             if self._outbox.entries:
-                self._settle()
-                self._resubmit()
+                used, _, _ = self._settle()
+                self._resubmit(used)
 
     @contextlib.contextmanager
     def _turn(self, patience: float = TURN) -> Iterator[None]:
@@ -225,8 +231,12 @@ class Sender:
         elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
             self._budget.pay(str(other.get("transactionHash")), cost(other, one.cap), self._names())
             self._forget(one.nonce)
-        elif self._was_used(one.nonce, max(0, head.number - LAG)):
-            self._forget(one.nonce)  # by another transaction, and not just now
+        elif (taker := self._taker(one.nonce, head)) is not None and taker not in one.hashes + one.former:
+            self._forget(one.nonce)
+        elif time.monotonic() >= self._unknown.setdefault(one.nonce, time.monotonic()) + _GIVEN_UP:
+            _log.warning("no chain node gives a receipt for nonce %d of %s: it counts as paid", one.nonce, self.account)
+            self._budget.pay(one.hashes[-1], one.cap, self._names())
+            self._forget(one.nonce)
 
     def _see_mined(self, pending: Pending, receipt: dict[str, Any], told: bool = False) -> None:
         here = self._outbox.entries.get(pending.nonce)
@@ -257,11 +267,13 @@ class Sender:
         return newest
 
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
-        for known in reversed(pending.hashes):
-            receipt = self._rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
-            if receipt is not None:
-                return checked(receipt, known)
-        return None
+        """Of whichever version was mined; from any URL, once the nonce is used and the first has none."""
+        found = _receipt_from(self._rpc, pending)
+        if found is None and pending.nonce < self._highest:
+            for one in self._rpc.each():
+                with contextlib.suppress(LedgerError):
+                    found = found or _receipt_from(one, pending)
+        return found
 
     def _count(self) -> int:
         """How many nonces are used. What is pending is in the outbox: chain nodes that are asked for it may be late."""
@@ -275,9 +287,34 @@ class Sender:
     def _was_used(self, nonce: int, block: int) -> bool:
         """Whether the nonce was used by this block; False where the chain node does not say."""
         try:
-            return self._rpc.number("eth_getTransactionCount", self.account, hex(block)) > nonce
+            return self._uses(nonce, block)
         except RpcError:
             return False
+
+    def _uses(self, nonce: int, block: int) -> bool:
+        """Whether the nonce was used by this block. Raises LedgerError."""
+        return self._rpc.number("eth_getTransactionCount", self.account, hex(block)) > nonce
+
+    def _taker(self, nonce: int, head: Header) -> str | None:
+        """The transaction that has the nonce, by its block, and not just now; None where the chain node does not say.
+
+        That no receipt comes says nothing: a late chain node has none of what was mined.
+        """
+        low, high, step = 0, head.number - LAG, 1  # the count of nonces rises above it in a block from `low` to `high`
+        try:
+            if high < low or not self._uses(nonce, high):
+                return None
+            while low < high:  # from the head down: old states are soon gone
+                middle = max(low, high - step) if step else (low + high) // 2
+                if self._uses(nonce, middle):
+                    high, step = middle, 2 * step
+                else:
+                    low, step = middle + 1, 0
+            block = self._rpc.call("eth_getBlockByNumber", hex(high), True)
+            own = (one for one in block["transactions"] if one["from"].lower() == self.account.lower())
+            return next((str(one["hash"]) for one in own if quantity(one["nonce"]) == nonce), None)
+        except (LedgerError, KeyError, TypeError, ValueError, AttributeError):
+            return None
 
     # What waits.
 
@@ -286,27 +323,30 @@ class Sender:
         with self._turn():
             used, head, _ = self._settle()
             here = self._outbox.entries.get(pending.nonce)
+            waits = used <= pending.nonce
             if here is None or (here.to, here.data) != (pending.to, pending.data):
                 if self._receipt(pending) is None:
-                    raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
+                    taker = None if waits else self._taker(pending.nonce, head)
+                    if waits or (taker is not None and taker not in pending.hashes):
+                        raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
                 return
-            if stuck:
+            if stuck and waits:
                 with contextlib.suppress(FeeTooHigh, BudgetSpent):  # then it waits at its present price
                     self._offer_more(here, head)
-            self._resubmit()
-            if stuck and here.nonce not in self._mined:
+            self._resubmit(used)
+            if stuck and waits:
                 self._spread(self._outbox.entries.get(here.nonce, here))
             since, error = self._refused.get(here.hashes[0], (time.monotonic(), None))
-            if error is not None and used <= here.nonce and time.monotonic() >= since + _STUCK:
+            if error is not None and waits and time.monotonic() >= since + _STUCK:
                 raise Pointless(error)
             if stuck and used < min(self._outbox.entries, default=0):
                 for nonce in list(self._outbox.entries):
                     self._forget(nonce)
                 raise LedgerError(f"the chain took earlier transactions of {self.account} back: try again")
 
-    def _resubmit(self) -> None:
-        """Submits again what waits and still has a purpose, in case the chain lost it."""
-        waiting = self._waiting()
+    def _resubmit(self, used: int) -> None:
+        """Submits again what waits and still has a purpose, in case the chain lost it; not where the nonce is used."""
+        waiting = [one for one in self._waiting() if one.nonce >= used]
         for one in waiting:
             wanted = self._is_wanted(one)
             if wanted:
@@ -385,9 +425,13 @@ class Sender:
         alike = (
             one
             for one in self._alike(to, data)
-            if (not one.told if one.nonce in self._mined else one.mined or one.expires != _REFUSED)
+            if (not one.told if one.nonce in self._mined else one.mined or self._may_come(one))
         )
         return max(alike, key=lambda one: one.nonce, default=None)
+
+    def _may_come(self, pending: Pending) -> bool:
+        """Not what a chain node refused; but where its nonce is used, it may have come all the same."""
+        return pending.expires != _REFUSED or pending.nonce < self._highest
 
     def _ask_again(self, pending: Pending) -> Pending:
         if pending.nonce in self._mined:
@@ -415,7 +459,7 @@ class Sender:
         if (gone := self._outbox.entries.get(nonce)) is not None:
             self._refused.pop(gone.hashes[0], None)
         self._outbox.drop(nonce)
-        for known in (self._mined, self._price_seen):
+        for known in (self._mined, self._price_seen, self._unknown):
             known.pop(nonce, None)
 
     # A new one.
@@ -476,6 +520,14 @@ class Sender:
         signed = self._signer.sign_transaction(fields | fees)
         raw, name = signed.raw_transaction.to_0x_hex(), signed.hash.to_0x_hex()
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
+
+
+def _receipt_from(rpc: Rpc, pending: Pending) -> dict[str, Any] | None:
+    for known in reversed(pending.hashes):
+        receipt = rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
+        if receipt is not None:
+            return checked(receipt, known)
+    return None
 
 
 def _is_low(refusal: str) -> bool:

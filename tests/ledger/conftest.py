@@ -40,6 +40,7 @@ class FakeChain:
         self.pool: dict[str, tuple[str, int, str]] = {}  # hash -> (sender, nonce, raw)
         self.receipts: dict[str, dict[str, Any]] = {}
         self.counts: dict[str, int] = {}
+        self.taken: dict[int, list[dict[str, str]]] = {}  # block -> its transactions
         self.base_fee = 7
         self.submitted: list[str] = []
         self.requests: list[str] = []
@@ -47,6 +48,7 @@ class FakeChain:
         self.page_limit: int | None = None
         self.faults: list[Callable[[str, list[Any]], Any]] = []
         self._forks: dict[int, str] = {}
+        self._counts_before: dict[int, dict[str, int]] = {}  # block -> the counts of the one before
 
     def block_hash(self, number: int) -> str:
         branch = self._forks.get(number, self.branch)
@@ -57,9 +59,11 @@ class FakeChain:
         number, self.length = self.length, self.length + 1
         self._forks[number] = self.branch
         self.logs[number] = list(logs)
+        self.taken[number], self._counts_before[number] = [], dict(self.counts)
         for name, (sender, nonce, _) in sorted(self.pool.items(), key=lambda item: item[1][1]):
             if nonce == self.counts.get(sender, 0):
                 self.counts[sender] = nonce + 1
+                self.taken[number].append({"hash": name, "from": sender, "nonce": hex(nonce)})
                 self.receipts[name] = {
                     "transactionHash": name, "status": "0x1", "blockNumber": hex(number),
                     "blockHash": self.block_hash(number), "logs": [],
@@ -68,12 +72,21 @@ class FakeChain:
         self.pool = {name: p for name, p in self.pool.items() if p[1] >= self.counts.get(p[0], 0)}
         return number
 
+    def mine_another(self, sender: str) -> None:
+        """A block with a transaction of this account that is none of the waiting ones."""
+        nonce = self.counts.get(sender, 0)
+        self.pool = {name: one for name, one in self.pool.items() if one[:2] != (sender, nonce)}
+        self.pool["0x" + keccak(f"another {sender} {nonce}".encode()).hex()] = (sender, nonce, "")
+        self.mine()
+
     def reorg(self, number: int, branch: str) -> None:
         """Drops block `number` and later; what is mined next belongs to another branch."""
         self.branch, self.length = branch, number
         for gone in [n for n in self._forks if n >= number]:
             del self._forks[gone]
             self.logs.pop(gone, None)
+            self.taken.pop(gone, None)
+            self._counts_before.pop(gone + 1, None)
 
     def answer(self, method: str, params: list[Any]) -> Any:
         self.requests.append(method)
@@ -106,6 +119,7 @@ class FakeChain:
             "parentHash": self.block_hash(number - 1),
             "timestamp": hex(1000 + number),
             "baseFeePerGas": hex(self.base_fee),
+            "transactions": self.taken.get(number, []) if full else [one["hash"] for one in self.taken.get(number, [])],
         }
 
     def eth_getBlockByHash(self, name: str, full: bool) -> dict[str, Any] | None:
@@ -134,7 +148,8 @@ class FakeChain:
         return found
 
     def eth_getTransactionCount(self, account: str, tag: str) -> str:
-        mined = self.counts.get(account, 0)
+        counts = self.counts if tag in ("latest", "pending") else self._counts_before.get(int(tag, 16) + 1, self.counts)
+        mined = counts.get(account, 0)
         while tag == "pending" and any(p[:2] == (account, mined) for p in self.pool.values()):
             mined += 1
         return hex(mined)

@@ -185,12 +185,14 @@ def test_a_higher_fee_is_offered_when_the_base_fee_rises(fake_chain, sender, tmp
     assert receipt["transactionHash"] != pending.hashes[0] and files(tmp_path) == []
 
 
-def test_another_transaction_took_the_nonce(fake_chain, sender):
+def test_another_transaction_took_the_nonce(fake_chain, sender, tmp_path):
     pending = sender.send(TO, b"a", 100_000)
-    fake_chain.pool.clear()
-    fake_chain.counts[ACCOUNT] = 1
+    fake_chain.mine_another(ACCOUNT)
+    for _ in range(20):
+        fake_chain.mine()
     with pytest.raises(LedgerError, match="took nonce 0"):
         sender.wait(pending, 30)
+    assert files(tmp_path) == []
 
 
 def test_not_mined_in_time_stays_in_the_outbox(sender, tmp_path):

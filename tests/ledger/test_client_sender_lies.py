@@ -120,6 +120,74 @@ def test_what_is_sent_and_cannot_be_outbid_still_waits(fake_chain, tmp_path, qui
         sender.wait(pending, 0.5)
 
 
+def without_receipts(chain, blocks=30):
+    """Nobody gives any from now on, for so many blocks at least; gives them back."""
+    receipts, chain.receipts = chain.receipts, {}
+    for _ in range(blocks):
+        chain.mine()
+    return receipts
+
+
+def test_a_receipt_that_is_long_missing_is_waited_for(fake_chain, sender, tmp_path):
+    """8 blocks are two seconds on some chains, and a late chain node has no receipts."""
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    receipts = without_receipts(fake_chain)
+    with pytest.raises(Unconfirmed, match="has no receipt, though its nonce is used"):
+        sender.wait(pending, 0.3)
+    again = reopen(fake_chain, tmp_path)
+    assert again.send(TO, b"a", 100_000).hashes == pending.hashes, "it is not paid for twice"
+    assert again.send(TO, b"b", 100_000).nonce == 1
+    refusing(fake_chain, b"a")  # as it is done
+    with pytest.raises(Unconfirmed):
+        again.wait(pending, 0.3)
+    fake_chain.receipts = receipts
+    assert again.wait(pending, 30)["transactionHash"] == pending.hashes[0]
+    assert len({raw for raw in fake_chain.submitted if raw != pending.raw}) == 1, "nothing was sent in its place"
+
+
+def test_what_was_refused_in_words_and_has_no_receipt_yet_is_paid_once(fake_chain, sender):
+    taken_and_refused(fake_chain)
+    with pytest.raises(LedgerError, match="txpool is full"):
+        sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    receipts = without_receipts(fake_chain)
+    again = sender.send(TO, b"a", 100_000)
+    fake_chain.receipts = receipts
+    assert sender.wait(again, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1} and fake_chain.pool == {}
+
+
+@pytest.mark.parametrize("kept", [128, 2])
+def test_a_nonce_that_another_took_is_known_by_the_block_that_has_it(fake_chain, sender, tmp_path, kept):
+    """Where the chain node has that block's state; else nobody knows yet."""
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine_another(ACCOUNT)
+    for _ in range(100):
+        fake_chain.mine()
+    count = fake_chain.eth_getTransactionCount
+    pruned = {"error": {"code": -32000, "message": "missing trie node"}}
+    fake_chain.eth_getTransactionCount = lambda account, tag: (
+        pruned if tag != "latest" and int(tag, 16) < fake_chain.length - 8 - kept else count(account, tag)
+    )
+    with pytest.raises(LedgerError, match="took nonce 0" if kept == 128 else "has no receipt"):
+        sender.wait(pending, 0.3 if kept == 2 else 30)
+    assert len(entries(tmp_path)) == (kept == 2) and sender.send(TO, b"a", 100_000).nonce == (kept == 128)
+
+
+def test_a_nonce_of_which_nobody_gives_a_receipt_is_given_up_at_last_and_counts_as_paid(
+    fake_chain, sender, tmp_path, monkeypatch, caplog
+):
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    without_receipts(fake_chain)
+    sender.tend()
+    assert len(entries(tmp_path)) == 1
+    monkeypatch.setattr("dlx.ledger.sender._GIVEN_UP", 0.0)
+    sender.tend()
+    assert entries(tmp_path) == [] and "no chain node gives a receipt for nonce 0" in caplog.text
+    assert sum(sender._budget._hours.values()) == pending.cap
+
+
 def test_what_was_done_is_not_pointless_because_it_was_done(fake_chain, sender):
     """The contract refuses a second time what a block has, whose receipt is late."""
     for _ in range(20):
@@ -301,6 +369,15 @@ def test_a_first_node_that_keeps_it_to_itself_is_passed_by(fake_chain, second_ch
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_receipt_that_the_first_node_never_has_comes_from_another(fake_chain, second_chain, tmp_path, quick):
+    sender = Sender(Rpc([second_chain.url, fake_chain.url], chain_id=31337, patience=3.0), 31337, KEY, tmp_path)
+    for name in ("eth_getBlockByNumber", "eth_getTransactionCount", "eth_sendRawTransaction"):
+        setattr(second_chain, name, getattr(fake_chain, name))
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    assert sender.wait(pending, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
 
 
 def test_a_node_with_a_made_up_head_does_not_make_the_first_seem_stuck(fake_chain, second_chain, monkeypatch):

@@ -1,4 +1,4 @@
-"""Chain nodes that leave out logs of a block whose header tells of them: nothing is read past it, and nothing is lost."""
+"""Chain nodes that leave out logs of a block whose header tells of them: nothing later is read, and nothing is lost."""
 
 import pytest
 from fault_proxy import FaultProxy
