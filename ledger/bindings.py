@@ -9,6 +9,7 @@ from web3.exceptions import Web3Exception
 from web3.providers import BaseProvider
 
 from dlx import contracts
+from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, Reverted, RpcError
 from dlx.ledger.rpc import Rpc
 
@@ -59,7 +60,7 @@ class Interface:
         except RpcError as error:
             raise self.refusal(error) from None
         except _UNDECODABLE as error:
-            reason = str(error)[:200]
+            reason = printable(str(error))
             raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {reason}") from None
         return (answer,) if len(bound.abi["outputs"]) == 1 else tuple(answer)
 

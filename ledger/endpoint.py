@@ -9,18 +9,20 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 import requests
 
 from dlx.ground.meter import Meter
+from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.websocket import SocketBroken, WebSocket
 from dlx.ledger.whole import WholeAnswers
 
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
+_TOO_LARGE = 413
 _LONGEST_WAIT = 120.0  # seconds that a chain node may ask us to wait
 _HEADERS = {
     "Content-Type": "application/json",
@@ -160,6 +162,10 @@ class Endpoint:
                     raise Busy("", wait)
                 if response.status_code in _RETRIED_STATUS:
                     raise Garbled(f"HTTP status {response.status_code}")
+                if response.status_code == _TOO_LARGE:
+                    raise RpcError(_LIMIT_EXCEEDED, "HTTP status 413: too much at once")
+                if response.is_redirect:
+                    raise Garbled(f"it redirects to {_target(response)}, which is not followed: name that as --rpc-url")
                 body = _read(response, method)
         except requests.RequestException as error:
             raise Garbled(type(error).__name__) from None
@@ -227,11 +233,21 @@ def _read(response: requests.Response, method: str) -> bytes:
 
 
 def _error(method: str, error: dict[str, Any], wait: float | None) -> Exception:
-    code, message, data = error.get("code"), str(error.get("message", ""))[:500], error.get("data")
+    code, data = error.get("code"), error.get("data")
+    message = printable(" ".join(str(error.get("message", "")).split()), 500)
     limited = code in _LIMITED or (code == _LIMIT_EXCEEDED and method != "eth_getLogs")
     if limited or (code != _REVERTED and _RATE_LIMIT.search(message)):
         return Busy(message, _named_wait(data) if wait is None else wait)
     return RpcError(code if isinstance(code, int) else 0, message, data)
+
+
+def _target(response: requests.Response) -> str:
+    """The scheme and host of a redirect: the rest may hold an access key."""
+    try:
+        parts = urlsplit(urljoin(response.url, response.headers["Location"]))
+    except ValueError:
+        return "no URL"
+    return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", 100)
 
 
 def _named_wait(data: Any) -> float | None:

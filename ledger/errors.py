@@ -3,6 +3,7 @@
 from typing import Any
 
 from dlx.ground.errors import DlxError
+from dlx.ground.printable import printable
 
 
 class LedgerError(DlxError):
@@ -60,4 +61,4 @@ class Reverted(LedgerError):
 
 
 def _show(value: Any) -> str:
-    return "0x" + value.hex() if isinstance(value, bytes) else str(value)
+    return "0x" + value.hex() if isinstance(value, bytes) else printable(str(value))

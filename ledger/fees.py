@@ -1,5 +1,6 @@
 """What a transaction may cost: the price of gas that the chain node names, within the operator's limits."""
 
+import contextlib
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,12 @@ TIP: Request = ("eth_maxPriorityFeePerGas", ())  # what names one, where the cha
 
 def price(rpc: Rpc, head: Header, limits: Limits, tip: Any = None) -> Price:
     """What takes a transaction into one of the next blocks, though the base fee may double; `tip`: the answer to TIP,
-    where it was asked for already. Raises FeeTooHigh."""
+    where it was asked for already. Raises FeeTooHigh, LedgerError for a chain without EIP-1559."""
+    if head.base_fee is None:
+        raise LedgerError(
+            f"the chain node at {rpc.name} gives blocks without a base fee: dlx-node signs EIP-1559 transactions only, "
+            "use a chain that has them"
+        )
     named = _named_tip(rpc, head.base_fee, tip)
     if named > limits.max_fee or head.base_fee > limits.max_fee:
         what, fee = ("tip", named) if named > head.base_fee else ("base fee", head.base_fee)
@@ -72,24 +78,27 @@ def _decimal(wei: int, unit: int) -> str:
 
 
 def _more(fee: int) -> int:
-    return -(-fee * 9 // 8)
+    return max(fee + 1, -(-fee * 9 // 8))  # an eighth of nothing is nothing
 
 
 def _named_tip(rpc: Rpc, base_fee: int, answer: Any) -> int:
-    """By whichever of three methods the chain node has."""
+    """By the first of three methods by which the chain node names one."""
     if not isinstance(answer, RpcError):
-        try:
-            return rpc.number(TIP[0]) if answer is None else as_number(answer)
-        except RpcError:
-            pass
-    try:
-        return _usual_tip(rpc.call("eth_feeHistory", hex(_BLOCKS), "latest", [_PERCENTILE]))
-    except RpcError:
-        return max(0, rpc.number("eth_gasPrice") - base_fee)
+        with contextlib.suppress(RpcError):
+            named = rpc.call(TIP[0]) if answer is None else answer
+            if named is not None:
+                return as_number(named)
+    with contextlib.suppress(RpcError):
+        usual = _usual_tip(rpc.call("eth_feeHistory", hex(_BLOCKS), "latest", [_PERCENTILE]))
+        if usual is not None:
+            return usual
+    return max(0, rpc.number("eth_gasPrice") - base_fee)
 
 
-def _usual_tip(history: Any) -> int:
+def _usual_tip(history: Any) -> int | None:
+    """None where the chain node knows of no tips, as where its blocks are empty."""
     try:
-        return int(statistics.median_low([quantity(of_block[0]) for of_block in history["reward"]]))
-    except (KeyError, IndexError, TypeError, ValueError, statistics.StatisticsError):
+        tips = [quantity(of_block[0]) for of_block in (history or {}).get("reward") or () if of_block]
+        return int(statistics.median_low(tips)) if tips else None
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise LedgerError("eth_feeHistory: the chain node answered something else than a history of fees") from None

@@ -9,6 +9,7 @@ from typing import Any
 import rlp
 from eth_hash.auto import keccak
 
+from dlx.ground.printable import printable
 from dlx.ledger.errors import Contradiction, LedgerError
 
 # By the names of JSON-RPC, in the order of the encoding; None: a number, else the size in bytes, 0 where it may vary.
@@ -61,7 +62,7 @@ def header_of(answer: Any, expected: bytes, who: str) -> Header:
         if unknown:
             raise UnknownFork(
                 f"the header of block 0x{expected.hex()} cannot be hashed: this dlx-node does not know its fields "
-                f"{', '.join(unknown)[:200]}; a newer one may, else audit without --head"
+                f"{printable(', '.join(unknown))}; a newer one may, else audit without --head"
             )
         raise Contradiction(
             f"the chain node at {who} gave a header with hash 0x{hash_.hex()} where the block 0x{expected.hex()} is due"

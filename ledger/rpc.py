@@ -28,13 +28,13 @@ Request = tuple[str, Sequence[Any]]  # a method and its params, as plain JSON ha
 
 @dataclass(frozen=True)
 class Header:
-    """A block's header; time in seconds, base fee in wei."""
+    """A block's header; time in seconds, base fee in wei (None: a chain without EIP-1559)."""
 
     number: int
     hash: bytes
     parent: bytes
     time: int
-    base_fee: int
+    base_fee: int | None
     has_logs: bool = True  # False: the chain node says that nothing in it has logs
     logs: "Logs | None" = field(default=None, compare=False)  # as the chain node told them with it
     told: Any = field(default=None, compare=False, repr=False)  # all that the chain node said of it
@@ -282,7 +282,7 @@ def _header(found: Any) -> Header:
             hash=bytes.fromhex(found["hash"][2:]),
             parent=bytes.fromhex(found["parentHash"][2:]),
             time=quantity(found["timestamp"], STORED),
-            base_fee=quantity(found.get("baseFeePerGas", "0x0")),
+            base_fee=None if found.get("baseFeePerGas") is None else quantity(found["baseFeePerGas"]),
             has_logs=found.get("hasLogs") is not False,
             told=found,
         )

@@ -398,7 +398,7 @@ class Sender:
     def _offer_more(self, pending: Pending, head: Header) -> None:
         """Signs a version with a higher fee and tip where blocks went by without the present one, or will."""
         before = self._price_seen.setdefault(pending.nonce, head.number)
-        if head.number < before + _STUCK_BLOCKS and head.base_fee <= pending.max_fee:
+        if head.number < before + _STUCK_BLOCKS and (head.base_fee or 0) <= pending.max_fee:
             return
         self._price_seen[pending.nonce] = head.number
         now = price(self._rpc, head, self._limits)

@@ -122,7 +122,7 @@ def funds(
     if balance == 0 and pays:
         return Finding("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
     joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
-    each = most_gas("seal", replicas) * min(now.max_fee, head.base_fee + now.tip) // max(1, replicas)
+    each = most_gas("seal", replicas) * min(now.max_fee, (head.base_fee or 0) + now.tip) // max(1, replicas)
     lasts = max(0, balance - joining) // each if each else rounds
     said, mend = f"{eth(balance)} ETH", f"send ETH to {account}"
     if balance < joining:

@@ -12,13 +12,15 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `429` | HTTP 429 with Retry-After |
 | `limited` | error -32005 inside an HTTP 200, without a time |
 | `html` | a page of a gateway |
+| `413` | HTTP 413, as from a gateway that finds the request or its answer too large |
+| `moved` | HTTP 308 to another host, in whose URL there is a key |
 | `bomb` | an answer in three layers of gzip, of which the innermost never ends |
 | `lost` | the request arrives, its answer does not |
 | `late` | a chain node that is `LAG` blocks behind; transactions reach the others |
 | `wrong_chain` | the same, of another chain |
 
 In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told;
-and refuse batches of more than `proxy.most` requests.
+refuse batches of more than `proxy.most` requests, and answer HTTP 413 to those bodies that `proxy.too_large` names.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from typing import Any
 import requests
 
 LAG = 8
-KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb")
+KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb", "413", "moved")
 _TAGGED = {"eth_call": 1, "eth_estimateGas": 1, "eth_getBalance": 1, "eth_getTransactionCount": 1, "eth_getCode": 1}
 
 
@@ -61,6 +63,7 @@ class FaultProxy:
         self.most: int | None = None
         self.retry_after = 1  # seconds
         self.lie: Callable[[str, list[Any], Any], Any] | None = None
+        self.too_large: Callable[[bytes], bool] = lambda body: False
         proxy = self
 
         class Handler(_Handler):
@@ -179,6 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         batch = request if isinstance(request, list) else []  # of one method, as ours are
         request = batch[0] if batch else request
         kind, changed = self.faults.meet(request["method"])
+        kind = "413" if self.faults.too_large(body) else kind
         if kind == "hang":
             changed.wait()
             self.close_connection = True
@@ -186,6 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._drip(self.faults.forward(body), changed)
         elif kind == "429":
             self._answer(b"slow down", 429, {"Retry-After": str(self.faults.retry_after)})
+        elif kind == "413":
+            self._answer(b"<html>413 Request Entity Too Large</html>", 413)
+        elif kind == "moved":
+            self._answer(b"", 308, {"Location": "https://user:key@rpc.example.org/v3/key"})
         elif kind == "limited":
             self._answer(_error(request, -32005, "daily request count exceeded"))
         elif kind == "bomb":

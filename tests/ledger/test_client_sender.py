@@ -524,6 +524,38 @@ def test_a_chain_node_without_the_tip_is_asked_otherwise(fake_chain, sender):
     assert sender.send(TO, b"b", 100_000).tip == 9
 
 
+@pytest.mark.parametrize("history", [None, {"reward": None}, {}, {"reward": []}, {"reward": [[], None]}])
+def test_a_chain_node_that_knows_of_no_tips_is_asked_for_the_price(fake_chain, sender, history):
+    fake_chain.eth_maxPriorityFeePerGas = lambda: None
+    fake_chain.eth_feeHistory = lambda blocks, newest, percentiles: history
+    fake_chain.eth_gasPrice = lambda: hex(fake_chain.base_fee + 9)
+    assert sender.send(TO, b"a", 100_000).tip == 9
+
+
+def test_a_chain_without_base_fees_is_named_before_anything_is_signed(fake_chain, sender, tmp_path):
+    block = fake_chain.eth_getBlockByNumber
+    fake_chain.eth_getBlockByNumber = lambda tag, full: {
+        k: v for k, v in block(tag, full).items() if k != "baseFeePerGas"
+    }
+    with pytest.raises(LedgerError, match=r"127\.0\.0\.1:\d+ gives blocks without a base fee: .* EIP-1559"):
+        sender.send(TO, b"a", 100_000)
+    assert entries(tmp_path) == []
+
+
+def test_a_price_of_nothing_is_raised(fake_chain, sender, tmp_path):
+    fake_chain.base_fee, fake_chain.eth_maxPriorityFeePerGas = 0, lambda: "0x0"
+    fake_chain.eth_sendRawTransaction = lambda raw: "0x00"  # the miners want more
+    pending = sender.send(TO, b"a", 100_000)
+    assert (pending.max_fee, pending.tip) == (0, 0)
+    for _ in range(2):
+        fake_chain.mine()
+        fake_chain.mine()
+        with pytest.raises(Unconfirmed):
+            sender.wait(pending, 0.2)
+    (entry,) = map(read, entries(tmp_path))
+    assert entry["max_fee"] >= entry["tip"] >= 1
+
+
 def test_a_stuck_transaction_offers_more_of_both_up_to_the_limits(fake_chain, tmp_path, quick):
     limits = Limits(max_fee=100, max_tip=10)
     sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)

@@ -1,5 +1,6 @@
 """web3 as the client sets it up: it asks for what we ask and no more, and a hostile chain node gains nothing by it."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Re
 from dlx.ledger.logs import _by_ranges
 from dlx.ledger.rpc import Rpc
 from tests.ledger.conftest import ROOT
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 RUN = bytes(32)
 
@@ -97,6 +98,61 @@ def test_an_answer_that_is_no_json_rpc_is_asked_for_again(fake_chain, body):
     fake_chain.faults += [lambda *asked: body] * 9
     with pytest.raises(LedgerUnavailable, match=r"no answer from the chain node at 127\.0\.0\.1"):
         Rpc(fake_chain.url, patience=0.3).number("eth_chainId")
+
+
+def test_a_redirect_is_said_without_its_key(embedded):
+    with FaultProxy(embedded.url) as proxy:
+        proxy.fault("moved")
+        with pytest.raises(
+            LedgerUnavailable, match=r"it redirects to https://rpc\.example\.org, .* --rpc-url"
+        ) as caught:
+            Rpc(proxy.url, patience=0.3).number("eth_chainId")
+        assert "key" not in str(caught.value)
+        assert Rpc([proxy.url, embedded.url], chain_id=31337).number("eth_chainId") == 31337
+
+
+def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
+    """HTTP 413 has no JSON, and another try does not help."""
+    (member,) = embedded.members([1])
+    head = member.head().block
+    with FaultProxy(embedded.url) as proxy:
+        rpc, refused = Rpc(proxy.url, patience=5), []
+
+        def meet(body):
+            """Pages of over 5 blocks and batches are too much."""
+            asked = json.loads(body)
+            one = asked if isinstance(asked, dict) else None
+            query = (
+                one["params"][0] if one and one["method"] == "eth_getLogs" else {"fromBlock": "0x0", "toBlock": "0x0"}
+            )
+            wide = int(query["toBlock"], 16) - int(query["fromBlock"], 16) >= 5
+            refused.append(wide or one is None)
+            return refused[-1]
+
+        proxy.too_large = meet
+        started = time.monotonic()
+        whole = list(_by_ranges(member.rpc, [embedded.ledger, embedded.registry], 0, member.rpc.header(head)))
+        parts = list(_by_ranges(rpc, [embedded.ledger, embedded.registry], 0, rpc.header(head)))
+        assert [log for _, page in parts for log in page] == [log for _, page in whole for log in page]
+        assert parts[-1][0] == whole[-1][0] and any(refused) and time.monotonic() - started < PATIENCE
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"code": -32000, "message": "\x1b[31mall is\nwell\x1b]0;title\x07\u202e"},
+        {
+            "code": 3,
+            "message": "execution reverted",
+            "data": "0x08c379a0" + word(32) + word(9) + "1b5b33316d0a" + "61" * 26,
+        },
+        "\x1b[31mred",
+    ],
+)
+def test_what_a_chain_node_says_cannot_steer_a_terminal(fake_chain, asked, refusal):
+    with pytest.raises(LedgerError) as caught:
+        asked({"error": refusal})
+    assert str(caught.value).isprintable() and len(str(caught.value)) > 10
 
 
 def test_urls_with_access_keys_stay_out_of_logs(fake_chain, caplog):
