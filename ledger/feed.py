@@ -3,10 +3,12 @@
 What a feed tells lies in the index, which polling brings up to the chain's head.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.bindings import Interface
+from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index import START, EventIndex, Head, Mark
 from dlx.ledger.logs import Unsettled
@@ -16,6 +18,7 @@ from dlx.ledger.rpc import Header, Rpc
 from dlx.ledger.view import RunView
 
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
+_READ_ANEW = 60.0  # seconds between two readings of all events, where a chain node leaves some out
 
 OpenIndex = Callable[[], EventIndex]  # an index of its own for each feed; may raise LedgerError
 
@@ -97,6 +100,7 @@ class RunFeed:
     def __init__(self, open_index: OpenIndex, run: bytes, confirmations: int = 0, keep: int | None = None) -> None:
         self._tracker, self._run, self._keep = _Tracker(open_index, confirmations), run, keep
         self._replays: tuple[RunReplay, NodesReplay] | None = None
+        self._agreed, self._read_anew_at = False, 0.0
 
     @property
     def index(self) -> EventIndex:
@@ -104,17 +108,45 @@ class RunFeed:
         return self._tracker.index
 
     def poll(self, rpc: Rpc, wait: float = 0.0) -> RunUpdate:
-        """As in EventFeed; raises what `Replay.advance` raises, too."""
+        """As in EventFeed; raises what `Replay.advance` raises, too.
+
+        Once the first poll is complete, the run's heads have to be those that the ledger has. Where they are not, a
+        chain node left events out: all are read again, now and then, and Unsettled is raised until they fit.
+        """
         reached = self._tracker.poll(rpc, wait)
         if self._replays is None:
             self._replays = RunReplay(self._tracker.index, self._run, self._keep), NodesReplay(self._tracker.index)
         run, nodes = self._replays
         moved, reorg = run.advance(reached.until)
         others_moved, others_reorg = nodes.advance(reached.until)
+        if reached.complete and not self._agreed:
+            if not _has_its_heads(rpc, run.view, self._tracker.index.contracts.ledger, reached.until):
+                if time.monotonic() >= self._read_anew_at:
+                    self._read_anew_at = time.monotonic() + _READ_ANEW
+                    self._tracker.index.forget()
+                raise Unsettled(
+                    f"the chain node at {rpc.name} left events of run 0x{self._run.hex()} out: the ledger has other "
+                    "heads than they give; all are read again, and if this lasts, name another with --rpc-url"
+                )
+            self._agreed = True
         return RunUpdate(
             reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete,
             self._tracker.index.recent(),
         )  # fmt: skip
+
+
+def _has_its_heads(rpc: Rpc, view: RunView, ledger: str, block: int) -> bool:
+    """Whether the run's heads at a block are those that the ledger itself has there, or the chain node does not say."""
+    abi = Interface("TrainingLedger")
+    stages = range(view.config.stages if view.created else 1)
+    data = ["0x" + abi.call_data("head", view.run, stage).hex() for stage in stages]
+    try:
+        told = list(rpc.batch("eth_call", [({"to": ledger, "data": one}, hex(block)) for one in data]))
+    except RpcError:  # it has not got that far; or the ledger has no such run
+        return True
+    if not all(isinstance(one, str) and len(one) == 66 for one in told):
+        return True
+    return view.created and [one.lower() for one in told] == ["0x" + view.head(stage).hex() for stage in stages]
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import pytest
 from fault_proxy import FaultProxy
+from ledger_run import Run, config
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.events import AddressesChanged
+from dlx.ledger.events import AddressesChanged, Sealed, event_topic
 from dlx.ledger.feed import EventFeed
-from dlx.ledger.logs import Unsettled
+from dlx.ledger.logs import _MOST_LATE, Unsettled
 from tests.ledger.conftest import World
 from tests.patience import until
 
@@ -151,6 +152,43 @@ def test_a_chain_of_quick_blocks_is_late_by_seconds(embedded):
         )
         follower.poll()
         assert follower.told == [expected]
+
+
+@pytest.mark.parametrize("what", ["all", "seals"])
+def test_a_history_that_lacks_events_does_not_give_the_heads_of_the_ledger(embedded, what):
+    """As of a chain node that has no old logs and answers for them with nothing."""
+    clients = embedded.members([1, 2])
+    run = Run(clients, config(stages=1, min_replicas=2, round_timeout=10**6))
+    for client in clients:
+        client.join_run(run.id, 0)
+    run.poll()
+    names = [client.account for client in clients]
+    run.send(0, names, names)
+    run.poll()
+    rises(clients[0], _MOST_LATE + 2)
+    sealed = "0x" + event_topic(Sealed).hex()
+    with FaultProxy(embedded.url) as proxy:
+        client = LedgerClient(proxy.url, embedded.ledger, chain_id=31337)
+        feed = client.follow(run.id)
+        proxy.lie = lambda method, params, result: (
+            [log for log in result if what == "seals" and log["topics"][0] != sealed]
+            if method == "eth_getLogs" and "fromBlock" in params[0]
+            else result
+        )
+        for _ in range(2):
+            with pytest.raises(Unsettled, match=rf"left events of run 0x{run.id.hex()} out: .* --rpc-url"):
+                client.poll(feed)
+        proxy.lie = None
+        feed._read_anew_at = 0.0  # a minute later
+        with pytest.raises(Unsettled):  # what was read before does not fit yet
+            client.poll(feed)
+        view = client.poll(feed).view
+        assert view.next_round(0) == 1 and view.head(0) == run.view.head(0)
+
+
+def test_a_run_that_the_ledger_does_not_know_is_none(embedded):
+    client = LedgerClient(embedded.url, embedded.ledger, chain_id=31337)
+    assert not client.poll(client.follow(bytes(31) + b"\x01")).view.created
 
 
 def test_a_log_told_twice_is_the_chain_nodes_fault(embedded):

@@ -144,7 +144,7 @@ def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
         {
             "code": 3,
             "message": "execution reverted",
-            "data": "0x08c379a0" + word(32) + word(9) + "1b5b33316d0a" + "61" * 26,
+            "data": "0x08c379a0" + word(32) + word(9) + "1b5b33316d0a" + "61" * 3 + "00" * 23,
         },
         "\x1b[31mred",
     ],
