@@ -56,7 +56,8 @@ class Busy(Garbled):
     """A refusal because we asked too often; `wait` has the seconds that the chain node named, if it did."""
 
     def __init__(self, message: str, wait: float | None) -> None:
-        super().__init__(f"it limits the rate of requests{message and ': '}{message}")
+        pause = f", and wants a pause of {wait:.0f} s" if wait else ""
+        super().__init__(f"it limits the rate of requests{message and ': '}{message}{pause}")
         self.wait = wait
 
 

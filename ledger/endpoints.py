@@ -66,7 +66,7 @@ class Endpoints:
             pause = max(pause, one.closed_until - time.monotonic())
             if pause > 0:
                 if time.monotonic() + pause >= deadline:
-                    raise _unavailable(reasons or {one: Busy("", None)})
+                    raise _unavailable(reasons or {one: Busy("", pause)})
                 time.sleep(pause)
             untried = sum(other not in tried for other in self._usable())
             share = (deadline - time.monotonic()) / untried

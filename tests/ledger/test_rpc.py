@@ -238,7 +238,7 @@ def test_retry_after_is_honoured_and_a_later_call_does_not_ask_before(embedded):
         proxy.fault("429")
         proxy.retry_after = 4
         for _ in range(3):
-            with pytest.raises(LedgerUnavailable, match="limits the rate of requests"):
+            with pytest.raises(LedgerUnavailable, match=r"limits the rate of requests, and wants a pause of [34] s"):
                 rpc.number("eth_chainId")
         assert len(proxy.seen) == 1  # it said: in four seconds
         proxy.fault("none")
