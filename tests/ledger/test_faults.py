@@ -118,6 +118,28 @@ def test_what_a_reorg_takes_back_is_sent_again(any_chain, tmp_path, monkeypatch,
     account.check_sent(len(runs))
 
 
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_receipts_that_are_long_late_are_waited_for(world, tmp_path, quick, asks_again):
+    """As behind a load balancer: the transaction is mined, and for 20 blocks nobody has its receipt."""
+    with FaultProxy(world.url) as proxy:
+        account = Account(world, proxy.url, 370 + asks_again, tmp_path)
+        account.client.register(key(10_370 + asks_again), [])
+        account.client._timeout = 0.5 if asks_again else PATIENCE
+        call = partial(account.client.set_addresses, ["/dns4/late/tcp/1"])
+        came: list[int] = []  # blocks in which it was looked for, once it was mined
+
+        def late(method: str, params: list[object], result: object) -> object:
+            if method != "eth_getTransactionReceipt" or result is None:
+                return result
+            came.append(int(proxy.ask("eth_blockNumber"), 16))
+            return result if came[-1] >= came[0] + 20 else None
+
+        proxy.lie = late
+        insist(call) if asks_again else call()
+        assert came[-1] >= came[0] + 20
+        account.check_sent(2)
+
+
 def call(world: World, method: str, *params: object) -> object:
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     return requests.post(world.url, json=request, timeout=20).json()["result"]
