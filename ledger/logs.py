@@ -85,8 +85,8 @@ def _recent(rpc: Rpc, start: int, end: Header) -> list[Header]:
     while found[0].number > max(start, end.number - LAG + 1):
         found.insert(0, _parent(rpc, found[0]))
     if end.time - found[0].time < _LATE and proven_bloom(end.told) is not None:  # else each takes a request
-        older = rpc.headers(range(max(start, end.number - _MOST_LATE + 1), found[0].number))
-        for header in reversed(list(older)):
+        numbers = range(max(start, end.number - _MOST_LATE + 1), found[0].number)
+        for header in reversed(insist(lambda: list(rpc.headers(numbers)), f"block {found[0].number - 1}")):
             if header is None or header.hash != found[0].parent:
                 raise Unsettled(f"block {found[0].number - 1} changed while it was read")
             found.insert(0, header)
