@@ -60,7 +60,7 @@ class Interface:
         except RpcError as error:
             raise self.refusal(error) from None
         except _UNDECODABLE as error:
-            reason = printable(str(error))
+            reason = printable(str(error), 200)
             raise LedgerError(f"{function}: the contract at {to} gave another answer than expected: {reason}") from None
         return (answer,) if len(bound.abi["outputs"]) == 1 else tuple(answer)
 

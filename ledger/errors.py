@@ -61,4 +61,4 @@ class Reverted(LedgerError):
 
 
 def _show(value: Any) -> str:
-    return "0x" + value.hex() if isinstance(value, bytes) else printable(str(value))
+    return "0x" + value.hex() if isinstance(value, bytes) else printable(str(value), 200)

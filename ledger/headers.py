@@ -62,7 +62,7 @@ def header_of(answer: Any, expected: bytes, who: str) -> Header:
         if unknown:
             raise UnknownFork(
                 f"the header of block 0x{expected.hex()} cannot be hashed: this dlx-node does not know its fields "
-                f"{printable(', '.join(unknown))}; a newer one may, else audit without --head"
+                f"{printable(', '.join(unknown), 200)}; a newer one may, else audit without --head"
             )
         raise Contradiction(
             f"the chain node at {who} gave a header with hash 0x{hash_.hex()} where the block 0x{expected.hex()} is due"

@@ -29,5 +29,5 @@ def code_hash(state_root: bytes, address: bytes, proof: Sequence[bytes]) -> byte
         account = HexaryTrie.get_from_proof(state_root, keccak(address), [rlp.decode(node) for node in proof])
         *_, found = rlp.decode(account)
     except Exception as error:  # the libraries' have no common base, and what the nodes are is anybody's bytes
-        raise BadProof(printable(str(error))) from None
+        raise BadProof(printable(str(error), 200)) from None
     return bytes(found)

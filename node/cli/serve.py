@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from dlx.ground.printable import printable
 from dlx.node.cli import listening, options
 from dlx.node.cli.progress import Progress
-from dlx.node.home import extras
+from dlx.node.home import extras, shown
 from dlx.node.home.errors import Failure, UsageFailure
 
 
@@ -99,6 +98,6 @@ def _name(folder: Path) -> str:
     from dlx.node.runs.checkpoint import PROVENANCE
 
     try:
-        return printable(str(citation(json.loads((folder / PROVENANCE).read_bytes()))))
+        return shown.text(str(citation(json.loads((folder / PROVENANCE).read_bytes()))))
     except (OSError, ValueError, KeyError, TypeError):
         return folder.absolute().name
