@@ -111,7 +111,7 @@ def prepare(setting: Setting, out: Path) -> None:
         if not sources:
             raise typer.BadParameter(f"{setting.source}: no UTF-8 text", param_hint="--source")
     tokenizer = _tokenizer(sources, setting.vocabulary, out) if setting.vocabulary else None
-    made = prepare_blobs(Preparation(sources, tokenizer=tokenizer), out / "blobs")
+    made = prepare_blobs(Preparation(sources, tokenizer=tokenizer, raw=tokenizer is None), out / "blobs")
     (out / "data.json").write_bytes(msgspec.json.encode(made))
 
 

@@ -8,6 +8,6 @@ number=${number:-0}
 folder=/home/dlx/node-$number
 dlx-node init --datadir "$folder" --insecure-devnet --ledger "$ledger"
 if [ "$1" = create ]; then
-    exec dlx-node run create --datadir "$folder" --manifest /deploy/run.toml
+    exec dlx-node run create --datadir "$folder" --manifest /deploy/run.toml --public-data
 fi
 exec dlx-node start --datadir "$folder" --http-port "910$number" --listen "/ip4/127.0.0.1/tcp/465$number"

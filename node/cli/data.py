@@ -16,6 +16,7 @@ from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.shown import size
 
 if TYPE_CHECKING:
+    from dlx.training.data.formats import Found
     from dlx.training.data.shards import DataManifest
 
 app = options.Verbs(help="Prepare and check training data.")
@@ -42,6 +43,7 @@ def prepare(
             metavar="TOKEN", help="Token between documents, by text or id.", show_default="the tokenizer's end of text"
         ),
     ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take files that are no text too: as their bytes.")] = False,
     heldout: Annotated[float, typer.Option(help="Fraction of the text that is not trained on, up to 0.5.")] = 0.05,
     workers: Annotated[
         int | None,
@@ -61,14 +63,14 @@ def prepare(
     from dlx.training.data.prepare import Preparation, prepare_folder
 
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
-    preparation = Preparation(source, heldout, tokenizer, chosen, field, workers or os.cpu_count() or 1)
+    preparation = Preparation(source, heldout, tokenizer, chosen, field, raw, workers or os.cpu_count() or 1)
     try:
         with of_bytes("preparing", json) as progress:
             manifest = prepare_folder(preparation, out, progress)
     except KeyboardInterrupt:
         options.note(f"interrupted: the same command goes on with what is in {out}")
         raise
-    _tell(out, manifest, [], json)
+    _tell(out, manifest, [], json, preparation.found)
 
 
 @app.command()
@@ -99,7 +101,7 @@ def check(
     _tell(given, manifest, problems, json)
 
 
-def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) -> None:
+def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool, sources: Found | None = None) -> None:
     import hashlib
 
     from dlx.training.data.shards import canonical_bytes
@@ -119,7 +121,7 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
         "bytes": total,
     }
     if json:
-        options.print_json(found | {"problems": problems})
+        options.print_json(found | {"problems": problems} | (sources.counts() if sources else {}))
     else:
         said = found | {
             "separator": "none" if manifest.separator is None else manifest.separator,
@@ -128,6 +130,7 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool) 
             "bytes": size(total),
         }
         fields = [(name.replace("_", " "), value) for name, value in said.items()]
+        fields += [("sources", sources)] if sources else []
         options.print_fields([*fields, ("problems", len(problems) or "none")])
         for problem in problems:
             sys.stdout.write(f"wrong: {problem}\n")

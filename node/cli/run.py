@@ -11,6 +11,7 @@ import typer
 from dlx.node.cli import options, plan, plan_text, wizard
 from dlx.node.cli.progress import Progress
 from dlx.node.home import extras, shown
+from dlx.node.home.errors import Failure, UsageFailure
 
 app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
 
@@ -22,6 +23,10 @@ app.command("plan")(plan.command)
 @app.command()
 def create(
     manifest: plan.DraftOption,
+    public_data: Annotated[
+        bool,
+        typer.Option("--public-data", help="The run's text may be public: whoever asks gets it.", show_default="asked"),
+    ] = False,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
     rpc_url: options.RpcUrlOption = None,
@@ -35,7 +40,8 @@ def create(
 ) -> None:
     """Freeze data and initial weights into blobs, complete the manifest and register the run.
 
-    The folder's node serves the blobs; asking again for the same run changes nothing.
+    The folder's node serves the blobs, the text among them, to whoever asks; asking again for the same run changes
+    nothing.
     """
     extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(
@@ -48,7 +54,9 @@ def create(
 
     account = load_account(folder, settings)
     with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress(json) as progress:
-        record = create.create_run(manifest, folder, client, progress.say, progress.show)
+        record = create.create_run(
+            manifest, folder, client, progress.say, progress.show, lambda what: _agree(public_data, what)
+        )
     if json:
         options.print_json(record)
         return
@@ -64,6 +72,22 @@ def create(
             ("blobs", record.blobs),
         ]
     )
+
+
+def _agree(given: bool, what: str) -> None:
+    """Have somebody say that the data may be public. Raises Failure."""
+    if given:
+        return
+    told = f"whoever asks a node of the run gets its text ({what}), and nobody can take that back"
+    if not sys.stdin.isatty():
+        raise UsageFailure(f"{told}: say by --public-data that it may be public, there is nobody to ask")
+    try:
+        agreed = typer.confirm(f"{told[0].upper()}{told[1:]}. Publish it?", err=True)
+    except typer.Abort:  # Ctrl-C, or the end of the input
+        sys.stderr.write("\n")
+        raise KeyboardInterrupt from None
+    if not agreed:
+        raise Failure("nothing was published, and no run created")
 
 
 @app.command("list")

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -64,7 +65,7 @@ def command(
     from dlx.node.runs.draft_text import SIZES, Answers, draft_text, even, suggested_rounds
     from dlx.training.recipe.recipe import Licence, Name
 
-    text, size = _ask("A file or folder with the text", data, None, _text)
+    text, size = _ask("A file or folder with the text, which will be public", data, None, _text)
     sizes = ", ".join(SIZES)
     start, layers, length, tokenizer = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
     count = partial(_count, "--stages", most=layers, why=f"the model has {layers} layers")
@@ -98,6 +99,7 @@ def command(
         sum_ = hours * begin * machines * price
         options.print_fields([("cost", f"{sum_:,.2f}: {hours:,.1f} hours of {begin * machines} devices at {price:g}")])
     options.note(f"wrote {out}: look through it, then `dlx-node run create --manifest {out}`")
+    options.note("that gives the text to whoever asks; data.private is for what must not leave its machine")
 
 
 def _ask(question: str, given: object, default: object, meant: Callable[[str], _T]) -> _T:
@@ -123,19 +125,26 @@ def _said(question: str, default: object) -> str:
 
 
 def _text(given: str) -> tuple[Path, int]:
-    """The path, and the bytes that would be read of it."""
-    from dlx.training.data.formats import find
+    """The path, and the bytes that would be read of it. Raises UsageFailure for what `run create` would refuse at the
+    first record of a file."""
+    from dlx.training.data.formats import Source, find, read_all
     from dlx.training.data.shards import DataError
+
+    def begin(source: Source) -> None:
+        for document in islice(source.documents(), 1):
+            next(iter(document.pieces))
 
     path = Path(given)
     try:
-        sources = find([path], "text")
+        found = find([path], "text")
+        read_all(found.sources, begin)
     except DataError as error:
         raise UsageFailure(f"--data {error}") from None
-    files = (file for one in sources for file in ([one.path] if one.path.is_file() else one.path.rglob("*")))
+    files = (file for one in found.sources for file in ([one.path] if one.path.is_file() else one.path.rglob("*")))
     size = sum(file.stat().st_size for file in files if file.is_file())
     if not size:
-        raise UsageFailure(f"--data {path}: there is no text in it")
+        raise UsageFailure(f"--data {path}: there is no text in it ({found})")
+    options.note(f"the text is {found}")
     return path, size
 
 

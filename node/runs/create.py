@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from dlx.training.recipe.manifest import Lineage, Manifest, canonical_bytes, par
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.recipe.strict import ManifestError
 
+if TYPE_CHECKING:
+    from dlx.training.data.prepare import Preparation
+
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A created run; hashes in hex."""
@@ -36,6 +40,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     genesis: tuple[str, ...]  # the name of each stage's first weights
     blobs: str  # the folder that has them all
     existed: bool  # the same run had been created before
+    taken: dict[str, int]  # of the data's sources: ending -> files; none of prepared data
+    left_out: dict[str, int]  # kind -> what lies in their folders and was not taken
 
 
 def create_run(
@@ -44,9 +50,10 @@ def create_run(
     client: LedgerClient,
     progress: Callable[[str], None] = lambda line: None,
     show: Callable[[str], None] = lambda line: None,
+    agree: Callable[[str], None] = lambda what: None,
 ) -> RunRecord:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
-    `progress` hears each step, `show` how far the data is.
+    `progress` hears each step, `show` how far the data is, `agree` which data will be public: it raises if it must not.
 
     A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
     naming the key for a bad draft, DataError for bad sources, LedgerError.
@@ -56,7 +63,9 @@ def create_run(
         progress(f"warning: {warning}")
     if not client.balance(client.account):  # said before hours go into a corpus
         raise Failure(f"account {client.account} has no funds to register the run with: send it some and try again")
-    manifest = _frozen(draft, datadir, client, progress, show)
+    preparation = None if draft.data.prepared else _preparation(draft)
+    agree(_what(draft, preparation))
+    manifest = _frozen(draft, preparation, datadir, client, progress, show)
     digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)
     existed = any(created.run == run for created in client.runs())
@@ -72,17 +81,40 @@ def create_run(
         genesis=tuple(blob.sha256 for blob in manifest.genesis),
         blobs=str(datadir.blobs),
         existed=existed,
+        **(preparation.found.counts() if preparation else {"taken": {}, "left_out": {}}),
     )
 
 
+def _preparation(draft: Draft) -> Preparation:
+    from dlx.training.data.prepare import Preparation
+
+    given = draft.data
+    tokenizer = Path(given.tokenizer) if given.tokenizer else None
+    workers = os.cpu_count() or 1
+    return Preparation(draft.sources, given.heldout, tokenizer, given.separator, given.field, given.raw, workers)
+
+
+def _what(draft: Draft, preparation: Preparation | None) -> str:
+    """The run's data, in words."""
+    if preparation is None:
+        return f"the prepared data in {draft.data.prepared}"
+    first, *others = draft.data.source
+    return f"{first}{f' and {len(others):,} more' if others else ''}: {preparation.found}"
+
+
 def _frozen(
-    draft: Draft, datadir: DataDir, client: LedgerClient, progress: Callable[[str], None], show: Callable[[str], None]
+    draft: Draft,
+    preparation: Preparation | None,
+    datadir: DataDir,
+    client: LedgerClient,
+    progress: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Manifest:
     """The manifest with data and genesis as blobs. Kept, so that its random salt is drawn once for a run."""
-    data_manifest = _data(draft, datadir.blobs, progress, show)
+    data_manifest = _data(draft, preparation, datadir.blobs, progress, show)
     # What the data manifest says already is left out: where the data lay does not make it another run.
     data = msgspec.structs.replace(
-        draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text"
+        draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text", raw=False
     )
     terms = msgspec.structs.replace(draft, data=data)
     genesis = None
@@ -104,27 +136,29 @@ def _frozen(
     return manifest
 
 
-def _data(draft: Draft, blobs: Path, progress: Callable[[str], None], show: Callable[[str], None]) -> BlobRef:
+def _data(
+    draft: Draft,
+    preparation: Preparation | None,
+    blobs: Path,
+    progress: Callable[[str], None],
+    show: Callable[[str], None],
+) -> BlobRef:
     """The data as blobs. Raises DataError, and ManifestError where it does not fit the model."""
     from dlx.training.data import prepare, shards
 
     def seen(done: int, total: int) -> None:
         show(f"{shown.bar(done, total)} {shown.size(done)} of {shown.size(total)}")
 
-    if draft.data.prepared:
+    if preparation is None:
         folder = Path(draft.data.prepared)
         _check_vocabulary(draft, shards.read_prepared(folder).vocab_size)
         progress("checking the prepared data")
         blob = prepare.adopt_folder(folder, blobs, seen)
     else:
-        given = draft.data
-        tokenizer = Path(given.tokenizer) if given.tokenizer else None
-        chosen = prepare.Preparation(
-            draft.sources, given.heldout, tokenizer, given.separator, given.field, os.cpu_count() or 1
-        )
-        _check_vocabulary(draft, chosen.vocabulary.size if chosen.vocabulary else shards.BYTE_VALUES)
-        progress("freezing the data into shards")
-        blob = prepare.prepare_blobs(chosen, blobs, seen)
+        vocabulary = preparation.vocabulary
+        _check_vocabulary(draft, vocabulary.size if vocabulary else shards.BYTE_VALUES)
+        progress(f"freezing the data into shards ({preparation.found})")
+        blob = prepare.prepare_blobs(preparation, blobs, seen)
     if not shards.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):
         length = draft.data.sequence_length
         raise ManifestError(f"data.sequence_length: the training data has no sample of {length} tokens and one more")

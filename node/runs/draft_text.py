@@ -82,7 +82,9 @@ def draft_text(given: Answers) -> str:
     lines += [
         "",
         "[data]",
+        "# The text is public: the nodes of the run give it to whoever asks.",
         f"source = [{_text(str(given.data))}]  # files, folders or globs of text, .jsonl or .parquet",
+        "# private = true  # replicas may also train on text that stays on their machines (start --private-data)",
         *(
             [f"tokenizer = {_text(str(given.tokenizer))}"]
             if given.tokenizer

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import sys
 from dataclasses import dataclass
 from unittest import mock
 
@@ -32,3 +33,15 @@ def dlx(*arguments: object, code: int = 0, **environ: str) -> Done:
     if code in (1, 3) and (err.getvalue() or not out.getvalue()):
         assert err.getvalue().splitlines()[-1].startswith("dlx-node: ")
     return Done(out.getvalue(), err.getvalue())
+
+
+class Terminal(io.StringIO):
+    """What a person at a terminal types, which it echoes."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *size: int) -> str:  # type: ignore[override]
+        line = super().readline(*size)
+        sys.stderr.write(line)
+        return line

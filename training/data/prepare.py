@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from dlx.ground import durable
 from dlx.ground.blobs import write_blob
 from dlx.training.data import shards, unfinished
-from dlx.training.data.formats import Document, Source, find
+from dlx.training.data.formats import Document, Found, Source, find, read_all
 from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split, TextError
 from dlx.training.data.tokenising import BATCH, Part, Tokens, raw_batches, text_batches, tokenised
 from dlx.training.data.unfinished import Making, Unfinished
@@ -44,7 +44,13 @@ class Preparation:
     tokenizer: Path | None = None
     separator: str | int | None = None  # token between documents, by text or id; see `Vocabulary.read`
     field: str = "text"  # of records: key or column
+    raw: bool = False  # whether files that are no text are taken as their bytes; text and records are the same with it
     workers: int = 1  # processes that tokenise; the result is the same
+
+    @cached_property
+    def found(self) -> Found:
+        """Raises DataError."""
+        return find(self.sources, self.field, self.raw)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
@@ -97,6 +103,8 @@ def prepare_folder(
         if is_new and not any(folder.iterdir()):
             folder.rmdir()
         raise
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: {error.strerror}; the same again goes on once it can") from None
 
 
 def adopt_folder(folder: Path, blobs: Path, progress: Progress = lambda done, total: None) -> BlobRef:
@@ -170,8 +178,8 @@ def _prepare_here(preparation: Preparation, folder: Path, progress: Progress) ->
 def _write(preparation: Preparation, blobs: Path, progress: Progress, resume: bool) -> DataManifest:
     """Every blob but the data manifest. With `resume` the folder keeps how far it is, and goes on from there."""
     vocabulary = preparation.vocabulary
-    sources = find(preparation.sources, preparation.field)
-    survey = _survey(sources, preparation.heldout)
+    sources = preparation.found.sources
+    survey = _survey(preparation)
     state = Unfinished(_making(preparation, sources))
     if resume:
         state = unfinished.load(blobs, state.making)
@@ -227,17 +235,22 @@ class _Survey(NamedTuple):
     total: int  # bytes of all documents
 
 
-def _survey(sources: Sequence[Source], fraction: float) -> _Survey:
-    """Reads every record, so most mistakes show early."""
-    hashes, sizes = bytearray(), []
-    for source in sources:
+def _survey(preparation: Preparation) -> _Survey:
+    """Reads everything, so mistakes show before any shard is written. Raises DataError."""
+    hashes, sizes = bytearray(), list[int]()
+
+    def read(source: Source) -> None:
         for document in source.documents():
-            hashes += hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()[:8]
+            for _ in document.pieces:
+                pass
+            hashes.extend(hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()[:8])
             sizes.append(document.size)
+
+    read_all(preparation.found.sources, read)
     total = sum(sizes)
     if total < 2:
-        raise DataError("the data sources hold no text")
-    wanted = left = int(total * fraction)
+        raise DataError(f"{', '.join(map(str, preparation.sources))}: there is no text in it ({preparation.found})")
+    wanted = left = int(total * preparation.heldout)
     held_from = {}
     for place in np.argsort(np.frombuffer(hashes, ">u8"), kind="stable").tolist():
         if sizes[place] <= left and len(sizes) > 1:

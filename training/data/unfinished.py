@@ -14,7 +14,7 @@ from dlx.ground import durable
 from dlx.training.data.shards import SHARD_BYTES, PreparationError, Shard
 
 NAME = ".unfinished"
-FORMAT = 1
+FORMAT = 2
 
 
 class Making(Struct, frozen=True, forbid_unknown_fields=True):

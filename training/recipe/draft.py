@@ -34,6 +34,7 @@ class DraftData(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokenizer: str = ""  # a tokenizer.json, absolute after reading; without one every byte is a token
     separator: str | int | None = None  # token between documents, by text or id
     field: str = "text"  # key or column of records
+    raw: bool = False  # take files that are no text as their bytes
     heldout: Annotated[float, Meta(gt=0, le=0.5)] = 0.05  # fraction of the bytes
 
 
@@ -108,7 +109,7 @@ def _draft_data(data: DraftData, given: dict[str, Any], base: Path) -> DraftData
     """With absolute paths."""
     if bool(data.source) == bool(data.prepared):
         raise ManifestError("data.source: expected either data.source or data.prepared")
-    for key in ("tokenizer", "separator", "field", "heldout"):
+    for key in ("tokenizer", "separator", "field", "raw", "heldout"):
         if data.prepared and key in given:
             raise ManifestError(f"data.{key}: was decided when data.prepared was made")
     return msgspec.structs.replace(

@@ -1,5 +1,6 @@
 """The command as users run it: exit code, stdout and stderr."""
 
+import io
 import json
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_index, open_ledger
-from tests.node.command import dlx
+from tests.node.command import Terminal, dlx
 from tests.patience import until
 
 ROOT = Path(__file__).parents[3]
@@ -225,11 +226,13 @@ def test_init_is_idempotent_and_never_overwrites(tmp_path: Path) -> None:
 
 def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Chain, draft: Path) -> None:
     dlx("init", "--datadir", folder, "--insecure-devnet")
-    created = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)
+    created = json.loads(
+        dlx("run", "create", "--manifest", draft, "--datadir", folder, "--public-data", "--json").stdout
+    )
     assert not created["existed"] and len(created["genesis"]) == 2
     for name in (created["manifest"], created["data_manifest"], *created["genesis"]):
         assert (folder / "blobs" / name).is_file()
-    again = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)
+    again = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--public-data", "--json").stdout)
     assert again == {**created, "existed": True}
     (listed,) = json.loads(dlx("run", "list", "--datadir", folder, "--json").stdout)["runs"]
     assert (listed["run"], listed["name"], listed["state"]) == (created["run"], "tiny", "waiting for members")
@@ -249,9 +252,33 @@ def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Cha
         dlx("run", "show", given, "--datadir", folder, code=code)
 
 
+def test_text_becomes_public_only_where_somebody_says_so(
+    folder: Path, chain: Chain, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dlx("init", "--datadir", folder, "--insecure-devnet")
+    command = ("run", "create", "--manifest", draft, "--datadir", folder)
+    before = sorted((folder / "blobs").glob("*"))
+
+    def refused(stdin: io.StringIO, code: int, said: str) -> None:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        done = dlx(*command, code=code)
+        assert said in done.stderr and "hoever asks a node of the run gets its text" in done.stderr
+        assert str(draft.parent / "text") in done.stderr and ".txt" in done.stderr, "it says which text"
+        assert sorted((folder / "blobs").glob("*")) == before, "nothing was frozen"
+
+    refused(io.StringIO("y\n"), 2, "say by --public-data that it may be public, there is nobody to ask")
+    refused(Terminal("n\n"), 1, "nothing was published")
+    refused(Terminal("\n"), 1, "nothing was published")
+    refused(Terminal(""), 130, "Publish it?")
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert "data manifest" in dlx(*command).stdout
+
+
 def test_a_stage_that_the_run_does_not_have_is_refused_at_once(folder: Path, chain: Chain, draft: Path) -> None:
     dlx("init", "--datadir", folder, "--insecure-devnet")
-    run = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--json").stdout)["run"]
+    run = json.loads(dlx("run", "create", "--manifest", draft, "--datadir", folder, "--public-data", "--json").stdout)[
+        "run"
+    ]
     start = ["start", "--datadir", str(folder), "--run", run, "--stage", "2"]
     done = subprocess.run(  # a process of its own: it sets up logging
         [sys.executable, "-m", "dlx.node.cli.app", *start], capture_output=True, text=True, cwd=ROOT, timeout=60

@@ -9,7 +9,7 @@ import pytest
 
 from dlx.node.runs.draft_text import even, suggested_rounds
 from dlx.training.recipe.draft import draft_from_toml
-from tests.node.command import dlx
+from tests.node.command import Terminal, dlx
 from tests.training.recipe.test_families import CASES
 
 
@@ -38,6 +38,8 @@ def test_options_and_defaults_make_a_run_with_its_cost(text: Path, tmp_path: Pat
     assert draft.rounds == suggested_rounds(400_000, 8 * 128, 10, 2)
     assert "memory of" in done.stdout and "payload per round" in done.stdout and "hours of 4 devices" in done.stdout
     assert "run create" in done.stderr and out.read_text().count("#") > 10
+    assert "gives the text to whoever asks" in done.stderr and "the text is 2 .txt" in done.stderr
+    assert "The text is public" in out.read_text() and "private = true" in out.read_text()
     before = out.read_bytes()
     assert "cannot be made" in dlx("run", "new", out, *given, code=2).stderr
     limited = dlx(
@@ -55,11 +57,6 @@ def test_it_starts_from_a_hugging_face_folder(text: Path, tmp_path: Path) -> Non
     dlx("run", "new", out, "--data", text, "--model", model, "--rounds", "3", "--name", "mine")
     draft = draft_from_toml(out)
     assert (draft.name, draft.rounds, draft.model.source) == ("mine", 3, str(model))
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +95,8 @@ def test_who_stops_answering_gets_no_run(
     ("given", "said"),
     [
         (["--data", "empty"], "--data empty: there is no text"),
+        (["--data", "chat.jsonl"], "chat.jsonl, line 1: holds chat data ('messages')"),
+        (["--data", "mixed"], "2 of 3 files cannot be taken"),
         (["--data", ".", "--model", "/etc"], "--model /etc"),
         (["--data", ".", "--name", "a b"], "--name a b"),
         (["--data", ".", "--licence", "x" * 201], "licence"),
@@ -117,5 +116,11 @@ def test_what_cannot_be_writes_nothing(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("text")
+    if "chat.jsonl" in given:
+        (tmp_path / "chat.jsonl").write_text('{"messages": []}\n')
+    if "mixed" in given:
+        (tmp_path / "mixed").mkdir()
+        for name, content in (("a.txt", b"text"), ("b.png", b"\x89PNG"), ("c.txt", "text".encode("utf-16"))):
+            (tmp_path / "mixed" / name).write_bytes(content)
     assert said in dlx("run", "new", "run.toml", *given, code=2).stderr
     assert not (tmp_path / "run.toml").exists()

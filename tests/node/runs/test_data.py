@@ -50,12 +50,26 @@ def test_prepare_says_what_it_made_and_check_finds_it_intact(
     assert made.pop("data") == str(tmp_path / "again")
     found = json.loads(dlx("data", "check", prepared, "--json").stdout)
     assert found.pop("data") == str(prepared)
+    assert (made.pop("taken"), made.pop("left_out")) == ({".jsonl": 1}, {})
     assert found == made
     manifest = read_prepared(prepared)
     assert (found["vocab_size"], found["dtype"], found["separator"], found["problems"]) == (320, "uint16", 0, [])
     assert found["train_tokens"] == manifest.tokens("train") > 1000
     said = dlx("data", "check", prepared / "data.json").stdout
     assert "problems        none" in said and "None" not in said and f"{found['train_tokens']:,}" in said
+
+
+def test_prepare_says_what_it_took_and_left_out_and_takes_bytes_for_who_means_it(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt", ".a", ".b", "table.csv"):
+        (folder / name).write_text("text\n")
+    refused = dlx("data", "prepare", "--source", folder, "--out", tmp_path / "out", code=1).stderr
+    assert "table.csv: is a table" in refused and "--raw" in refused and not (tmp_path / "out").exists()
+    said = dlx("data", "prepare", "--source", folder, "--raw", "--out", tmp_path / "out").stdout
+    assert "sources         2 .txt, 1 .csv; left out: 2 hidden files\n" in said
+    again = dlx("data", "prepare", "--source", folder, "--raw", "--out", tmp_path / "again", "--json").stdout
+    assert json.loads(again)["taken"] == {".txt": 2, ".csv": 1} and json.loads(again)["left_out"] == {"hidden files": 2}
 
 
 def test_check_names_every_wrong_blob(prepared: Path) -> None:
@@ -140,6 +154,19 @@ def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
     assert again.run == record.run, "where the data lay does not make it another run"
 
 
+def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "bytes").write_bytes(bytes(range(256)) * 9)
+    with pytest.raises(DataError, match="in/bytes: is no text: it holds a zero byte"):
+        _create(tmp_path, "a", 'source = ["../in"]')
+    assert not list((tmp_path / "a" / "home" / "blobs").iterdir()), "nothing was frozen"
+    record, _ = _create(tmp_path, "a", 'source = ["../in"]\nraw = true')
+    assert (record.taken, record.left_out) == ({"without ending": 1}, {})
+    prepare_folder(Preparation([tmp_path / "in"], raw=True), tmp_path / "out")
+    again, _ = _create(tmp_path, "a", 'prepared = "../out"')
+    assert again.run == record.run, "how the data came about does not make it another run"
+
+
 @pytest.mark.parametrize(
     ("data", "vocab_size", "reason"),
     [
@@ -149,6 +176,7 @@ def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
         ('prepared = "../out"\nsource = ["../in"]', 320, "data.source: expected either data.source or data.prepared"),
         ("", 320, "data.source: expected either"),
         ('prepared = "../out"\ntokenizer = "t.json"', 320, "data.tokenizer: was decided"),
+        ('prepared = "../out"\nraw = true', 320, "data.raw: was decided"),
         ('prepared = "../nowhere"', 320, "holds no data.json"),
         ('source = ["../in"]\nfield = "none"', 320, "rows.jsonl, line 1: has no key 'none'"),
         ('source = ["../in"]\ntokenizer = "../in/rows.jsonl"', 320, "not a tokenizer.json"),

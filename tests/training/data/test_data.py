@@ -12,7 +12,7 @@ import rfc8785
 
 from dlx.training.data import shards
 from dlx.training.data.order import WINDOW
-from dlx.training.data.prepare import prepare
+from dlx.training.data.prepare import Preparation, prepare, prepare_blobs
 from dlx.training.data.shards import DataDamaged, DataError, Dataset, parse_data_manifest
 from dlx.training.recipe.recipe import BlobRef
 
@@ -98,14 +98,14 @@ def test_sources_without_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         prepare([tmp_path / "none"], tmp_path / "blobs")
     (tmp_path / "void").mkdir()
-    with pytest.raises(DataError, match="hold no text"):
+    with pytest.raises(DataError, match="void: there is no text in it"):
         prepare([tmp_path / "void"], tmp_path / "blobs")
 
 
 def test_a_shard_is_looked_at_when_it_is_needed_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
     (tmp_path / "text").write_bytes(bytes(range(256)) * 4)
-    ref = prepare([tmp_path / "text"], tmp_path)
+    ref = prepare_blobs(Preparation([tmp_path / "text"], raw=True), tmp_path)
     dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
     kept, *others = dataset.manifest.train
     for shard in {one.sha256 for one in others} - {kept.sha256}:
@@ -283,7 +283,7 @@ def test_the_data_manifest_is_canonical_and_counts_every_byte(
 def test_more_shards_than_a_process_may_have_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
     (tmp_path / "text").write_bytes(bytes(range(256)) * 64)
-    ref = prepare([tmp_path / "text"], tmp_path / "blobs")
+    ref = prepare_blobs(Preparation([tmp_path / "text"], raw=True), tmp_path / "blobs")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
     try:
@@ -301,7 +301,7 @@ def test_shards_that_are_removed_give_their_room_back_as_others_are_read(
 ) -> None:
     monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
     (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(8192))
-    ref = prepare([tmp_path / "text"], tmp_path)
+    ref = prepare_blobs(Preparation([tmp_path / "text"], raw=True), tmp_path)
     dataset = Dataset.open(tmp_path / ref.sha256, tmp_path)
     dataset.batch("train", range(dataset.len_samples("train", 8)), 8)
     for shard in {one.sha256 for one in dataset.manifest.train}:

@@ -1,5 +1,6 @@
 """Documents as shards of a tokenizer's ids: what is in them, that they are always the same, and prepared folders."""
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from dlx.training.data import shards, tokenising, unfinished
+from dlx.training.data import prepare, shards, tokenising, unfinished
 from dlx.training.data.prepare import Preparation, adopt_folder, prepare_blobs, prepare_folder
 from dlx.training.data.shards import DataError, DataManifest, Dataset, Split
 from dlx.training.data.vocabulary import Vocabulary, tokenizer_problem
@@ -166,7 +167,7 @@ def test_text_that_is_not_utf8_is_named_by_its_byte_and_what_cannot_go_on_leaves
     monkeypatch.setattr(tokenising, "PIECE", 64)
     source, out = tmp_path / "a.txt", tmp_path / "out"
     source.write_bytes(b"fine words " * 50 + b"\xe9t\xe9")
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text at byte 550$"):
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text at byte 550: convert"):
         prepare_folder(Preparation([source], 0.01, tokenizer), out)
     assert not out.exists()
     with pytest.raises(DataError, match="no such file"):
@@ -175,7 +176,10 @@ def test_text_that_is_not_utf8_is_named_by_its_byte_and_what_cannot_go_on_leaves
     source.write_bytes(b"fine words " * 50)
     assert prepare_folder(Preparation([source], 0.01, tokenizer), out).train, "the mended file is not another"
     source.write_bytes(b"\xe9t\xe9" * 500)
-    assert prepare_folder(Preparation([source]), tmp_path / "bytes").train, "bytes may be any"
+    assert prepare_folder(Preparation([source], raw=True), tmp_path / "bytes").train, "bytes may be any"
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text at byte 0$"):
+        prepare_folder(Preparation([source], 0.01, tokenizer, raw=True), tmp_path / "raw")
+    assert not list((tmp_path / "raw").glob("*"))
 
 
 @pytest.fixture
@@ -265,7 +269,7 @@ def test_processes_give_the_same_tokens_in_the_same_order(tokenizer: Path, tmp_p
     assert prepare_folder(Preparation([source], 0.1, tokenizer, workers=3), tmp_path / "three") == one
     (tmp_path / "bad.txt").write_bytes(b"fine words " * 200_000 + b"\xe9")
     with pytest.raises(DataError, match=r"bad\.txt: not UTF-8 text at byte 2200000$"):
-        prepare_folder(Preparation([tmp_path / "bad.txt"], 0.1, tokenizer, workers=2), tmp_path / "bad")
+        prepare_folder(Preparation([tmp_path / "bad.txt"], 0.1, tokenizer, raw=True, workers=2), tmp_path / "bad")
 
 
 def test_the_blobs_of_others_are_left_alone(rows: Path, tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ def test_shards_never_become_documents(rows: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds prepared data"):
         prepare_folder(Preparation([tmp_path]), tmp_path.parent / f"{tmp_path.name}-other")
     (tmp_path / "out" / "data.json").write_text('{"a": "document"}')
-    assert prepare_folder(Preparation([source, tmp_path / "out"]), tmp_path / "new").train
+    assert prepare_folder(Preparation([source, tmp_path / "out"], raw=True), tmp_path / "new").train
     with pytest.raises(DataError, match="cannot be made a folder"):
         prepare_folder(Preparation([rows]), rows)
 
@@ -331,3 +335,32 @@ def test_tokens_that_the_vocabulary_does_not_have_and_another_tokenizer_are_foun
     assert "a tokenizer of 320 tokens, not of 321" in (tokenizer_problem(larger, tmp_path / "out") or "")
     shutil.copy(rows, tmp_path / "out" / made.tokenizer.sha256)
     assert "not a tokenizer.json" in (tokenizer_problem(made, tmp_path / "out") or "")
+
+
+def test_raw_changes_nothing_of_what_is_text(rows: Path, tokenizer: Path, tmp_path: Path) -> None:
+    (rows.parent / "a.txt").write_text("\ufeffwords", encoding="utf-8")
+    plain, raw = (Preparation([rows.parent], 0.2, tokenizer, raw=raw) for raw in (False, True))
+    assert prepare_folder(plain, tmp_path / "plain") == prepare_folder(raw, tmp_path / "raw")
+
+
+def test_a_full_disk_is_named_and_the_same_call_goes_on_once_there_is_room(
+    rows: Path, tmp_path: Path, small_shards: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparation, out = Preparation([rows]), tmp_path / "out"
+    expected = prepare_folder(preparation, tmp_path / "expected")
+    written, write = 0, prepare.write_blob
+
+    def full(folder: Path, chunks: list[bytes]) -> bytes:
+        nonlocal written
+        written += 1
+        if written > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(folder, chunks)
+
+    monkeypatch.setattr(prepare, "write_blob", full)
+    with pytest.raises(DataError, match=f"^{out}: No space left on device; the same again goes on"):
+        prepare_folder(preparation, out)
+    kept = {path.name for path in out.iterdir()}
+    assert {shard.sha256 for shard in expected.train[:2]} < kept
+    monkeypatch.setattr(prepare, "write_blob", write)
+    assert prepare_folder(preparation, out) == expected
