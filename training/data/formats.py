@@ -94,14 +94,15 @@ class Found(NamedTuple):
         """
         Examples:
             >>> print(Found([], {"hidden files": [Path(".a"), Path(".b")], "linked folders": [Path("c")]}))
-            nothing; left out: 2 hidden files, 1 linked folders (c: name them as sources of their own)
+            no files; left out: 2 hidden files, 1 linked folder (taken where it is named as a source: c)
         """
         kinds = list(self.taken.items())
         rest = sum(count for _, count in kinds[_KINDS:])
         shown = [*kinds[:_KINDS], *([("others", rest)] if rest else [])]
-        taken = ", ".join(f"{count:,} {kind}" for kind, count in shown) or "nothing"
+        taken = ", ".join(f"{count:,} {kind}" for kind, count in shown) or "no files"
         left = ", ".join(
-            f"{len(paths):,} {kind}" + (f" ({paths[0]}: name them as sources of their own)" if kind == LINKED else "")
+            f"{len(paths):,} {kind if len(paths) > 1 else kind.removesuffix('s')}"
+            + (f" (taken where it is named as a source: {paths[0]})" if kind == LINKED else "")
             for kind, paths in self.left_out.items()
         )
         return f"{taken}; left out: {left}" if left else taken
@@ -192,7 +193,7 @@ def _walk(folder: Path, left_out: dict[str, set[Path]]) -> Iterator[Path]:
                 elif (here / name).is_file() or (here / name).is_symlink():  # a link to nothing is refused when read
                     yield here / name
                 else:
-                    leave("sockets, pipes or devices", here / name)
+                    leave("special files", here / name)
 
 
 def _unreadable(error: OSError) -> None:

@@ -120,7 +120,7 @@ def test_what_cannot_be_writes_nothing(
         (tmp_path / "chat.jsonl").write_text('{"messages": []}\n')
     if "mixed" in given:
         (tmp_path / "mixed").mkdir()
-        for name, content in (("a.txt", b"text"), ("b.png", b"\x89PNG"), ("c.txt", "text".encode("utf-16"))):
+        for name, content in (("a.txt", b"text"), ("b.png", b"\x89PNG"), ("c.txt", "caf\xe9".encode("latin-1"))):
             (tmp_path / "mixed" / name).write_bytes(content)
     assert said in dlx("run", "new", "run.toml", *given, code=2).stderr
     assert not (tmp_path / "run.toml").exists()

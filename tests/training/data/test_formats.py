@@ -299,10 +299,13 @@ def test_what_is_taken_and_what_is_left_out_is_said(tmp_path: Path) -> None:
         "hidden folders": [".git"],
         "linked folders": ["linked", "sub/loop"],
         "other splits": ["set/test"],
-        "sockets, pipes or devices": ["pipe"],
+        "special files": ["pipe"],
     }
     said = str(found)
-    assert said.startswith("3 .txt, ") and f"2 linked folders ({folder / 'linked'}: name" in said
+    assert (
+        said.startswith("3 .txt, ")
+        and f"2 linked folders (taken where it is named as a source: {folder / 'linked'})" in said
+    )
     assert [source.name for source in formats.find([folder / "linked"], "text").sources] == ["d.txt"], (
         "when it is named"
     )
