@@ -99,7 +99,9 @@ def command(
         sum_ = hours * begin * machines * price
         options.print_fields([("cost", f"{sum_:,.2f}: {hours:,.1f} hours of {begin * machines} devices at {price:g}")])
     options.note(f"wrote {out}: look through it, then `dlx-node run create --manifest {out}`")
-    options.note("that gives the text to whoever asks; data.private is for what must not leave its machine")
+    options.note(
+        f"that gives the text to whoever asks; for text that must not leave its machine see `private` in {out}"
+    )
 
 
 def _ask(question: str, given: object, default: object, meant: Callable[[str], _T]) -> _T:

@@ -46,7 +46,7 @@ _STARTS = {
     b"\xff\xd8\xff": "an image",
     b"GIF8": "an image",
 }
-_CHAT = ("messages", "conversations", "prompt", "completion")
+_CHAT = ("messages", "conversations", "prompt", "completion", "instruction")
 _MEND = (
     'convert such files to .jsonl with the key "text", keep them out of the sources, or set `raw = true` in [data] '
     "(`data prepare --raw`) to train on their bytes"
@@ -190,10 +190,10 @@ def _walk(folder: Path, left_out: dict[str, set[Path]]) -> Iterator[Path]:
             for name in files:
                 if name.startswith("."):
                     leave("hidden files", here / name)
-                elif (here / name).is_file() or (here / name).is_symlink():  # a link to nothing is refused when read
-                    yield here / name
-                else:
+                elif (here / name).exists() and not (here / name).is_file():  # a socket, a pipe
                     leave("special files", here / name)
+                else:  # a link to nothing too, which is refused when it is read
+                    yield here / name
 
 
 def _unreadable(error: OSError) -> None:

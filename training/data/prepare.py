@@ -104,7 +104,9 @@ def prepare_folder(
             folder.rmdir()
         raise
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror}; the same again goes on once it can") from None
+        raise DataError(
+            f"{error.filename or folder}: {error.strerror or error}; the same again goes on once it can"
+        ) from None
 
 
 def adopt_folder(folder: Path, blobs: Path, progress: Progress = lambda done, total: None) -> BlobRef:
