@@ -4,17 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from eth_hash.auto import keccak
-
-from dlx.ledger import book
+from dlx.ledger import terms
 from dlx.ledger.bindings import Interface
-from dlx.ledger.birth import birth
-from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
-from dlx.ledger.events import Joined, RawLog, RunCreated, decode_log, parse_log
+from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
+from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
 from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts, EventIndex, Head
@@ -82,7 +79,7 @@ class Receipt:
 class LedgerClient:
     """One ledger on one chain, and (with a key) one account's writes to it.
 
-    `folder` keeps the index of events and the address book for all who name it; without one both are in memory.
+    `folder` keeps the index of events for all who name it; without one it is in memory.
 
     Making one asks the chain nothing. The first call that needs the chain checks its id (`chain_id`, where one is
     given, else whatever the node says) and that our contracts are there; until that has succeeded every call may raise
@@ -180,33 +177,20 @@ class LedgerClient:
         return self._registry_abi.call(self.registry, function, *args)
 
     def contracts(self) -> Contracts:
-        """Where the contracts are, and since which block: as in the address book, else found on the chain."""
-        if self._contracts is None:
-            registry = self.registry
-            known = None if self._folder is None else book.find(self._folder, self.chain_id, self.ledger)
-            if known is not None and known == self._entry(registry, known.block):
-                self._contracts = Contracts(self.ledger, registry, known.block)
-            else:
-                self.remember(birth(self._polling, [self.ledger, registry]))
-        assert self._contracts is not None
-        return self._contracts
+        """Where the contracts are, and since which block: as they say themselves, which takes no old state. The first
+        answer stays.
 
-    def remember(self, block: int) -> None:
-        """Notes in the address book that nothing happened to the contracts before a block."""
-        self._contracts = Contracts(self.ledger, self.registry, block)
-        entry = self._entry(self.registry, block)
-        if self._folder is not None and entry is not None:
-            try:
-                book.add(self._folder, entry)
-            except OSError:
-                pass  # it is found again
+        Raises LedgerUnavailable where the chain node has not got so far, Contradiction where it has another block there.
+        """
+        if self._contracts is None:
+            self._contracts = self._find_contracts()
+        return self._contracts
 
     def open_index(self, folder: Path | None = None) -> EventIndex:
         """The index of the ledger's events as it is, for one thread. In another folder: one that takes nothing of what
         chain nodes said before. Close it."""
-        name, contracts = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite", self.contracts()
-        if folder is not None:
-            contracts = replace(contracts, since=birth(self.rpc, [contracts.ledger, contracts.registry]))
+        name = f"events-{self.chain_id}-{self.ledger.lower()}.sqlite"
+        contracts = self.contracts() if folder is None else self._find_contracts()
         place = folder or self._folder
         return EventIndex(None if place is None else place / name, self.chain_id, contracts)
 
@@ -217,10 +201,10 @@ class LedgerClient:
             index.sync(self.rpc, progress)
             yield index
 
-    def runs(self) -> tuple[RunCreated, ...]:
-        """Every run."""
+    def runs(self) -> tuple[bytes, ...]:
+        """The id of every run, oldest first."""
         with self.events() as index:
-            return tuple(index.creations())
+            return tuple(index.runs())
 
     def nodes(self) -> NodeTable:
         """Every registered node."""
@@ -273,7 +257,12 @@ class LedgerClient:
         return self._registry_write("deregister")
 
     def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes]) -> bytes:
-        """The id of the run; `name` is the manifest's, `genesis` has the hash of V[s,0] for each stage."""
+        """The id of the run; `name` is the manifest's, `genesis` has the hash of V[s,0] for each stage.
+
+        Raises LedgerError for a config that the contract does not take.
+        """
+        if problem := terms.problem(config):
+            raise LedgerError(f"the ledger takes no such run: {problem}")
         self._write("createRun", astuple(config), name, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
 
@@ -369,16 +358,23 @@ class LedgerClient:
         sender.confirmed = self._confirmed
         return sender
 
-    def _entry(self, registry: str, block: int) -> book.Entry | None:
-        """What the address book should say; None where the chain node has no such block."""
-        header = self._polling.header(block)
-        if header is None:
-            return None
-        codes = (keccak(self.code(address)).hex() for address in (self.ledger, registry))
-        return book.Entry(
-            chain_id=self.chain_id, ledger=self.ledger, registry=registry, block=block,
-            block_hash=header.hash.hex(), ledger_code=next(codes), registry_code=next(codes),
-        )  # fmt: skip
+    def _find_contracts(self) -> Contracts:
+        since = min(self._deployed_at("ledger", self.read), self._deployed_at("registry", self.read_registry))
+        return Contracts(self.ledger, self.registry, since)
+
+    def _deployed_at(self, name: str, read: Callable[[str], tuple[Any, ...]]) -> int:
+        """The block of a contract's creation, by its own word. Its time shows that it is the chain node's block of that
+        number: there are chains whose contracts count other blocks than their nodes."""
+        number, time = read("deployedAt")
+        block, node = self._polling.header(number), self._polling.name
+        if block is None:
+            raise LedgerUnavailable(f"the chain node at {node} has no block {number}, in which the {name} was created")
+        if block.time != time:
+            raise Contradiction(
+                f"block {number} of the chain node at {node} is of time {block.time}, but the {name} says that it was "
+                f"created in block {number} at {time}: name another chain node with --rpc-url"
+            )
+        return number
 
     def _registry_write(self, function: str, *args: Any) -> Receipt:
         return self._transact(self.registry, self._registry_abi, function, args, _GAS[function])

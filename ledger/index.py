@@ -6,6 +6,7 @@ strangers. What a reorg undoes goes, with all that was made of it; readers learn
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from heapq import merge
@@ -69,6 +70,7 @@ class EventIndex:
         """
         self.domain = Domain(chain_id, contracts.ledger)
         self.contracts = contracts
+        self._held = self._doubted = False  # see `held`
         self._file = IndexFile(path, chain_id, contracts.ledger, contracts.registry, contracts.since)
 
     @property
@@ -124,8 +126,23 @@ class EventIndex:
 
     def forget(self) -> None:
         """Drops everything: what was read contradicts itself, so the chain node left something out."""
+        if self._held:
+            self._doubted = True
+            return
         with self._writing():
             self._drop_after(self.contracts.since - 1)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What `forget` is to drop goes at the end of this: for who reads many runs, whether or not each can be read."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if self._doubted:
+                self._doubted = False
+                self.forget()
 
     def drop_snapshots(self, subject: bytes) -> None:
         """Those of a run, or of the registry."""
@@ -166,13 +183,6 @@ class EventIndex:
     def runs(self) -> list[bytes]:
         """The id of every run, oldest first."""
         return [run for (run,) in self._rows("SELECT run FROM runs ORDER BY block, log_index")]
-
-    def creations(self) -> Iterator[RunCreated]:
-        """Of every run, oldest first."""
-        for run in self.runs():
-            created = next(self.events(run), None)
-            if isinstance(created, RunCreated):
-                yield created
 
     def logs(self, run: bytes | None = None, after: Place = START, until: int | None = None) -> Iterator[Timed]:
         """The logs of one run (REGISTRY: the registry's; None: all), in chain order, after a place up to a block."""

@@ -175,10 +175,9 @@ class RunRights(RunState):
         return ascending([holder for holder in holders if holder != account])
 
     def convictions_needed(self, stage: int, account: str) -> int:
-        """How many of the jury it takes: as many as a seal that is not overdue, and a majority. The account counts as
-        one vote more even if it has none (any more)."""
-        votes = len(self.jury(stage, account)) + 1
-        return max(quorum(self.config, votes), votes // 2 + 1)
+        """How many of the jury it takes: as many as a seal that is not overdue. The account counts as one vote more
+        even if it has none (any more)."""
+        return quorum(self.config, len(self.jury(stage, account)) + 1)
 
     def may_convict(self, stage: int, account: str, signers: Collection[str]) -> bool:
         """Whether verdicts of these accounts against a contribution of the account to the stage convict it now."""

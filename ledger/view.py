@@ -7,6 +7,8 @@ are in seconds; `now` is the time of the block that a transaction would be in.
 
 from dataclasses import replace
 
+from dlx.ledger import terms
+from dlx.ledger.abi import ZERO32
 from dlx.ledger.events import (
     Accused,
     Answered,
@@ -27,12 +29,10 @@ from dlx.ledger.events import (
 from dlx.ledger.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
 from dlx.ledger.rights import RunRights
 from dlx.ledger.state import ViewError
-from dlx.ledger.typed import MAX_REPLICAS, RunConfig
 from dlx.ledger.votes import Stage
 
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for
 MAX_CONVICTIONS = 256  # likewise: their entries are long
-MAX_STAGES = 64
 
 
 class RunView(RunRights):
@@ -84,8 +84,10 @@ class RunView(RunRights):
     def _create(self, event: RunCreated) -> None:
         if self._created is not None or len(event.genesis) != event.config.stages:
             raise ViewError("the run was created twice, or with another number of stages than genesis hashes")
-        if not _is_config(event.config):
-            raise ViewError(f"the run was created with {event.config}")
+        if ZERO32 in event.genesis:
+            raise ViewError("the run was created with no weights for a stage")
+        if problem := terms.problem(event.config):
+            raise ViewError(f"the run was created with {problem}")
         self._created = event
         self._stages = [Stage(weights) for weights in event.genesis]
 
@@ -304,16 +306,3 @@ class RunView(RunRights):
             member = self._members[maker]
             counted |= 1 << member.replica if member.holds else 0
         return tuple(found), counted
-
-
-def _is_config(config: RunConfig) -> bool:
-    """Whether the contract creates runs with it."""
-    return (
-        1 <= config.rounds < 2**32 - 1
-        and 1 <= config.stages <= MAX_STAGES
-        and 1 <= config.min_replicas <= config.max_replicas <= MAX_REPLICAS
-        and 1 <= config.quorum_numerator <= config.quorum_denominator
-        and 1 <= config.min_round_time <= config.round_timeout
-        and min(config.eviction_time, config.max_inner_steps, config.tokens_per_step) >= 1
-        and config.start_time < 2**40
-    )

@@ -77,7 +77,8 @@ class Stage:
 
 
 def quorum(config: RunConfig, votes: int) -> int:
-    """The run's fraction of so many votes, but of no fewer than its smallest number of replicas; rounded up."""
+    """The run's fraction of so many votes, but of no fewer than its smallest number of replicas; rounded up. A
+    majority at least."""
     votes = max(votes, config.min_replicas)
     return -(-votes * config.quorum_numerator // config.quorum_denominator)
 

@@ -134,6 +134,13 @@ library Runs {
     uint256 internal constant OVERDUE_TIMEOUTS = 4; // that a round is open until a majority of the votes is enough
     uint256 internal constant UNCOUNTED_ROUNDS = 3; // after which a replica is dealt, and a holder may be asked
     uint256 internal constant MAX_NAME_BYTES = 64;
+    uint256 internal constant MAX_URI_BYTES = 2048;
+    uint256 private constant MAX_ROUNDS = 10_000_000;
+    uint256 private constant MAX_TIME = 30 days;
+    uint256 private constant MAX_INNER_STEPS = 100_000;
+    uint256 private constant MAX_START_TIME = (1 << 36) - 1; // in the year 4147
+    uint256 private constant MAX_TOKENS_PER_STEP = (1 << 40) - 1;
+    uint256 private constant MAX_TOKENS = (1 << 63) - 1; // that a whole run can count
     uint8 internal constant NO_REPLICA = type(uint8).max;
     /// @dev A bit for each ASCII letter and digit, and for those and `-`, `.`, `_`.
     uint256 private constant ALPHANUMERIC = (0x3ff << 48) | (0x3ffffff << 65) | (0x3ffffff << 97);
@@ -146,19 +153,31 @@ library Runs {
     error RoundNotOpen();
     error RunFinished();
 
+    /// @dev Every field, so that no run costs its readers more than an honest one, and none of their sums overflows.
     function check(RunConfig calldata config) internal pure {
-        if (config.rounds == 0 || config.rounds == type(uint32).max) revert InvalidConfig("rounds");
-        if (config.stages == 0 || config.stages > MAX_STAGES) revert InvalidConfig("stages");
-        if (config.maxReplicas == 0 || config.maxReplicas > MAX_REPLICAS) revert InvalidConfig("maxReplicas");
-        if (config.minReplicas == 0 || config.minReplicas > config.maxReplicas) revert InvalidConfig("minReplicas");
-        if (config.quorumNumerator == 0 || config.quorumNumerator > config.quorumDenominator) {
-            revert InvalidConfig("quorum");
-        }
-        if (config.minRoundTime == 0 || config.minRoundTime > config.roundTimeout) revert InvalidConfig("minRoundTime");
-        if (config.evictionTime == 0) revert InvalidConfig("evictionTime");
-        if (config.maxInnerSteps == 0) revert InvalidConfig("maxInnerSteps");
-        if (config.startTime > type(uint40).max) revert InvalidConfig("startTime");
-        if (config.tokensPerStep == 0) revert InvalidConfig("tokensPerStep");
+        _require(config.manifest != 0, "manifest");
+        _within(config.rounds, MAX_ROUNDS, "rounds");
+        _within(config.stages, MAX_STAGES, "stages");
+        _within(config.maxReplicas, MAX_REPLICAS, "maxReplicas");
+        _within(config.minReplicas, config.maxReplicas, "minReplicas");
+        _within(config.quorumNumerator, config.quorumDenominator, "quorum");
+        _require(2 * uint256(config.quorumNumerator) > config.quorumDenominator, "quorum");
+        _within(config.roundTimeout, MAX_TIME, "roundTimeout");
+        _within(config.minRoundTime, config.roundTimeout, "minRoundTime");
+        _within(config.evictionTime, MAX_TIME, "evictionTime");
+        _within(config.maxInnerSteps, MAX_INNER_STEPS, "maxInnerSteps");
+        _require(config.startTime <= MAX_START_TIME, "startTime");
+        _within(config.tokensPerStep, MAX_TOKENS_PER_STEP, "tokensPerStep");
+        uint256 steps = uint256(config.rounds) * config.maxReplicas * config.maxInnerSteps;
+        _require(steps * config.tokensPerStep <= MAX_TOKENS, "tokensPerStep");
+    }
+
+    function _within(uint256 value, uint256 most, string memory field) private pure {
+        _require(value != 0 && value <= most, field);
+    }
+
+    function _require(bool met, string memory field) private pure {
+        if (!met) revert InvalidConfig(field);
     }
 
     /// @notice A name is 1 to 64 ASCII letters, digits, `-`, `.` and `_`, the first a letter or digit: what can be shown
@@ -333,23 +352,21 @@ library Runs {
         return electorate(r, earnedVotes(s, r.terms.maxReplicas, a.nonEmpty), a.seated);
     }
 
-    /// @notice The run's fraction of so many votes, but of no fewer than minReplicas; rounded up.
+    /// @notice The run's fraction of so many votes, but of no fewer than minReplicas; rounded up. A majority at least.
     function quorum(Terms memory terms, uint256 votes) internal pure returns (uint256) {
         if (votes < terms.minReplicas) votes = terms.minReplicas;
         return (votes * terms.quorumNumerator + terms.quorumDenominator - 1) / terms.quorumDenominator;
     }
 
     /// @notice The seats whose holders may convict the account: all with an earned vote of the stage but its own. And how
-    /// many of them it takes: as many as a seal that is not overdue, and a majority, where the account counts as one vote
-    /// more even if it has none (any more), so that nobody can be convicted by who would be outvoted with it.
+    /// many of them it takes: as many as a seal that is not overdue, where the account counts as one vote more even if it
+    /// has none (any more), so that nobody can be convicted by who would be outvoted with it.
     function jury(Run storage r, uint256 stage, address account) internal view returns (uint256 seats, uint256 needed) {
         Stage storage s = r.stages[stage];
         seats = earnedVotes(s, r.terms.maxReplicas, s.activity.nonEmpty);
         Member storage member = r.members[account];
         if (member.holds && member.stage == stage) seats &= ~(1 << member.replica);
-        uint256 votes = seats.size() + 1;
-        needed = quorum(r.terms, votes);
-        if (needed <= votes / 2) needed = votes / 2 + 1;
+        needed = quorum(r.terms, seats.size() + 1);
     }
 
     // --------------------------------------------------------------------------------------------- idleness

@@ -4,6 +4,7 @@ pragma solidity 0.8.37;
 import {EIP712} from "@openzeppelin/contracts/utils/cryptography/EIP712.sol";
 
 import {Counts} from "./Counts.sol";
+import {Deployed} from "./Deployed.sol";
 import {NodeRegistry} from "./NodeRegistry.sol";
 import {Activity, Asked, Member, Progress, Return, Run, RunConfig, Runs, Stage, Standing, Terms} from "./Runs.sol";
 import {Outcome, Seal, Seals} from "./Seals.sol";
@@ -12,7 +13,7 @@ import {Verdicts} from "./Verdicts.sol";
 
 /// @title Who holds which seat of a run, and which contributions each round counted
 /// @notice Nobody owns the ledger, nothing in it can be upgraded, and a sealed round can never be changed.
-contract TrainingLedger is EIP712 {
+contract TrainingLedger is EIP712, Deployed {
     using Counts for uint256;
     using Runs for Run;
     using Runs for Stage;
@@ -93,6 +94,7 @@ contract TrainingLedger is EIP712 {
     /// @notice Every stage drew the replica itself; the next seal makes another draw.
     error NothingDealt(uint16 replica);
     error UnknownVersion(uint32 round);
+    error UriTooLong(uint256 length, uint256 limit);
     error NeverHeld(address account, uint16 stage);
     error IsConvicted(address account);
 
@@ -144,6 +146,7 @@ contract TrainingLedger is EIP712 {
             config.maxInnerSteps
         );
         for (uint256 stage = 0; stage < genesis.length; ++stage) {
+            if (genesis[stage] == 0) revert Runs.InvalidConfig("genesis");
             r.stages[stage].head = genesis[stage];
         }
         emit RunCreated(run, msg.sender, config, name, genesis);
@@ -155,6 +158,7 @@ contract TrainingLedger is EIP712 {
         Run storage r = _run(run);
         if (msg.sender != r.creator && !r.members[msg.sender].holds) revert Runs.NotHolding(msg.sender);
         if (round > r.progress.openRound) revert UnknownVersion(round);
+        if (bytes(uri).length > Runs.MAX_URI_BYTES) revert UriTooLong(bytes(uri).length, Runs.MAX_URI_BYTES);
         emit CheckpointPublished(run, round, msg.sender, folder, uri);
     }
 

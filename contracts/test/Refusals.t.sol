@@ -10,8 +10,9 @@ import {vm} from "./Vm.sol";
 /// @notice Each rule that a call can break, and what the ledger answers.
 contract RefusalsTest is Fixture {
     function test_configs() public {
+        refusedConfig("manifest", 11, 0);
         refusedConfig("rounds", 0, 0);
-        refusedConfig("rounds", 0, type(uint32).max);
+        refusedConfig("rounds", 0, 10_000_001);
         refusedConfig("stages", 1, 0);
         refusedConfig("stages", 1, 65);
         refusedConfig("minReplicas", 2, 0);
@@ -20,15 +21,25 @@ contract RefusalsTest is Fixture {
         refusedConfig("maxReplicas", 3, 65);
         refusedConfig("quorum", 4, 0);
         refusedConfig("quorum", 4, 4);
+        refusedConfig("quorum", 4, 1); // of 3: no majority
+        refusedConfig("quorum", 10, 4); // 2 of 4: neither
+        refusedConfig("quorum", 10, type(uint16).max);
         refusedConfig("minRoundTime", 5, 0);
         refusedConfig("minRoundTime", 5, ROUND_TIMEOUT + 1);
+        refusedConfig("roundTimeout", 12, 0);
+        refusedConfig("roundTimeout", 12, 30 days + 1);
         refusedConfig("evictionTime", 6, 0);
+        refusedConfig("evictionTime", 6, 30 days + 1);
         refusedConfig("maxInnerSteps", 7, 0);
-        refusedConfig("startTime", 8, uint256(type(uint40).max) + 1);
+        refusedConfig("maxInnerSteps", 7, 100_001);
+        refusedConfig("startTime", 8, 1 << 36);
         refusedConfig("tokensPerStep", 9, 0);
+        refusedConfig("tokensPerStep", 9, 1 << 40);
         RunConfig memory config = configOf(1, 1, 4);
         vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "genesis"));
         ledger.createRun(config, NAME, genesisOf(2));
+        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "genesis"));
+        ledger.createRun(config, NAME, new bytes32[](1));
         string[5] memory names =
             ["", ".a", "a b", "a/b", "12345678901234567890123456789012345678901234567890123456789012345"];
         for (uint256 i = 0; i < names.length; ++i) {
@@ -42,6 +53,31 @@ contract RefusalsTest is Fixture {
         vm.assertEq(abi.encode(ledger.runConfig(run)), abi.encode(config));
         vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownRun.selector, bytes32(0)));
         ledger.head(0, 0);
+    }
+
+    /// @dev A run that counts 2^63 - 1 tokens at most is one, and fields at their limits.
+    function test_configsAtTheirLimits() public {
+        RunConfig memory config = configOf(64, 64, 64);
+        (config.quorumNumerator, config.quorumDenominator) = (32_768, 65_535);
+        (config.minRoundTime, config.roundTimeout, config.evictionTime) = (30 days, 30 days, 30 days);
+        (config.rounds, config.maxInnerSteps, config.startTime) = (10_000_000, 100_000, (1 << 36) - 1);
+        config.tokensPerStep = uint64(uint256((1 << 63) - 1) / (10_000_000 * 64 * 100_000));
+        create(config);
+        ++config.tokensPerStep;
+        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "tokensPerStep"));
+        ledger.createRun(config, NAME, genesisOf(64));
+        (config.rounds, config.maxInnerSteps, config.tokensPerStep) = (1, 1, (1 << 40) - 1);
+        config.manifest = keccak256("of a small run");
+        create(config);
+    }
+
+    function test_checkpoints() public {
+        bytes32 run = create(configOf(1, 1, 1));
+        vm.prank(CREATOR);
+        ledger.publishCheckpoint(run, 0, "folder", string(new bytes(2048)));
+        vm.prank(CREATOR);
+        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UriTooLong.selector, 2049, 2048));
+        ledger.publishCheckpoint(run, 0, "folder", string(new bytes(2049)));
     }
 
     function test_seats() public {
@@ -203,6 +239,9 @@ contract RefusalsTest is Fixture {
         if (field == 7) config.maxInnerSteps = uint32(value);
         if (field == 8) config.startTime = uint64(value);
         if (field == 9) config.tokensPerStep = uint64(value);
+        if (field == 10) config.quorumDenominator = uint16(value);
+        if (field == 11) config.manifest = bytes32(value);
+        if (field == 12) config.roundTimeout = uint32(value);
         vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, what));
         ledger.createRun(config, NAME, genesisOf(1));
     }

@@ -49,10 +49,10 @@ contract VerdictsTest is Fixture {
         }
     }
 
-    /// @dev Not even where the run's quorum is less than half: then half of the votes would convict the other half.
+    /// @dev Not even by the lowest quorum that a run can have: half of the votes would convict the other half.
     function test_aMinorityConvictsNobodyWhateverTheQuorum() public {
         RunConfig memory config = configOf(1, 1, 8);
-        (config.quorumNumerator, config.quorumDenominator) = (1, 10);
+        (config.quorumNumerator, config.quorumDenominator) = (32_768, 65_535);
         enrol(6);
         run = create(config);
         for (uint256 i = 0; i < 6; ++i) join(run, who[i], 0);

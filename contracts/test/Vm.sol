@@ -16,6 +16,8 @@ interface Vm {
     function warp(uint256 timestamp) external;
     function getBlockTimestamp() external view returns (uint256);
     function roll(uint256 number) external;
+    function etch(address target, bytes calldata code) external;
+    function mockCall(address callee, bytes calldata data, bytes calldata returned) external;
     function snapshotState() external returns (uint256);
     function revertToState(uint256 snapshot) external returns (bool);
     function chainId(uint256 id) external;

@@ -30,7 +30,7 @@ def command(
     from dlx.node.home.ledgers import deploy_contracts
 
     account = load_account(folder, settings)
-    found = deploy_contracts(settings, account.secret, folder, folder.outbox)
+    found = deploy_contracts(settings, account.secret, folder.outbox)
     if json:
         options.print_json(found)
         return

@@ -105,12 +105,14 @@ def list_(
     from dlx.node.runs import find
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        found = find.list_runs(index, folder.blob_folders)
+        found, unreadable = find.list_runs(index, folder.blob_folders)
+    for one in unreadable:
+        sys.stderr.write(f"dlx-node: run {one.run} cannot be shown: {one.why}\n")
     if json:
-        options.print_json({"runs": found})
-    elif not found:
+        options.print_json({"runs": found, "unreadable": unreadable})
+    elif not found and not unreadable:
         sys.stdout.write("no runs\n")
-    else:
+    elif found:
         rows = [
             [run.run, run.name, f"{run.sealed_rounds} of {run.rounds}", run.stages, run.members, run.state, run.creator]
             for run in found

@@ -252,8 +252,8 @@ def manifest_file(devnet: Devnet) -> tuple[Path, Path]:
     """The run's canonical manifest, and the blob folder that holds everything it names."""
     blobs = devnet.folder(devnet.names[0]).blobs
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
-        (created,) = [run for run in client.runs() if "0x" + run.run.hex() == devnet.record.run]
-    return blobs / created.config.manifest.hex(), blobs
+        (config,) = client.read("runConfig", bytes.fromhex(devnet.record.run[2:]))
+    return blobs / config[0].hex(), blobs
 
 
 def _manifest(devnet: Devnet) -> tuple[Any, Path]:

@@ -99,7 +99,7 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def index_folder(datadir: DataDir | None) -> Path | None:
-    """Where the index of events and the address book are kept: in the folder's state, else in the user's cache folder;
+    """Where the index of events is kept: in the folder's state, else in the user's cache folder;
     None where neither can be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx-node"
     for folder in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
@@ -132,20 +132,22 @@ def open_index(client: LedgerClient) -> Iterator[EventIndex]:
         yield index
 
 
-def deploy_contracts(settings: Settings, key: bytes, datadir: DataDir, outbox: Path | None = None) -> dict[str, Any]:
-    """Deploy both contracts from the account of `key`, and note them in the folder's address book:
-    {"rpc_url", "chain_id", "registry", "ledger"}."""
-    from dlx.ledger.client import LedgerClient
+def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None) -> dict[str, Any]:
+    """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger", "block"}, the
+    last being that of the first of them."""
     from dlx.ledger.deployment import deploy
     from dlx.ledger.keys import account_of
 
     _check_chain(settings.rpc_url, settings.chain_id)
     ask_first_funds(settings, account_of(key))
     found = deploy(settings.rpc_url, key, outbox, limits=limits_of(settings), chain_id=settings.chain_id)
-    client = LedgerClient(settings.rpc_url, found.ledger, chain_id=settings.chain_id, folder=index_folder(datadir))
-    client.remember(found.since)
-    urls, registry, ledger = " ".join(settings.rpc_url), found.registry, found.ledger
-    return {"rpc_url": urls, "chain_id": settings.chain_id, "registry": registry, "ledger": ledger}
+    return {
+        "rpc_url": " ".join(settings.rpc_url),
+        "chain_id": settings.chain_id,
+        "registry": found.registry,
+        "ledger": found.ledger,
+        "block": found.since,
+    }
 
 
 def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
@@ -156,13 +158,13 @@ def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, 
         found = {**known, "rpc_url": rpc_url}
     else:
         key = PrivateKey().secret  # for this once: the contracts know no owner
-        found = deploy_contracts(settings, key, datadir)
+        found = deploy_contracts(settings, key)
     durable.write_bytes(datadir.contracts, json.dumps(found, indent=2).encode() + b"\n")
     return found
 
 
 def read_contracts(datadir: DataDir) -> dict[str, Any] | None:
-    """What `dlx-node chain` wrote about the folder's embedded chain: rpc_url, chain_id, registry, ledger."""
+    """What `dlx-node chain` wrote about the folder's embedded chain: rpc_url, chain_id, registry, ledger, block."""
     try:
         return json.loads(datadir.contracts.read_text())
     except FileNotFoundError:

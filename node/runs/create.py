@@ -68,7 +68,7 @@ def create_run(
     manifest = _frozen(draft, preparation, datadir, client, progress, show)
     digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)
-    existed = any(created.run == run for created in client.runs())
+    existed = run in client.runs()
     if not existed:
         progress("registering the run on the ledger")
         client.create_run(config_of(manifest), manifest.name, genesis_of(manifest))

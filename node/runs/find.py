@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index import EventIndex
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.view import RunView
+from dlx.node.home import shown
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.plans import Terms, finished
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
@@ -24,6 +25,8 @@ from dlx.training.recipe.strict import ManifestError
 
 _SHORTEST_PREFIX = 6  # hex digits
 _READ_ON_SECONDS = 0.2  # while the chain node does not give everything yet
+
+Row = TypeVar("Row")
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,13 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     stages: int
     members: int
     state: Literal["waiting for members", "training", "finished"]  # without the manifest by the number of rounds alone
+
+
+class UnreadableRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that could not be shown among others."""
+
+    run: str  # 0x hex
+    why: str
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,9 +164,28 @@ def view_of(index: EventIndex, run: bytes) -> RunView:
     return replay.view
 
 
-def list_runs(index: EventIndex, folders: Sequence[Path]) -> list[RunSummary]:
-    """Every run of the ledger, oldest first; a manifest in a blob folder says when a run ends that adapts."""
-    return [summary(view_of(index, run), folders) for run in index.runs()]
+def list_runs(index: EventIndex, folders: Sequence[Path]) -> tuple[list[RunSummary], list[UnreadableRun]]:
+    """Every run of the ledger, oldest first, and those that could not be shown; a manifest in a blob folder says when a
+    run ends that adapts."""
+    return readable(index, index.runs(), lambda run: summary(view_of(index, run), folders))
+
+
+def readable(
+    index: EventIndex, runs: Iterable[bytes], read: Callable[[bytes], Row]
+) -> tuple[list[Row], list[UnreadableRun]]:
+    """What `read` makes of each run, and the runs of which it makes nothing: whatever is wrong with one's events, the
+    others are shown. Raises LedgerUnavailable, which says nothing about a run."""
+    found, unreadable = [], []
+    with index.held():
+        for run in runs:
+            try:
+                found.append(read(run))
+            except LedgerUnavailable:
+                raise
+            except Exception as error:
+                why = shown.text(f"{type(error).__name__}: {error}")
+                unreadable.append(UnreadableRun(run="0x" + run.hex(), why=why))
+    return found, unreadable
 
 
 def show_run(view: RunView, folders: Sequence[Path], now: int | None = None) -> RunDetails:

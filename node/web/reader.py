@@ -25,7 +25,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict
 from dlx.node.runs import evaluations, find
 from dlx.node.runs.evaluations import Evaluation
-from dlx.node.runs.find import RunDetails, RunSummary
+from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.web import page
 from dlx.node.web.chart import AXES, Axis, Chart, chart
 from dlx.node.web.draws import Drawn, Draws
@@ -67,6 +67,7 @@ class RunLine(NamedTuple):
 class RunsPage(NamedTuple):
     source: Source
     lines: list[RunLine]  # newest first
+    unreadable: list[UnreadableRun]
     total: int
     first: int
 
@@ -233,13 +234,11 @@ class Reader:
         with self._lock:
             self._sync()
             runs = self._index.runs()[::-1]
-            lines = []
-            for run in runs[first : first + RUNS]:
-                with self._open(run) as one:
-                    facts = one.facts
-                    summary = find.summary(one.view, self.folders)
-                    lines.append(RunLine(summary, facts.share(), _last_loss(facts)))
-            return RunsPage(self._source(), lines, len(runs), first)
+            source = self._source()
+            lines, unreadable = find.readable(self._index, runs[first : first + RUNS], self._line_of)
+            if unreadable:
+                self._synced = 0.0  # what could not be read may have been forgotten
+            return RunsPage(source, lines, unreadable, len(runs), first)
 
     def run_page(
         self, run: bytes, first: int | None = None, axis: Axis = "rounds", every: int | None = None
@@ -266,7 +265,7 @@ class Reader:
                 chart=chart(facts, measured, axis),
                 loss=_last_loss(facts),
                 tokens=facts.tokens[-1] if facts.tokens else 0,
-                bytes=facts.bytes[-1] if facts.bytes else None,
+                bytes=int(facts.bytes[-1]) if facts.bytes else None,
                 share=facts.share(),
                 shown_share=facts.share(window.first, window.end),
                 strip=page.strip(facts),
@@ -328,6 +327,10 @@ class Reader:
                     one for one in find.show_run(view, self.folders).checkpoints if one.version == number
                 ],
             )  # fmt: skip
+
+    def _line_of(self, run: bytes) -> RunLine:
+        with self._open(run) as one:
+            return RunLine(find.summary(one.view, self.folders), one.facts.share(), _last_loss(one.facts))
 
     def _shown(self, one: _Run, rounds: range, whole: bool = False) -> _Shown:
         """Of these rounds. `whole`: for a file, which cannot be asked again."""

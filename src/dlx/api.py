@@ -105,7 +105,7 @@ class Ledger:
             >>> [run.summary().name for run in ledger.runs()]
             ['guides']
         """
-        return [Run(self._client, self._places, created.run) for created in self._client.runs()]
+        return [Run(self._client, self._places, run) for run in self._client.runs()]
 
     def run(self, id: str | None = None) -> Run:
         """The run of an id: 64 hex digits with or without 0x, or the first six or more of them; None where the ledger

@@ -15,11 +15,9 @@ from eth.constants import BLANK_ROOT_HASH, EMPTY_SHA3
 from trie.exceptions import MissingTrieNode
 from web3 import Web3
 
-from dlx.ledger.birth import birth
 from dlx.ledger.chain import evm, prune, rpc, store
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.tries import reachable
-from dlx.ledger.rpc import Rpc
 
 CONTRACT = Web3().eth.contract(abi=PROBE["abi"])
 
@@ -120,7 +118,6 @@ def test_a_state_that_is_gone_is_named_and_everything_else_stays(
         monkeypatch.setattr(module, "KEPT_STATES", 4)
     monkeypatch.setattr(prune, "_SECONDS", 0.01)
     monkeypatch.setattr(prune, "_GARBAGE", 0)
-    monkeypatch.setattr("dlx.ledger.birth._ONE_PAGE", 0)
     with serving(tmp_path / "chain") as chain:
         account = chain.account()
         contract = chain.deploy(account)
@@ -135,7 +132,6 @@ def test_a_state_that_is_gone_is_named_and_everything_else_stays(
                 "code": -32000,
                 "message": f"the state of block {int(old, 16)} is pruned: only those of the newest 4 are kept",
             }
-        assert birth(Rpc(chain.url), [contract.address]) == 0, "the birth is unknown, and the whole history is read"
         assert [chain.result("eth_getTransactionReceipt", r["transactionHash"]) for r in receipts] == receipts
         assert len(chain.result("eth_getLogs", {"fromBlock": old, "address": contract.address})) == 8
         wait_for(lambda: count(chain) < 40)

@@ -3,7 +3,6 @@
 import pytest
 from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
-from dlx.ledger.birth import birth
 from dlx.ledger.endpoint import AtOnce
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
@@ -312,12 +311,12 @@ def test_logs_of_other_blocks_are_refused(fake_chain, rpc, feed):
 
 
 class CappedNode:
-    """A provider that answers for at most so many blocks at once, on a long chain with one contract."""
+    """A provider that answers for at most so many blocks at once, on a long chain."""
 
     name = "capped"
 
-    def __init__(self, head, cap, born):
-        self.end, self.cap, self.born = head, cap, born
+    def __init__(self, head, cap):
+        self.end, self.cap = head, cap
         self.requests = 0
         self.log_range = AtOnce(5_000, 100_000)
 
@@ -331,10 +330,6 @@ class CappedNode:
     def headers(self, blocks):
         return map(self.header, blocks)
 
-    def data(self, method, address, block):
-        self.requests += 1
-        return b"code" if int(block, 16) >= self.born else b""
-
     def call(self, method, query):
         self.requests += 1
         if "blockHash" not in query:
@@ -346,15 +341,6 @@ class CappedNode:
 
 @pytest.mark.parametrize("cap", [500, 2_000, 10_000])
 def test_a_young_ledger_on_an_old_chain_is_read_with_few_requests(cap):
-    node = CappedNode(20_000_000, cap, born=19_900_000)
-    since = birth(node, [LEDGER, REGISTRY])
-    assert since == 19_900_000 and node.requests <= 2 * 25
-    node.requests = 0
-    assert follow(since=since).poll(node).head.block == 20_000_000
+    node = CappedNode(20_000_000, cap)
+    assert follow(since=19_900_000).poll(node).head.block == 20_000_000
     assert node.requests < 2 * (1.35 * 100_000 / cap + 20)
-
-
-def test_a_chain_node_without_old_states_is_read_from_the_first_block(fake_chain, rpc):
-    fake_chain.length = 10_000
-    fake_chain.eth_getCode = lambda address, block: {"error": {"code": -32000, "message": "missing trie node"}}
-    assert birth(rpc, [LEDGER]) == 0

@@ -101,7 +101,7 @@ def test_what_a_reorg_takes_back_is_sent_again(any_chain, tmp_path, monkeypatch,
     call(any_chain, "evm_mine")
     client.poll(feed)
     snapshot, height = call(any_chain, "evm_snapshot"), client.head().block
-    runs = {client.create_run(config(), NAME, [bytes([n]) * 32] * 2) for n in range(1 if depth == 1 else 2)}
+    runs = {client.create_run(config(), NAME, [bytes([n + 1]) * 32] * 2) for n in range(1 if depth == 1 else 2)}
     while client.head().block < height + depth:
         call(any_chain, "evm_mine")
     client.poll(feed)
@@ -113,7 +113,7 @@ def test_what_a_reorg_takes_back_is_sent_again(any_chain, tmp_path, monkeypatch,
         return account.sent == len(runs)
 
     until("what was sent is mined again", again)
-    until("the index has it", lambda: client.poll(feed) and runs <= {created.run for created in client.runs()})
+    until("the index has it", lambda: client.poll(feed) and runs <= {*client.runs()})
     client._sender.tend()
     account.check_sent(len(runs))
 

@@ -596,18 +596,27 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize(
     "change",
     [
+        {"manifest": bytes(32)},
         {"rounds": 0},
+        {"rounds": 10_000_001},
         {"stages": 0},
         {"max_replicas": 65},
         {"min_replicas": 4},
         {"quorum_numerator": 0},
         {"quorum_denominator": 1},
+        {"quorum_numerator": 1},
+        {"quorum_numerator": 2, "quorum_denominator": 4},
         {"min_round_time": 0},
         {"round_timeout": 9},
+        {"round_timeout": 30 * 86400 + 1},
         {"eviction_time": 0},
+        {"eviction_time": 30 * 86400 + 1},
         {"max_inner_steps": 0},
-        {"start_time": 2**40},
+        {"max_inner_steps": 100_001},
+        {"start_time": 2**36},
         {"tokens_per_step": 0},
+        {"tokens_per_step": 2**40},
+        {"rounds": 10_000_000, "max_inner_steps": 100_000, "tokens_per_step": 2**30},
     ],
 )
 def test_a_run_that_the_contract_does_not_create_is_refused(change):

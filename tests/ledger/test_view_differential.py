@@ -233,7 +233,7 @@ ALL = ("churn", "busy", "silent", "busy", "judging")
 LIVES = (
     (1, {}, ALL),
     (6, {"stages": 1, "max_replicas": 4}, ALL),
-    (3, {"max_replicas": 4, "quorum_numerator": 1}, ALL),
+    (3, {"max_replicas": 4, "quorum_numerator": 3, "quorum_denominator": 5}, ALL),
     (4, {"max_replicas": 4}, ("sites", "sites", "silent")),
     (10, {"stages": 1, "max_replicas": 4}, ALL),
 )

@@ -27,6 +27,7 @@ InnerOptimiser = Literal["adamw", "muon", "shampoo"]
 Packing = Literal["float32", "bfloat16", "int8"]  # of activations and their gradients between stages
 Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
+MAX_TOKENS = (1 << 63) - 1  # that a whole run can count: what the ledger takes
 Replicas = Annotated[int, Meta(ge=1, le=64)]
 Confirmations = Annotated[int, Meta(ge=0, le=1000)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -115,7 +116,7 @@ class Adaptive(Struct, frozen=True, forbid_unknown_fields=True):
 class Timing(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds: whole ones where the ledger counts them too."""
 
-    start_time: Annotated[int, Meta(ge=0, lt=1 << 40)] = 0  # Unix time before which round 0 does not open; 0: at once
+    start_time: Annotated[int, Meta(ge=0, lt=1 << 36)] = 0  # Unix time before which round 0 does not open; 0: at once
     min_round_time: _Seconds = 1  # before which the ledger takes no seal of a round
     round_timeout: _Seconds = 120
     straggler_grace: _Duration = 20.0

@@ -6,7 +6,7 @@ import msgspec
 
 from dlx.training.recipe.codec_info import CODECS
 from dlx.training.recipe.family import Config
-from dlx.training.recipe.recipe import Adaptive, Codec, Plan, Recipe
+from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, max_inner_steps
 from dlx.training.recipe.strict import ManifestError, fail
 
 
@@ -42,8 +42,19 @@ def check(recipe: Recipe, config: Config) -> None:
     if recipe.quorum.numerator > recipe.quorum.denominator:
         limit = f"at most quorum.denominator ({recipe.quorum.denominator})"
         fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)
+    if 2 * recipe.quorum.numerator <= recipe.quorum.denominator:
+        limit = f"more than half of quorum.denominator ({recipe.quorum.denominator})"
+        fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)
     if recipe.min_replicas > recipe.max_replicas:
         fail("min_replicas", f"expected at most max_replicas ({recipe.max_replicas})", recipe.min_replicas)
+    replicas, steps = recipe.max_replicas, max_inner_steps(recipe)
+    if recipe.rounds * replicas * steps * tokens > MAX_TOKENS:
+        expected = (
+            f"expected at most {MAX_TOKENS // (replicas * steps * tokens)}, as a run counts less than 2^63 tokens"
+        )
+        fail(
+            "rounds", f"{expected} ({replicas} replicas x {steps} inner steps x {tokens} tokens a round)", recipe.rounds
+        )
 
 
 def _check_model(recipe: Recipe, config: Config) -> None:

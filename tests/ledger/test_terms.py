@@ -1,0 +1,72 @@
+"""The contract takes just the configs in which the client sees no problem."""
+
+from dataclasses import astuple
+
+import pytest
+from direct_chain import DirectChain
+from ledger_run import NAME, config
+
+from dlx.ledger import terms
+from dlx.ledger.errors import LedgerError, Reverted
+
+KEY = b"\x07" * 32
+DAY = 86400
+LIMITS = {
+    "rounds": (1, 10_000_000),
+    "stages": (1, 64),
+    "min_replicas": (1, 3),
+    "max_replicas": (2, 64),
+    "quorum_numerator": (2, 3),
+    "quorum_denominator": (2, 3),
+    "min_round_time": (1, 2),
+    "round_timeout": (1, 30 * DAY),
+    "eviction_time": (1, 30 * DAY),
+    "max_inner_steps": (1, 100_000),
+    "start_time": (0, 2**36 - 1),
+    "tokens_per_step": (1, 2**40 - 1),
+}
+WHOLE = {"rounds": 10_000_000, "max_replicas": 64, "max_inner_steps": 100_000}
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return DirectChain([KEY])
+
+
+def takes(chain, **changes):
+    wanted = config(**changes)
+    try:
+        chain.write(KEY, "createRun", astuple(wanted), NAME, [b"\1" * 32] * wanted.stages)
+    except Reverted as error:
+        assert error.name == "InvalidConfig"
+        return False, terms.problem(wanted)
+    return True, terms.problem(wanted)
+
+
+@pytest.mark.parametrize("field", LIMITS)
+def test_a_field_is_taken_within_its_limits_and_by_both(chain, field):
+    low, high = LIMITS[field]
+    for value in (low, high):
+        assert takes(chain, **{field: value}) == (True, None)
+    for value in {max(0, low - 1), high + 1} - {low}:
+        taken, problem = takes(chain, **{field: value})
+        assert not taken and problem, value
+
+
+def test_a_manifest_is_a_hash(chain):
+    assert takes(chain, manifest=bytes(32)) == (False, "manifest: expected a hash, got zeros")
+
+
+def test_a_whole_run_counts_less_than_2_to_the_63_tokens(chain):
+    most = (2**63 - 1) // (10_000_000 * 64 * 100_000)
+    assert takes(chain, **WHOLE, tokens_per_step=most) == (True, None)
+    taken, problem = takes(chain, **WHOLE, tokens_per_step=most + 1)
+    assert not taken and "the whole run could count" in problem
+
+
+def test_who_creates_a_run_reads_what_is_wrong_with_it_before_anything_is_sent(embedded):
+    client = embedded.client(30)
+    sent = client.rpc.number("eth_getTransactionCount", client.account, "latest")
+    with pytest.raises(LedgerError, match="the ledger takes no such run: quorum_numerator: expected 2 to 3, got 1"):
+        client.create_run(config(quorum_numerator=1), NAME, [b"\1" * 32] * 2)
+    assert client.rpc.number("eth_getTransactionCount", client.account, "latest") == sent
