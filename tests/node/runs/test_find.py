@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.runs import find
+from tests.node.web.books import STEPS, Books
 
 RUN, DOMAIN = b"\x01" * 32, Domain(31337, f"0x{1:040x}")
 HEAD = Head(9, bytes(32), 1_700_000_009)
@@ -36,3 +38,42 @@ def test_half_a_run_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         RunUpdate(HEAD, whole, NodeTable(), True, False, complete=True),
     )
     assert find.RunReader(client, RUN).view() is whole
+
+
+def test_a_run_that_cannot_be_shown_hides_no_other() -> None:
+    """Whatever is wrong with it, and although what was read of it is forgotten then."""
+    books = Books()
+    for replica in range(2):
+        books.join(replica)
+    books.open()
+    books.seal(0, {0: STEPS, 1: STEPS})
+    evil, late = bytes([2]) * 32, bytes([3]) * 32
+    books.create(evil, tokens_per_step=2**64 - 1)
+    books.create(late)
+    mark = books.index.mark()
+    runs, unreadable = find.list_runs(books.index, ())
+    assert [(run.run, run.sealed_rounds) for run in runs] == [("0x" + RUN.hex(), 1), ("0x" + late.hex(), 0)]
+    (found,) = unreadable
+    assert found.run == "0x" + evil.hex() and "tokens_per_step: expected 1 to 1099511627775, got 1844" in found.why
+    assert books.index.undone(mark) is not None, "the chain node is asked for everything again"
+
+
+def test_an_error_of_any_kind_is_one_run_s_own() -> None:
+    books = Books()
+    books.create(bytes([2]) * 32)
+
+    def read(run: bytes) -> bytes:
+        if run == RUN:
+            raise OverflowError("a number \x1b[31m too large")
+        return run
+
+    found, (unreadable,) = find.readable(books.index, books.index.runs(), read)
+    assert found == [bytes([2]) * 32] and unreadable.why == "OverflowError: a number \ufffd[31m too large"
+
+
+def test_a_silent_chain_node_is_no_run_s_fault() -> None:
+    def silent(run: bytes) -> bytes:
+        raise LedgerUnavailable("nobody answers")
+
+    with pytest.raises(LedgerUnavailable):
+        find.readable(Books().index, [RUN], silent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from dlx.ledger import snapshot
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.events import Event, EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig
@@ -36,9 +37,14 @@ class Books:
             quorum_numerator=2, quorum_denominator=3, min_round_time=1, round_timeout=2, eviction_time=2,
             max_inner_steps=STEPS, start_time=0, tokens_per_step=TOKENS // STEPS,
         )  # fmt: skip
-        genesis = tuple(bytes([stage + 1]) * 32 for stage in range(stages))
-        config = RunConfig(**{**values, **terms})
-        self.tell(lambda at: RunCreated(RUN, account(0, 0), config, "a-run", genesis, at))
+        self._genesis = tuple(bytes([stage + 1]) * 32 for stage in range(stages))
+        self._config = RunConfig(**{**values, **terms})
+        self.create(RUN)
+
+    def create(self, run: bytes, **terms: Any) -> None:
+        """A run like this one but for its terms."""
+        config = replace(self._config, **terms)
+        self.tell(lambda at: RunCreated(run, account(0, 0), config, "a-run", self._genesis, at))
 
     def tell(self, event: Any) -> EventPosition:
         """An event in a block of its own."""
@@ -106,16 +112,16 @@ class Books:
     def _time(self) -> int:
         return START + 10 * self.block
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Any) -> None:
         log, at = encoded(event), event.at
         topics = b"".join(bytes.fromhex(topic[2:]) for topic in log["topics"])
 
         def write(db: Any) -> None:
             db.execute("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?)", (at.block, at.block_hash, at.time, 0))
-            row = (at.block, at.log_index, RUN, topics, bytes.fromhex(log["data"][2:]), at.tx)
+            row = (at.block, at.log_index, event.run, topics, bytes.fromhex(log["data"][2:]), at.tx)
             db.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", row)
             if isinstance(event, RunCreated):
-                db.execute("INSERT INTO runs VALUES (?, ?, ?)", (RUN, at.block, at.log_index))
+                db.execute("INSERT INTO runs VALUES (?, ?, ?)", (event.run, at.block, at.log_index))
 
         self.index.keep(self.index.mark(), (at.block, 0), write)
 

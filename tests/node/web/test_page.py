@@ -238,6 +238,18 @@ def test_a_silent_chain_node_leaves_what_was_read_and_says_so(books: Books) -> N
     assert "The chain node does not answer" in text(shown(page))
 
 
+def test_a_run_that_cannot_be_shown_hides_no_other(books: Books) -> None:
+    """As a chain node that lies may tell of one: the contract takes no such terms."""
+    others = [bytes([n]) * 32 for n in (2, 3)]
+    books.create(others[0], tokens_per_step=2**64 - 1)
+    books.create(others[1])
+    page = Reader(Silent(books), (), "--datadir x").runs_page()
+    assert [line.summary.run for line in page.lines] == ["0x" + run.hex() for run in (others[1], RUN)]
+    assert [one.run for one in page.unreadable] == ["0x" + others[0].hex()]
+    said = text(shown(page, "runs.html", step=50))
+    assert "Run 0x02020202 cannot be shown: ViewError: the run was created with tokens_per_step: expected" in said
+
+
 def test_nothing_of_a_page_comes_from_elsewhere_or_is_inline(books: Books) -> None:
     reader = Reader(Silent(books), (), "--datadir x")
     pages = [
