@@ -180,7 +180,7 @@ class LedgerClient:
         """Where the contracts are, and since which block: as they say themselves, which takes no old state. The first
         answer stays.
 
-        Raises LedgerUnavailable where the chain node has not got so far, Contradiction where it has another block there.
+        Raises LedgerUnavailable where the chain node has not got so far, Contradiction where it has another such block.
         """
         if self._contracts is None:
             self._contracts = self._find_contracts()

@@ -134,7 +134,7 @@ class EventIndex:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What `forget` is to drop goes at the end of this: for who reads many runs, whether or not each can be read."""
+        """What `forget` is to drop goes at the end of this: for who reads many runs, of which one may not be sound."""
         self._held = True
         try:
             yield
