@@ -250,6 +250,20 @@ def test_a_run_that_cannot_be_shown_hides_no_other(books: Books) -> None:
     assert "Run 0x02020202 cannot be shown: ViewError: the run was created with tokens_per_step: expected" in said
 
 
+def test_as_many_tokens_as_a_run_can_count_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step, rounds = 100_000, (1 << 40) - 1, 41
+    monkeypatch.setattr("tests.node.web.books.STEPS", steps)
+    books = Books(1, 2, rounds, tokens_per_step=step)
+    for replica in range(2):
+        books.join(replica)
+    books.open()
+    for round in range(rounds):
+        books.seal(round, {0: steps, 1: steps})
+    total = rounds * 2 * steps * step
+    assert page_of(books).tokens == total > 0.97 * 2**63
+    assert rows.tokens_before(books.index, RUN, rounds) == total and books.index.trouble is None
+
+
 def test_nothing_of_a_page_comes_from_elsewhere_or_is_inline(books: Books) -> None:
     reader = Reader(Silent(books), (), "--datadir x")
     pages = [
