@@ -25,7 +25,7 @@ from tests.ledger.ledger_run import config
 
 RUN, CREATOR = b"\x01" * 32, f"0x{1:040x}"
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
-CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes(32),), AT)
+CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes([4]) * 32,), AT)
 JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
 BACK = Joined(RUN, CREATOR, 0, 0, EventPosition(4, bytes(32), 0, bytes(32), 1_700_000_004))

@@ -78,7 +78,7 @@ def recover_site(signature: bytes) -> str:
 
 def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
     view, table = RunView(RUN, Domain(31337, OTHER)), NodeTable()
-    view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2, max_replicas=2), "a", (bytes(32),), AT))
+    view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2, max_replicas=2), "a", (bytes([4]) * 32,), AT))
     if member:
         view.apply(Joined(RUN, ACCOUNT, 0, 0, AT))
     table.nodes = nodes or {}
@@ -233,7 +233,7 @@ def with_site(ledger: Ledger, tmp_path: Path, program: Callable[[Membership, Fol
 
 def two_stages(*events: Any) -> ChainSeen:
     view = RunView(RUN, Domain(31337, OTHER))
-    view.apply(RunCreated(RUN, OTHER, config(stages=2, min_replicas=2, max_replicas=2), "a", (bytes(32),) * 2, AT))
+    view.apply(RunCreated(RUN, OTHER, config(stages=2, min_replicas=2, max_replicas=2), "a", (bytes([4]) * 32,) * 2, AT))
     for event in events:
         view.apply(event)
     table = NodeTable()

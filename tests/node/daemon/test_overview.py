@@ -33,7 +33,7 @@ ACCOUNTS = [f"0x{index:040x}" for index in (1, 2)]
 def seen(stages: int = 1, min_replicas: int = 1, members: int = 1) -> ChainSeen:
     view, at = RunView(RUN, DOMAIN), EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
     terms = config(stages=stages, min_replicas=min_replicas, max_replicas=4)
-    view.apply(RunCreated(RUN, ACCOUNTS[0], terms, "a-run", (bytes(32),) * stages, at))
+    view.apply(RunCreated(RUN, ACCOUNTS[0], terms, "a-run", (bytes([4]) * 32,) * stages, at))
     for slot, account in enumerate(ACCOUNTS[:members]):
         view.apply(Joined(RUN, account, slot // stages, slot % stages, at))
         if slot + 1 == stages * min_replicas:

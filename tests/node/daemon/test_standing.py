@@ -21,7 +21,7 @@ class Chain:
         self.now = START
         self.view = RunView(RUN, Domain(31337, f"0x{9:040x}"))
         terms = config(stages=1, rounds=rounds, min_replicas=2, max_replicas=3, round_timeout=100, eviction_time=60)
-        self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes(32),), self.at()))
+        self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes([4]) * 32,), self.at()))
         self.apply(Joined(RUN, FIRST, 0, 0, self.at()))
         self.apply(Joined(RUN, SECOND, 1, 0, self.at()))
         self.apply(RunOpened(RUN, self.now, self.at(0)))

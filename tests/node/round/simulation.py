@@ -114,7 +114,7 @@ class Simulation:
         self.kept = RunView(RUN, DOMAIN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
-            bytes(32), rules.rounds, rules.stages, min_replicas, replicas + spare, 2, 3, MIN_ROUND_TIME,
+            digest("manifest"), rules.rounds, rules.stages, min_replicas, replicas + spare, 2, 3, MIN_ROUND_TIME,
             int(rules.round_timeout), EVICTION_TIME, 1000, start_time, rules.tokens_per_step,
         )  # fmt: skip
         genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
