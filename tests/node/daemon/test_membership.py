@@ -233,7 +233,9 @@ def with_site(ledger: Ledger, tmp_path: Path, program: Callable[[Membership, Fol
 
 def two_stages(*events: Any) -> ChainSeen:
     view = RunView(RUN, Domain(31337, OTHER))
-    view.apply(RunCreated(RUN, OTHER, config(stages=2, min_replicas=2, max_replicas=2), "a", (bytes([4]) * 32,) * 2, AT))
+    view.apply(
+        RunCreated(RUN, OTHER, config(stages=2, min_replicas=2, max_replicas=2), "a", (bytes([4]) * 32,) * 2, AT)
+    )
     for event in events:
         view.apply(event)
     table = NodeTable()
