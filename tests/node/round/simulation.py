@@ -422,7 +422,12 @@ class Simulation:
             return
         for link, stage, back in (("previous", slot[1] - 1, "next"), ("next", slot[1] + 1, "previous")):
             other = self.view.holder(slot[0], stage)
-            if other is None or not self.members_ready(account, other) or link in self.members[account].pipes:
+            if other is None or not self.members_ready(account, other):
+                continue
+            for one, at, to in ((account, link, other), (other, back, account)):
+                if self.members[one].pipes.get(at) != to:  # of before a deal
+                    self.hang_up(one, at)
+            if link in self.members[account].pipes:
                 continue
             self.members[account].pipes[link] = other
             self.members[other].pipes[back] = account
@@ -433,12 +438,18 @@ class Simulation:
         return hasattr(self, "members") and all(a in self.members and self.members[a].alive for a in accounts)
 
     def disconnect(self, account: str) -> None:
-        for link, other in list(self.members[account].pipes.items()):
-            back = "next" if link == "previous" else "previous"
-            self.members[account].pipes.pop(link, None)
-            self.members[other].pipes.pop(back, None)
-            self.feed(self.members[account], e.NeighbourWants(link, None))
+        for link in list(self.members[account].pipes):
+            self.hang_up(account, link)
+
+    def hang_up(self, account: str, link: str) -> None:
+        other = self.members[account].pipes.pop(link, None)
+        if other is None:
+            return
+        back = "next" if link == "previous" else "previous"
+        if self.members[other].pipes.get(back) == account:
+            del self.members[other].pipes[back]
             self.feed(self.members[other], e.NeighbourWants(back, None))
+        self.feed(self.members[account], e.NeighbourWants(link, None))
 
     # ---- the fake ledger ----
 
@@ -509,8 +520,8 @@ class Simulation:
         if member is None or not member.alive:
             return
         member.training = None
+        self.renew(member)  # first: the old session would open pipes again
         self.disconnect(account)
-        self.renew(member)
         self.connect(account)
 
     def seal(self, seal: Seal, signatures: bytes) -> bool:
