@@ -89,6 +89,10 @@ class RunRights(RunState):
         at = self._stages[stage]
         return 2 if at.non_empty >= YOUNG and at.counted(2) else 1
 
+    def was_passed_over(self, replica: int, seals: int) -> bool:
+        """Whether as many non-empty seals in a row of any stage (at most eight) have not counted who holds its seat."""
+        return any(stage.non_empty >= seals and stage.idle_seals(replica) >= seals for stage in self._stages)
+
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""
         return self._counted.get(account)

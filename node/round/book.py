@@ -45,6 +45,7 @@ class Book:
     measured: dict[tuple[bytes, ...], Measured] = field(default_factory=dict)  # by what is listed
     outer: dict[tuple[tuple[bytes, ...], tuple[int, ...]], OuterResult] = field(default_factory=dict)  # and multipliers
     enough_since: float | None = None  # when what is usable was of a quorum of the votes
+    gathered_since: float | None = None  # when it was of everybody who is waited for
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
     foreseen: bool = False  # whether this member has made up a seal that the proposer will propose

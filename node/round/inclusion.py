@@ -1,40 +1,66 @@
 """What a seal may leave out, so that nobody decides alone whose work counts: pure functions over what members report.
 
 The straggler grace begins when a quorum's contributions are here, however long their training took. Before it ends a
-seal leaves out nothing, and for as long as a payload takes nobody who was heard of by then. Afterwards it has to list
-whatever its attester holds with the payload and reports of a quorum name. Whoever lacks it fetches it from these, so
-nobody is kept from signing by what only the hostile have; and what is not reported yet is given the time to be.
+seal leaves out nobody who is waited for, and for as long as a payload takes nobody of them who was heard of by then.
+Afterwards it has to list whatever its attester holds with the payload and reports of a quorum name. Whoever lacks it
+fetches it from these, so nobody is kept from signing by what only the hostile have; and what is not reported yet is
+given the time to be.
+
+A replica that the last two seals did not count is not waited for, or one that never contributes would make every round
+as long as the grace. For it the grace is over once all are here that are waited for; what is here by then counts as
+anybody's. Who is a little slower than all of them would never be, so every eighth round waits for everybody.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from dlx.ledger.view import RunView
+
+PASSED_OVER = 2  # seals in a row that did not count a replica, until it is not waited for,
+EVERYBODY = 8  # but in rounds that this divides
 
 Reports = Mapping[str, frozenset[bytes]]  # member -> the contributions that it said it holds
 
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """For stragglers, in Unix seconds: for those of whom nothing was heard it `ends`, for those heard of by then it is
-    `extended`."""
+    """For stragglers, in Unix seconds: for replicas that are `awaited` and of which nothing was heard it `ends`, for
+    those of them heard of by then it is `extended`. For others it is over once all that are awaited are here, since
+    `gathered` (None: not yet)."""
 
     ends: float
     extended: float
+    awaited: Set[int]
+    gathered: float | None
 
     @classmethod
-    def of(cls, opened: float, enough: float | None, grace: float, payload: float, timeout: float) -> "Grace":
+    def of(
+        cls,
+        opened: float,
+        enough: float | None,
+        grace: float,
+        payload: float,
+        timeout: float,
+        awaited: Set[int],
+        gathered: float | None,
+    ) -> "Grace":
         """`enough`: since when a quorum's contributions are here (None: not yet). `grace`, what a `payload` usually
         takes and the round's `timeout`, which nothing goes beyond, in seconds."""
         latest = opened + timeout
         ends = latest if enough is None else min(max(opened, enough) + grace, latest)
-        return cls(ends, min(ends + payload, latest))
+        return cls(ends, min(ends + payload, latest), awaited, gathered)
+
+    def over(self, replica: int) -> float:
+        """From when on a seal may leave out the replica, for all that its attester waits for."""
+        if replica in self.awaited or self.gathered is None:
+            return self.extended
+        return min(self.gathered, self.extended)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When an attester looks at a proposal, in Unix seconds: the extended grace is over at `graced`, the proposal came
-    at `proposed`; `patience` is how long (s) a report may take."""
+    """When an attester looks at a proposal that leaves out a replica, in Unix seconds: the grace is over for that
+    replica at `graced`, the proposal came at `proposed`; `patience` is how long (s) a report may take."""
 
     now: float
     graced: float
@@ -48,6 +74,15 @@ class Deadlines:
             return False
         late = held_since > max(self.graced, self.proposed)
         return late or (not named and self.now >= max(self.graced, held_since) + self.patience)
+
+
+def awaited(view: RunView, round: int) -> set[int]:
+    """The complete replicas that a seal of the round waits for, once a quorum's contributions are here."""
+    return {
+        replica
+        for replica in view.complete_replicas()
+        if round % EVERYBODY == 0 or not view.was_passed_over(replica, PASSED_OVER)
+    }
 
 
 def is_named(view: RunView, stage: int, reports: Reports, name: bytes, now: float) -> bool:

@@ -157,8 +157,8 @@ class Liveness:
 
     def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
         """Whether dealing is all that can be done: nobody in the replica is to be asked for work, or evicted, first (a
-        deal brings it among others, who would begin anew with it)."""
-        if not view.may_deal(replica):
+        deal brings it among others, who would begin anew with it). A replica of one stage has no holders to part."""
+        if self._rules.stages == 1 or not view.may_deal(replica):
             return False
         team = self._team(view, replica)
         if not view.is_forfeit(self._account, int(now)) and any(

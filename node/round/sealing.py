@@ -8,7 +8,7 @@ from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.book import Book, Proposal
-from dlx.node.round.inclusion import Deadlines, Grace, is_named
+from dlx.node.round.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
@@ -62,8 +62,8 @@ class Sealing:
         book.held_since = {replica: book.held_since.get(replica, now) for replica in usable}
         if book.enough_since is None and self._are_enough(book, usable):
             book.enough_since = now
-        grace = self._grace(book, opened_at)
-        self._report(book, opened_at, grace, now, out)
+        grace = self._grace(book, usable, opened_at, now)
+        self._report(book, usable, opened_at, grace, now, out)
         if version != round:
             return
         opens_at = view.opens_at(self._stage, len(usable))
@@ -137,19 +137,32 @@ class Sealing:
         makers = {book.contributions[name].contribution.account for name in usable.values()}
         return self._known.view.votes(self._stage, makers) >= self._known.view.quorum(self._stage)
 
-    def _grace(self, book: Book, opened_at: float) -> Grace:
+    def _grace(self, book: Book, usable: dict[int, bytes], opened_at: float, now: float) -> Grace:
         rules, view = self._rules, self._known.view
+        # Until there is enough for a seal it waits for everybody: else the first to come would leave out all others.
+        waits = set(view.complete_replicas()) if book.enough_since is None else awaited(view, book.round)
+        if book.gathered_since is None and waits <= usable.keys():
+            book.gathered_since = now
         voting = {slot[0] for one in view.voters(self._stage) if (slot := view.slot_of(one)) is not None}
         payload = self._known.arrivals.usual(voting)
-        return Grace.of(opened_at, book.enough_since, rules.straggler_grace, payload, rules.round_timeout)
+        times = opened_at, book.enough_since, rules.straggler_grace, payload, rules.round_timeout
+        return Grace.of(*times, waits, book.gathered_since)
 
     def _is_collected(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
         """Whether there is nobody left to wait for before a first proposal."""
         if now < grace.ends:
-            return set(self._known.view.complete_replicas()) <= usable.keys()
-        return now >= grace.extended or self._known.expected(book, grace.ends) <= usable.keys()
+            return grace.awaited <= usable.keys()
+        return now >= grace.extended or grace.awaited & self._known.expected(book, grace.ends) <= usable.keys()
 
-    def _report(self, book: Book, opened_at: float, grace: Grace, now: float, out: list[a.Action]) -> None:
+    def _report(
+        self,
+        book: Book,
+        usable: dict[int, bytes],
+        opened_at: float,
+        grace: Grace,
+        now: float,
+        out: list[a.Action],
+    ) -> None:
         """What we hold and what others have, from shortly before the grace ends, so that all know then what all hold.
         In an overdue round it also says: I am alive."""
         rules = self._rules
@@ -157,6 +170,8 @@ class Sealing:
         starts = grace.ends - patience
         if book.ready_since is not None:  # everything is here, and the first proposer has said nothing
             starts = min(starts, book.ready_since + patience)
+        if not usable.keys() <= grace.awaited:  # what came unawaited counts if a quorum has it
+            starts = min(starts, *(grace.over(replica) for replica in usable))
         if now < starts:
             return
         holding, missing = self._known.holding(book), self._known.missing(book)
@@ -203,13 +218,14 @@ class Sealing:
             book.proposals[digest] = Proposal(seal, turns[0], self._account, now)
 
     def _foresee(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float, out: list[a.Action]) -> None:
-        """While nobody may be left out and nothing is anybody's choice, all would propose the same seal: who is not in
-        turn computes it as soon as it could propose it, and signs without waiting for the proposal."""
+        """While nobody who is waited for may be left out and nothing is anybody's choice, all would propose the same
+        seal: who is not in turn computes it as soon as it could propose it, and signs without waiting for the
+        proposal."""
         rules, view, round, ready_since = self._rules, self._known.view, book.round, book.ready_since
         if book.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):
             return
         listed = tuple(usable.values())
-        if rules.policy != "mean" or not usable.keys() >= set(view.complete_replicas()):
+        if rules.policy != "mean" or not usable.keys() >= grace.awaited:
             return
         attempt = attempt_at(rules, view, self._stage, now)
         signer = proposers(rules, view, self._stage, round, attempt)[0]
@@ -378,17 +394,20 @@ class Sealing:
         return next_plan(self._rules, self._known.view, self._stage, round, _parts_kept(listed))
 
     def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
-        """Whether a proposal lacks what it has to list now: before the grace ends every complete replica, until shortly
-        after it was extended whoever was heard of, then what nothing excuses."""
+        """Whether a proposal lacks what it has to list now: before the grace ends whoever is waited for, until shortly
+        after it was extended whoever of them was heard of, then what nothing excuses."""
         view, patience = self._known.view, self._rules.proposal_timeout
         listed = {record.replica for record in proposal.seal.records}
-        if now < grace.ends and not listed.issuperset(view.complete_replicas()):
+        lacking = grace.awaited - listed
+        if lacking and now < grace.ends:
             return True
-        if now < grace.extended + patience and not listed.issuperset(self._known.expected(book, grace.ends)):
+        if now < grace.extended + patience and lacking & self._known.expected(book, grace.ends):
             return True  # its payload may be on its way to us
-        deadlines, reports = Deadlines(now, grace.extended, proposal.since, patience), self._known.reports(book)
+        reports = self._known.reports(book)
         return not all(
-            deadlines.excuse(book.held_since[replica], is_named(view, self._stage, reports, name, now))
+            Deadlines(now, grace.over(replica), proposal.since, patience).excuse(
+                book.held_since[replica], is_named(view, self._stage, reports, name, now)
+            )
             for replica, name in usable.items()
             if replica not in listed
         )

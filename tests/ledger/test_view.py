@@ -135,6 +135,35 @@ def test_a_vote_is_earned_by_being_counted_and_not_by_signing(story):
     assert view.voters(0) == names([0, 1, 2, 3]) and story.bits() == [0xFF, 0xFF, 0xFC, 0b11]
 
 
+def test_two_seals_that_count_others_pass_a_replica_over_and_an_empty_one_does_not(story):
+    view = story.view
+
+    def passed_over() -> list[int]:
+        return [replica for replica in range(5) if view.was_passed_over(replica, 2)]
+
+    story.seal(0, [0, 1, 2], range(4))
+    story.seal(0, [], range(4), wait=TIMEOUT)
+    assert not passed_over(), "one seal has counted others"
+    story.seal(0, [0, 1], range(4), wait=TIMEOUT)
+    assert passed_over() == [3, 4]
+    story.seal(0, [0, 3], range(4), wait=TIMEOUT)
+    story.join(4, 4, 0)
+    assert passed_over() == [2, 4], "nor was a newcomer counted yet"
+
+
+def test_a_replica_is_passed_over_where_one_of_its_stages_is():
+    story = Story(stages=2, max_replicas=4, min_replicas=1)
+    for replica in range(3):
+        for stage in range(2):
+            story.join(2 * replica + stage, replica, stage)
+            if replica == 0 and stage == 1:
+                story.open()
+    for _ in range(2):
+        story.seal(0, [0, 2, 4], [0, 2, 4])
+        story.seal(1, [1, 3], [1, 3, 5])
+    assert [story.view.was_passed_over(replica, 2) for replica in range(3)] == [False, False, True]
+
+
 def test_a_quorum_is_of_no_fewer_votes_than_the_smallest_number_of_replicas(story):
     story.seal(0, [0], [0, 1, 2], wait=TIMEOUT)
     assert story.view.voters(0) == names([0]) and story.view.quorum(0) == 3

@@ -14,6 +14,7 @@ from dlx.ledger import events as chain
 from dlx.ledger.typed import SignedContribution, ascending, entries, sign
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.inclusion import awaited
 from dlx.node.round.plans import kept_plan
 from dlx.node.round.rules import OuterResult, attempt_at, build_seal, may_count, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, STALL_SECONDS, Member, Simulation, digest
@@ -226,6 +227,41 @@ class WrongSeals(Player):
             self.contest.propose(self, [made_up])
 
 
+class Alternating(Player):
+    """Is counted in every third round, so it is waited for in the others too."""
+
+    def act(self, action: a.Action) -> None:
+        if not isinstance(action, a.GossipContribution) or action.signed.contribution.round % 3 == 0:
+            super().act(action)
+
+
+class Exiler(Player):
+    """Proposes and signs nothing that lists the lowest replica of which all others have something."""
+
+    def __init__(self, contest: "Contest", member: Member) -> None:
+        super().__init__(contest, member)
+        self._votes: dict[bytes, dict[str, bytes]] = {}
+        self._said: Counter[int] = Counter()
+
+    def hear(self, event: e.Event) -> None:
+        if isinstance(event, e.AttestationSeen):
+            self._votes.setdefault(event.digest, {})[event.signer] = event.signature
+
+    def act(self, action: a.Action) -> None:
+        if not isinstance(action, a.GossipProposal | a.GossipAttestation | a.GossipReport | a.SendSeal):
+            super().act(action)
+
+    def step(self) -> None:
+        contest, round = self.contest, self.round
+        if round is None or self._said[round] >= 8:
+            return
+        ordered = sorted(contest.countable(round, self.stage, ""), key=lambda signed: signed.contribution.replica)
+        few, quorum = ordered[1:], contest.view.quorum(self.stage)
+        if len(few) >= quorum and contest.now >= contest.view.opens_at(self.stage, len(few)):
+            self._said[round] += contest.propose(self, few)
+        contest.send_complete(self, self._votes)
+
+
 class Censor(Player):
     """Holds its contribution back until it has to show it, then seals it with as few others as the ledger takes; it
     signs no other seal."""
@@ -267,7 +303,7 @@ class Censor(Player):
 
 PLAYERS: tuple[type[Player], ...] = (
     Breaker, NeverReady, FarAhead, Slow, Mute, LastMoment, NotANumber, Ghost, Withholder, Reporter, Equivocator,
-    WrongSeals, Censor,
+    WrongSeals, Alternating, Exiler, Censor,
 )  # fmt: skip
 
 
@@ -423,6 +459,14 @@ class Contest(Simulation):
                 return min(max(opened, when) + rules.straggler_grace, opened + rules.round_timeout)
         return opened + rules.round_timeout
 
+    def gathered_at(self, stage: int) -> float:
+        """When, in the stage's open round, all were here who are waited for; the end of the grace at the latest."""
+        view, round, graced = self.view, self.view.open_round, self.graced_at(stage)
+        assert round is not None
+        makers = [view.maker(replica, stage) for replica in awaited(view, round)]
+        enough = graced - self.rules.straggler_grace
+        return min(graced, max([enough, *(self.first_said.get((round, str(one)), graced) for one in makers)]))
+
     # ---- the book ----
 
     def _note(self, event: e.Event, everywhere: float) -> None:
@@ -450,7 +494,8 @@ class Contest(Simulation):
         stage, round = sealed.stage, sealed.round
         if round in self.outvoted:
             return
-        latest = self.graced_at(stage) - self.rules.proposal_timeout
+        graced, gathered = self.graced_at(stage), self.gathered_at(stage)
+        waits = awaited(self.view, round)
         said: dict[int, dict[int, float]] = {}
         for (at, _), (signed, when) in self.said.items():
             if at == round:
@@ -461,6 +506,7 @@ class Contest(Simulation):
             if at != round or statement.stage != stage or account in self.players:
                 continue
             times = said[statement.replica]
+            latest = (graced if statement.replica in waits else gathered) - self.rules.proposal_timeout
             whole = len(times) == self.rules.stages and max(times.values()) <= latest
             mates = {
                 one

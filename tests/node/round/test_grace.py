@@ -36,7 +36,14 @@ ROUNDS = 7
 def test_the_grace_begins_with_a_quorums_contributions_and_ends_with_the_timeout_at_the_latest(
     enough: float | None, payload: float, ends: float, extended: float
 ) -> None:
-    assert Grace.of(100.0, enough, 8.0, payload, 120.0) == Grace(ends, extended)
+    grace = Grace.of(100.0, enough, 8.0, payload, 120.0, {0}, None)
+    assert (grace.ends, grace.extended) == (ends, extended)
+
+
+@pytest.mark.parametrize(("gathered", "over"), [(None, 173), (162.0, 162), (180.0, 173)])
+def test_for_who_is_not_awaited_it_is_over_once_all_are_here_who_are(gathered: float | None, over: float) -> None:
+    grace = Grace.of(100.0, 160.0, 8.0, 5.0, 120.0, {0}, gathered)
+    assert (grace.over(0), grace.over(1)) == (173, over)
 
 
 def test_a_third_makes_what_a_payload_takes_neither_short_nor_long() -> None:
