@@ -119,7 +119,8 @@ class BlobExchange:
         tree: Tree | None = None,
         sharers: Sequence[str] = (),
     ) -> Path:
-        """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here.
+        """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here. Where none of
+        them is connected, all agreed peers are asked at the same time.
 
         Goes on where an earlier fetch stopped; calls for the same hash and tree share one download. What was fetched is
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
@@ -196,6 +197,12 @@ class BlobExchange:
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(RETRY.delay(attempt, self._random))
 
+    def _asked(self, download: _Download) -> set[str]:
+        connected = set(self._host.agreed())
+        if download.providers is None:
+            return connected
+        return download.providers | (set() if download.providers & connected else connected)
+
     # ---- with its Merkle root ---------------------------------------------------------------------------------------
 
     async def _fetch_shared(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
@@ -206,8 +213,7 @@ class BlobExchange:
             return False, False
         sharers = download.sharers if tree.size >= SHARED else ()
         shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
-        peers = list(self._host.agreed() if download.providers is None else download.providers)
-        peers.sort(key=lambda peer: self._trust([peer]))
+        peers = sorted(self._asked(download), key=lambda peer: self._trust([peer]))
         asked = dict.fromkeys([*peers[:SHARERS], *shares])
         partial = await trio.to_thread.run_sync(self._store.partial, hash_, tree.size, download.kind)
         try:
@@ -251,7 +257,7 @@ class BlobExchange:
     async def _fetch_anyhow(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
         """As `_fetch_shared`. The sizes that peers claim are tried side by side, and who answers later joins in: so who
         lies about the size, or is the first to say anything and then drips, holds up nobody. Raises OSError."""
-        claims = _Claims(asked=set(self._host.agreed() if download.providers is None else download.providers))
+        claims = _Claims(asked=self._asked(download))
         claims.asked -= download.bad | {self._host.peer_id}
         errors, here, busy, tried = list[OSError](), False, set[int](), set[int]()
 

@@ -143,7 +143,7 @@ class Knowledge:
             return
         order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
         turn = attempt_at(self._rules, self.view, self._stage, now) if self.view.open_round is not None else 0
-        if order[:1] != [event.signer] or event.attempt > turn + EARLY_ATTEMPTS:
+        if order[:1] != (event.signer,) or event.attempt > turn + EARLY_ATTEMPTS:
             out.append(a.Reject("not_the_proposer", event.signer))
             return
         digest = event.seal.digest(self._rules.domain)

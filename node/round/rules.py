@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eth_utils import keccak, to_canonical_address
 
@@ -114,13 +115,18 @@ def may_train(view: RunView, account: str, round: int) -> bool:
     return view.admissible(account, slot[1], slot[0])
 
 
-def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> list[str]:
+def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> tuple[str, ...]:
     """The stage's holders in the order in which they propose: by keccak(run, round, stage, attempt, account), those
     with a vote first, because nothing is sealed without them."""
     prefix = rules.run + round.to_bytes(4, "big") + stage.to_bytes(2, "big") + attempt.to_bytes(4, "big")
-    voters = set(view.voters(stage))
-    return sorted(
-        view.holders(stage), key=lambda account: (account not in voters, keccak(prefix + to_canonical_address(account)))
+    return _ordered(prefix, view.holders(stage), view.voters(stage))
+
+
+@lru_cache(maxsize=64)  # a member asks for the last and next attempts of one round again and again
+def _ordered(prefix: bytes, accounts: tuple[str, ...], first: tuple[str, ...]) -> tuple[str, ...]:
+    """Ascending by keccak(prefix, account), `first` before the others."""
+    return tuple(
+        sorted(accounts, key=lambda account: (account not in first, keccak(prefix + to_canonical_address(account))))
     )
 
 

@@ -185,7 +185,7 @@ class Sealing:
         rules, view, stage = self._rules, self._known.view, self._stage
         times = (now, max(ready_since, now - rules.proposal_timeout))
         turns = dict.fromkeys(attempt_at(rules, view, stage, at) for at in times)
-        return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == [self._account]]
+        return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == (self._account,)]
 
     def _propose(self, book: Book, usable: dict[int, bytes], now: float, out: list[a.Action]) -> None:
         rules, view, ready_since = self._rules, self._known.view, book.ready_since

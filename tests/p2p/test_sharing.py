@@ -185,6 +185,22 @@ async def test_a_download_goes_on_after_a_restart_where_it_stopped(tmp_path, lim
         assert one.host.traffic()["payload"][1] - came < len(data) - came + 70_000
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
+async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has_it(tmp_path, known):
+    """As behind a home router: a member that was connected to it has the blob."""
+    maker = Node(9, tmp_path)  # takes connections, and says nothing
+    (silent,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = silent.socket.getsockname()[1]
+    async with silent, network(tmp_path, 3) as (one, two, three):
+        one.host.meet({maker.id: [f"/ip4/127.0.0.1/tcp/{port}"], two.id: [], three.id: []})
+        data = os.urandom(10_000)
+        name, tree = two.store.put(data, Kind.PAYLOAD), tree_of(data) if known else None
+        began = trio.current_time()
+        await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree, [one.id, two.id, three.id])
+        assert trio.current_time() - began < 5, "and not after its patience with the maker"
+        assert one.store.sound(name)
+
+
 async def test_a_small_payload_takes_two_exchanges(tmp_path, monkeypatch):
     """On a slow link each is a way there and back, behind other payloads."""
     async with network(tmp_path, 2) as (one, two):
