@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round import rules
 from dlx.node.round.rules import OuterResult
 from tests.node.round import kills
 from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
@@ -215,3 +216,14 @@ def test_with_a_delay_the_next_rounds_samples_are_asked_for_while_this_one_train
     assert max(round for _, _, round in asked) == 7, "of no round that the run does not have"
     early = [round for _, training, round in asked if training == round - 1]
     assert set(range(2, 8)) <= set(early)
+
+
+def test_the_order_of_proposers_is_computed_once_for_the_same_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event asks for it, and a hash for each holder took most of a large stage's time."""
+    sim, hashed = Simulation(make_rules(stages=1), replicas=4, seed=31), []
+    keccak = rules.keccak
+    monkeypatch.setattr(rules, "keccak", lambda data: hashed.append(data) or keccak(data))
+    orders = [rules.proposers(sim.rules, sim.view, 0, 31, attempt) for attempt in (0, 1, 0, 1)]
+    assert len(hashed) == 8 and orders[:2] == orders[2:] and set(orders[0]) == set(sim.members)
+    sim.leave(orders[0][0])
+    assert set(rules.proposers(sim.rules, sim.view, 0, 31, 0)) == set(orders[0][1:])
