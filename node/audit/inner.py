@@ -11,7 +11,7 @@ from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.inner import Absent, Inner, Lie, Unknown
 from dlx.node.archive.replay import Replay, ReplayError
-from dlx.node.audit.report import Report, Verdict
+from dlx.node.audit.report import Report, Training, Verdict
 from dlx.node.home.shown import bar
 from dlx.node.round import turns
 from dlx.node.round.deals import Deals
@@ -23,7 +23,7 @@ from dlx.training.data import shards
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
-from dlx.training.slot.segments import segment_steps
+from dlx.training.slot.segments import segment_steps, segments_in
 
 LEVEL = 3
 _PASSES = 4  # each has what the one before found missing
@@ -49,6 +49,18 @@ class Found:
     reasons: tuple[str, ...] = ()
     outcome: Outcome | None = None
     disputed: bool = False
+
+    def verdict(self, convicted: bool = False) -> Verdict:
+        """`convicted`: the members did, of its maker, for what nobody gives here."""
+        match self.finding:
+            case None:
+                return "SKIP"
+            case Finding.FALSE:
+                return "FAIL"
+            case Finding.WITHHELD:
+                return "FAIL" if convicted else "WARN"
+            case Finding.HONEST:
+                return "WARN" if self.disputed else "PASS"
 
 
 class Replays:
@@ -149,16 +161,21 @@ def audit_inner(
     chosen = _chosen(found, choice)
     told = _by_statement(verdicts)
     training = report.training
-    training.total, training.drawn = _counted(view), len({_place(one) for one in found})
-    findings: dict[tuple[int, int], list[Finding | None]] = {}
+    training.drawn = len({_place(one) for one in found})
+    training.total, training.segments = _counted(view, segment_steps(manifest))
+    if not chosen:
+        what = "was chosen of what was drawn" if found else f"was drawn of {_named(rounds)}"
+        report.add(LEVEL, "training", "SKIP", f"nothing {what}")
+        report.cannot_establish(f"anything about the training: nothing {what}")
+    findings: dict[tuple[int, int], list[tuple[Drawn, Found]]] = {}
     for number, drawn in enumerate(chosen):
         where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
         progress(f"{bar(number, len(chosen))} training: {number} of {len(chosen)}, {where}")
         replayed = replays.check(view, drawn)
-        findings.setdefault(_place(drawn), []).append(replayed.finding)
+        findings.setdefault(_place(drawn), []).append((drawn, replayed))
         _add(report, view, drawn, replayed, told.get(drawn.statement, {}))
     for each in findings.values():
-        _count(report, each)
+        _count(training, each)
 
 
 def _drawn(report: Report, view: RunView, manifest: Manifest, block_hash: BlockHash, rounds: range) -> list[Drawn]:
@@ -187,57 +204,65 @@ def _add(report: Report, view: RunView, drawn: Drawn, replayed: Found, verdicts:
     if replayed.reasons:
         detail += f": {'; '.join(replayed.reasons)}"
     if replayed.disputed:
-        detail += " (its replica's traces contradict each other)"
-    convicting = turns.conviction(view, Case(drawn, 0.0, verdicts)) or view.is_convicted(drawn.account)
-    verdict: Verdict = "PASS"
-    if replayed.finding is None:
-        verdict = "SKIP"
-    elif replayed.finding is Finding.FALSE or (replayed.finding is Finding.WITHHELD and convicting):
-        verdict = "FAIL"
-    elif replayed.finding is Finding.WITHHELD:
-        verdict = "WARN"
-    check = "replay" if replayed.finding is not Finding.WITHHELD else "withheld"
+        detail += " (disputed: its replica's traces contradict each other)"
+        report.cannot_establish(
+            f"who of replica {drawn.replica} misstates what its stages gave each other in round {drawn.round}, and so "
+            "whether its update is what honest training gives"
+        )
+    convicted = bool(turns.conviction(view, Case(drawn, 0.0, verdicts))) or view.is_convicted(drawn.account)
+    verdict = replayed.verdict(convicted)
+    check = "training" if replayed.finding is not Finding.WITHHELD else "withheld"
     report.add(LEVEL, check, verdict, detail, round=drawn.round, stage=drawn.stage, hash=drawn.statement)
     if replayed.finding is not None:
         _compare(report, drawn, replayed.finding, verdicts)
 
 
 def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: dict[str, ReportedVerdict]) -> None:
-    """The members' verdicts beside our own."""
+    """The members' verdicts beside our own, which holds whatever they say: one liar among them must not fail a run."""
     for checker, one in verdicts.items():
         if not one.report.is_about(drawn):
             continue
-        said = f"replica {drawn.replica}: {checker} says {one.finding.word}"
-        same = one.finding is finding
-        detail = said if same else f"{said}, the replay here {finding.word}"
-        report.add(
-            LEVEL, "members' verdicts", "PASS" if same else "WARN", detail,
-            round=drawn.round, stage=drawn.stage, hash=one.name,
-        )  # fmt: skip
+        if one.finding is finding:
+            report.add(LEVEL, "members' verdicts", "PASS", round=drawn.round, stage=drawn.stage, hash=one.name)
+        else:
+            where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
+            report.note(f"{where}: {checker} says {one.finding.word}, the replay here {finding.word}")
 
 
-def _count(report: Report, stages: list[Finding | None]) -> None:
+def _count(training: Training, stages: list[tuple[Drawn, Found]]) -> None:
     """A replica-round is as honest as the worst of its stages."""
-    training = report.training
-    if Finding.WITHHELD in stages and Finding.FALSE not in stages:
+    findings = {found.finding for _, found in stages}
+    if Finding.FALSE in findings:
+        training.false += 1
+    elif Finding.WITHHELD in findings:
         training.withheld += 1
         return
-    if None in stages and Finding.FALSE not in stages:
+    elif None in findings:
+        training.unknown += 1
         return
-    training.replayed += 1
-    if Finding.FALSE in stages:
-        training.false += 1
+    elif any(found.disputed for _, found in stages):
+        training.disputed += 1
     else:
         training.honest += 1
+    training.replayed += 1
+    training.replayed_segments += len({drawn.segment for drawn, _ in stages})
 
 
-def _counted(view: RunView) -> int:
-    """The replica-rounds that some seal counts."""
-    sealed = min(map(view.next_round, range(view.config.stages)))
-    return sum(
-        len({record.replica for stage in range(view.config.stages) for record in view.sealed[stage, round].records})
-        for round in range(sealed)
-    )
+def _counted(view: RunView, length: int) -> tuple[int, int]:
+    """The replica-rounds that some seal counts, and their segments of `length` inner steps."""
+    replica_rounds, segments = 0, 0
+    for round in range(min(map(view.next_round, range(view.config.stages)))):
+        steps: dict[int, int] = {}
+        for stage in range(view.config.stages):
+            for record in view.sealed[stage, round].records:
+                steps[record.replica] = max(record.inner_steps, steps.get(record.replica, 0))
+        replica_rounds += len(steps)
+        segments += sum(segments_in(one, length) for one in steps.values())
+    return replica_rounds, segments
+
+
+def _named(rounds: range) -> str:
+    return f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "a run without a sealed round"
 
 
 def _by_statement(verdicts: Iterable[ReportedVerdict]) -> dict[bytes, dict[str, ReportedVerdict]]:

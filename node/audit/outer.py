@@ -54,8 +54,8 @@ def audit_outer(
     gives the run that this one says it starts from, None where it is on another ledger."""
 
     def wrong_copy(digest: bytes, wrong: Wrong, own: bool) -> None:
-        if own:
-            report.add(LEVEL, "own blobs", "FAIL" if wrong.lies else "WARN", f"{wrong.where} {wrong.what}", hash=digest)
+        if own and wrong.lies:
+            report.add(LEVEL, "own blobs", "FAIL", f"{wrong.where} {wrong.what}", hash=digest)
         else:
             report.note(f"{digest.hex()}: {wrong.where} {wrong.what}, and is not used")
 

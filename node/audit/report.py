@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dlx.node.home.finding import exit_code
+
 Verdict = Literal["PASS", "FAIL", "WARN", "SKIP"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "WARN", "SKIP")
 NOT_CHECKED = "not checked"
@@ -31,22 +33,35 @@ class Check:
 
 @dataclass
 class Training:
-    """Level 3 in numbers of replica-rounds: `total` were counted, `drawn` of them were to be looked at."""
+    """Level 3 in numbers of replica-rounds: seals count `total`, of `segments` segments; `drawn` of them were to be
+    looked at. Those that were looked at are `honest`, `false`, `disputed`, `withheld` or `unknown`, each as the worst
+    of its stages, and the first three of these `replayed`: `replayed_segments` of their segments."""
 
     total: int = 0
+    segments: int = 0
     drawn: int = 0
     replayed: int = 0
+    replayed_segments: int = 0
     honest: int = 0
     false: int = 0
+    disputed: int = 0  # each stage by itself is honest, but the traces contradict each other
     withheld: int = 0  # drawn, and not served in time
+    unknown: int = 0  # nothing can be said of it, and nobody is to blame
 
     def __str__(self) -> str:
-        if not self.replayed and not self.withheld:
+        if not self.total:
             return NOT_CHECKED
-        done = f"{self.replayed} of {self.total} replica-rounds replayed"
-        if self.replayed and self.honest == self.replayed and not self.withheld:
+        done = (
+            f"{self.replayed} of {self.total} replica-rounds, "
+            f"{self.replayed_segments} of {self.segments} segments replayed"
+        )
+        if not self.drawn:
+            return f"{done}, none drawn"
+        words = ("honest", "false", "disputed", "withheld", "unknown")
+        found = {word: count for word in words if (count := getattr(self, word))}
+        if list(found) == ["honest"]:
             return f"{done}, all honest"
-        return f"{done}, {self.honest} honest, {self.false} false, {self.withheld} withheld"
+        return ", ".join([done, *(f"{count} {word}" for word, count in found.items())])
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,17 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether anything contradicts itself: what is only missing does not fail."""
-        return self.counts()["FAIL"] > 0
+        return self.exit_code == 1
+
+    @property
+    def established(self) -> bool:
+        """Whether all that was asked for holds: nothing contradicts itself, and nothing is missing or was skipped."""
+        return self.exit_code == 0
+
+    @property
+    def exit_code(self) -> int:
+        """As of `exit_code`."""
+        return exit_code([verdict for verdict, count in self.counts().items() if count])
 
     @property
     def verdict(self) -> Conclusion:
@@ -141,13 +166,14 @@ class Report:
         return {verdict: sum(counted[verdict] for counted in rows) for verdict in VERDICTS}
 
     def json(self) -> dict[str, Any]:
-        """JSON-ready: "run", "verdict" (an object), "failed", "training", "counts", "facts", "table" (a row for each
-        kind of check), "checks" (those that are not PASS), "notes", "not_established"."""
+        """JSON-ready: "run", "verdict" (an object), "failed", "established", "training", "counts", "facts",
+        "table" (a row for each kind of check), "checks" (those that are not PASS), "notes", "not_established"."""
         return {
             "run": "0x" + self.run.hex(),
             "source": self.source,
             "verdict": asdict(self.verdict),
             "failed": self.failed,
+            "established": self.established,
             "training": asdict(self.training),
             "counts": self.counts(),
             "facts": self.facts,

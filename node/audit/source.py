@@ -40,7 +40,8 @@ def check_chain_nodes(report: Report, client: LedgerClient, history: History, co
         return
     if report.facts.get("state") != "complete" and time.time() - history.head.time > _OLD:
         what = f"block {history.head.block} is from {_age(history.head.time)}, and the run is not complete"
-        report.add(LEVEL, "head", "WARN", f"{what}: the chain node may show an old head", hash=history.head.hash)
+        detail = f"{what}: the chain node may show an old head; --head names one that you trust"
+        report.add(LEVEL, "head", "WARN", detail, hash=history.head.hash)
     report.cannot_establish(
         "that the blocks have just these events: only --head proves that, one chain node was believed"
     )

@@ -15,6 +15,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.inner import Found, Replays
+from dlx.node.audit.report import Verdict
 from dlx.node.home.errors import Failure
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.plans import Terms, finished
@@ -41,6 +42,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     account: str
     statement: str  # hex
     finding: str | None  # honest, false, withheld; None: nothing can be said
+    verdict: Verdict  # as the audit has it
     reasons: tuple[str, ...]
     disputed: bool
     distances: dict[str, float | None] | None
@@ -60,6 +62,11 @@ class Watching:
         self._drawn: set[int] = set()
         self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # withheld from (inf: not missed yet), again
         self._silent_since: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many drawn contributions have no line yet."""
+        return len(self._open)
 
     def lines(self) -> Iterator[Line]:
         manifest = self._manifest()
@@ -148,6 +155,7 @@ def _line(drawn: Drawn, found: Found) -> Line:
         account=drawn.account,
         statement=drawn.statement.hex(),
         finding=None if found.finding is None else found.finding.word,
+        verdict=found.verdict(),
         reasons=found.reasons,
         disputed=found.disputed,
         distances=distances,

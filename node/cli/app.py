@@ -1,7 +1,8 @@
 """`dlx-node`: registers the verbs and turns expected failures into one line and an exit code.
 
-Exit codes: 0 fine, 1 failed, 2 usage, 3 not ready. A verb is a module with a function `command`; it imports what is
-heavy inside that function, so that `--help` and the quick reads start at once.
+Exit codes: 0 fine, 1 failed, 2 usage, 3 not ready, 4 not all could be established (`home.finding.exit_code`). A verb is
+a module with a function `command`; it imports what is heavy inside that function, so that `--help` and the quick reads
+start at once.
 """
 
 from __future__ import annotations

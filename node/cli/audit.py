@@ -91,8 +91,9 @@ def command(
 
     Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
 
-    Exit codes: 0 nothing failed, 1 something is FAIL, 2 the command is wrong, 3 it could not look (the chain node is
-    silent, there is no such run, a folder cannot be read).
+    Exit codes: 0 all that was asked for holds, 1 something is FAIL, 2 the command is wrong, 3 it could not look (the
+    chain node is silent, there is no such run, a folder cannot be read), 4 nothing is FAIL, but a WARN or SKIP leaves
+    open whether all holds.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
@@ -108,7 +109,7 @@ def command(
         options.print_json(report.json())
     else:
         sys.stdout.write(report.text() + "\n")
-    raise typer.Exit(1 if report.failed else 0)
+    raise typer.Exit(report.exit_code)
 
 
 def _choice(

@@ -1,19 +1,27 @@
-"""How far something is: bars for a person at a terminal; a log gets plain lines, and only those that were said."""
+"""How far something is: bars for a person at a terminal; a log gets plain lines, of what lasts one now and then."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_LOG_SECONDS = 10.0  # between two lines in a log of how far it is
+
 
 class Progress:
-    """One line on a terminal's stderr that keeps changing, or, with `json` and in a log, only what `say` says."""
+    """One line on a terminal's stderr that keeps changing; in a log what `say` says and, of what lasts, a line now and
+    then; with `json` only what `say` says."""
 
     def __init__(self, json: bool = False) -> None:
-        self._live = sys.stderr.isatty() and not json
+        terminal = sys.stderr.isatty()
+        self._live, self._logs, self._logged = terminal and not json, not terminal and not json, time.monotonic()
 
     def show(self, line: str) -> None:
+        if self._logs and time.monotonic() >= self._logged + _LOG_SECONDS:
+            self._logged = time.monotonic()
+            self.say(line[:100].strip())
         if self._live:
             sys.stderr.write(f"\r\x1b[2K{line[:100]}")
             sys.stderr.flush()

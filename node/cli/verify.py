@@ -10,7 +10,7 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.finding import Finding
+from dlx.node.home.finding import Finding, exit_code
 
 
 def command(
@@ -30,7 +30,8 @@ def command(
     """Check that a folder is the version of a run that it says it is: weights, manifest, config and tokenizer.
 
     The ledger is --ledger or the settings' one, never what the folder names; the chain node is believed. Fetches
-    weights only for a mean of versions, to compute it anew. Exit code 1 where something is FAIL.
+    weights only for a mean of versions, to compute it anew. Exit codes: 0 all is PASS, 1 something is FAIL, 4 nothing
+    is, but something could not be compared (WARN).
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
@@ -68,7 +69,7 @@ def command(
 
 def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
     """Each as soon as it is found, or all as one object; ends the command. `stated`: what the folder says of itself,
-    which is believed where nothing is FAIL."""
+    which is believed where all is PASS."""
     from dlx.node.runs.card import citation
 
     found = []
@@ -76,8 +77,8 @@ def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None
         found.append(finding)
         if not json:
             options.print_finding(finding)
-    failed = any(finding.verdict == "FAIL" for finding in found)
+    code = exit_code({finding.verdict for finding in found})
     if json:
-        cite = None if failed or stated is None else str(citation(stated))
-        options.print_json({"cite": cite, "failed": failed, "findings": found})
-    raise typer.Exit(1 if failed else 0)
+        cite = None if code or stated is None else str(citation(stated))
+        options.print_json({"cite": cite, "failed": code == 1, "established": code == 0, "findings": found})
+    raise typer.Exit(code)

@@ -11,6 +11,7 @@ import typer
 from dlx.node.cli import options
 from dlx.node.cli.audit import DeviceOption, placement_on
 from dlx.node.home import extras
+from dlx.node.home.finding import exit_code
 
 if TYPE_CHECKING:
     from dlx.node.audit.watch import Line
@@ -30,7 +31,8 @@ def command(
 ) -> None:
     """Follow a run without a seat, and train again what is drawn of each round: one line for each contribution.
 
-    Ends with the run, or at Ctrl-C. Exit codes: 0 nothing was found false, 1 something was, 2 the command is wrong.
+    Ends with the run, or at Ctrl-C. Exit codes: 0 something was drawn and all of it is honest, 1 something is false,
+    2 the command is wrong, 3 it could not look, 4 something is withheld, disputed or left over, or nothing was drawn.
     """
     extras.require("train")
     folder, settings = options.folder(
@@ -46,7 +48,7 @@ def command(
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
-    found: Counter[str] = Counter()
+    found, verdicts = Counter[str](), set[str]()
     with open_ledger(settings, folder) as client:
         with client.events() as index:
             chosen = find.resolve(index, run)
@@ -57,12 +59,22 @@ def command(
             watching = Watching(client, chosen, sources, Path(work), placement_on(device), options.note)
             try:
                 for line in watching.lines():
-                    found[line.finding or "unknown"] += 1
+                    found[_word(line)] += 1
+                    verdicts.add(line.verdict)
                     _print(line, json)
             except KeyboardInterrupt:
                 pass
-    options.note(", ".join(f"{count} {finding}" for finding, count in found.items()) or "nothing was drawn")
-    raise typer.Exit(1 if found["false"] else 0)
+    if watching.waiting:
+        found["not looked at"] = watching.waiting
+        verdicts.add("SKIP")
+    options.note(", ".join(f"{count} {word}" for word, count in found.items()) or "nothing was drawn")
+    raise typer.Exit(exit_code(verdicts))
+
+
+def _word(line: Line) -> str:
+    if line.finding == "honest" and line.disputed:
+        return "disputed"
+    return line.finding or "unknown"
 
 
 def _print(line: Line, json: bool) -> None:
@@ -73,5 +85,5 @@ def _print(line: Line, json: bool) -> None:
     else:
         where = f"round {line.round} replica {line.replica} stage {line.stage} segment {line.segment}"
         why = f": {'; '.join(line.reasons)}" if line.reasons else ""
-        sys.stdout.write(f"{(line.finding or 'unknown'):<8} {where} of {line.account}{why}\n")
+        sys.stdout.write(f"{_word(line):<8} {where} of {line.account}{why}\n")
     sys.stdout.flush()

@@ -1,5 +1,6 @@
 """One answer of a check that a person reads: what was looked at, what it came to, and what mends it."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from msgspec import Struct
@@ -14,3 +15,12 @@ class Finding(Struct, frozen=True):
     verdict: Literal["PASS", "WARN", "FAIL"]
     said: str
     mend: str = ""  # a command, or what to change
+
+
+def exit_code(verdicts: Collection[str]) -> int:
+    """What a command ends with that was asked whether something holds. 0: all that was asked for is established; 1:
+    something is false; 4: nothing is, but what is missing, left out or odd leaves a part open, or nothing was checked.
+    """
+    if FAIL in verdicts:
+        return 1
+    return 0 if set(verdicts) == {PASS} else 4

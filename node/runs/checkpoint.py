@@ -29,6 +29,7 @@ PROVENANCE = "provenance.json"
 MANIFEST = "manifest.json"  # the run's, whose sha256 is on the ledger
 MAX_URI = 2048  # bytes
 _MOST_BYTES = 1 << 20  # of SUMS or PROVENANCE
+_BESIDE_WEIGHTS = 256 << 20  # bytes of all other files of a version: its tokenizer above all
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")  # a scheme, and what it is of
 
 
@@ -54,9 +55,12 @@ def read_sums(folder: Path, view: RunView, version: int) -> bytes:
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """What a pulled folder says of itself. Raises Failure unless its files are those that it lists."""
+    """What a pulled folder says of itself. Raises Failure unless its files are those that it lists; where they
+    are longer than a version can be none is read."""
     try:
         listed, stated = _small(folder / SUMS), json.loads(_small(folder / PROVENANCE))
+        if (size := _size(folder)) > (most := _most_bytes(folder)):
+            raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {most:,}")
         if listed != _sums(folder):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, folder)}")
         if others := sorted(text(path.name) for path in folder.iterdir() if not path.is_file()):
@@ -117,6 +121,19 @@ def publish(
 def _sums(folder: Path) -> bytes:
     names = sorted(path.name for path in folder.iterdir() if path.name != SUMS)
     return "".join(f"{_hash(folder / name)}  {name}\n" for name in names).encode()
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _most_bytes(folder: Path) -> int:
+    """Of all files of a version: its weights are those of the stages, which the folder's manifest lists."""
+    try:
+        stages = parse(_small(folder / MANIFEST)).genesis
+    except (OSError, ManifestError):
+        stages = []  # whoever has weights has a manifest that can be read
+    return sum(blob.size for blob in stages) + _BESIDE_WEIGHTS
 
 
 def _small(path: Path) -> bytes:

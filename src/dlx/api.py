@@ -231,18 +231,18 @@ class Run:
     def audit(self, *, head: str | None = None, progress: Progress = lambda line: None) -> Report:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
-        What is wrong with the run is no exception: `report.failed` says whether anything is, `report.verdict` what
-        holds of record, outer steps and training each; `report.checks` has every check that did not pass,
-        `report.text()` and `report.json()` all of it. Needs room for three versions of
-        each stage in the folder for temporary files.
+        What is wrong with the run is no exception: `report.failed` says whether anything is, `report.established`
+        whether all that was asked for holds, `report.verdict` what of record, outer steps and training each;
+        `report.checks` has every check that did not pass, `report.text()` and `report.json()` all of it. Needs room for
+        three versions of each stage in the folder for temporary files.
 
         `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
         else the chain node is believed. Raises LedgerUnavailable, UsageFailure, DlxError, OSError.
 
         Examples:
             >>> report = run.audit()
-            >>> report.failed, str(report.verdict)
-            (False, 'record PASS, outer steps PASS, training: not checked')
+            >>> report.established, str(report.verdict)
+            (True, 'record PASS, outer steps PASS, training: not checked')
         """
         with explained():
             from dlx.ledger.proof.history import parse_pin

@@ -55,14 +55,17 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         lines = dlx("watch", "--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url, *where, "--json").stdout
         seen = [json.loads(line) for line in lines.splitlines()]
         assert len({(one["round"], one["replica"], one["stage"]) for one in seen}) == 8
-        assert {one["finding"] for one in seen} == {"honest"}
+        assert {(one["finding"], one["verdict"]) for one in seen} == {("honest", "PASS")}
         report = audit(devnet, *where)
-        assert report["verdict"]["training"] == "4 of 4 replica-rounds replayed, all honest", report
+        training = "4 of 4 replica-rounds, 4 of 4 segments replayed, all honest"
+        assert report["verdict"]["training"] == training and report["established"], report
         assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
         rows = {row["check"]: row for row in report["table"] if row["level"] == 3}
-        assert rows["replay"]["PASS"] == 8 and rows["members' verdicts"]["PASS"] == 8, "and they agree"
+        assert rows["training"]["PASS"] == 8 and rows["members' verdicts"]["PASS"] == 8, "and they agree"
         alone = audit(devnet, "--rounds", 1, "--replica", 0, *where)["training"]
         assert (alone["replayed"], alone["honest"]) == (1, 1)
+        nothing = audit(devnet, "--rounds", 7, *where, code=4)
+        assert nothing["verdict"]["training"] == "0 of 4 replica-rounds, 0 of 4 segments replayed, none drawn"
     finally:
         devnet.stop()
 

@@ -275,8 +275,9 @@ def test_what_is_no_file_holds_nothing_up(
     _put_in_place(path, kind)
     report = run_audit(honest_history, **({"own": [folder], "peers": [good]} if own else {"peers": [folder, good]}))
     lines = [(c.check, c.verdict) for c in report.checks]
-    assert lines == ([("own blobs", "FAIL" if kind == "huge" else "WARN")] if own else [])
-    said = report.checks[0].detail if own else report.notes[0]
+    fails = own and kind == "huge"
+    assert lines == ([("own blobs", "FAIL")] if fails else []), "a good copy came from elsewhere"
+    said = report.checks[0].detail if fails else report.notes[0]
     assert str(path) in said and ("it was not read" if kind == "huge" else "cannot be read") in said
 
 
@@ -805,10 +806,33 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
 def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     report = Report(bytes(32))
     assert str(report.verdict) == "record not checked, outer steps not checked, training: not checked"
-    report.training = Training(total=640, drawn=40, replayed=38, honest=38)
-    assert report.verdict.training == "38 of 640 replica-rounds replayed, all honest"
-    report.training = Training(total=640, drawn=40, replayed=38, honest=37, false=1, withheld=2)
-    assert report.verdict.training == "38 of 640 replica-rounds replayed, 37 honest, 1 false, 2 withheld"
+    report.training = Training(total=640, segments=5120)
+    assert report.verdict.training == "0 of 640 replica-rounds, 0 of 5120 segments replayed, none drawn"
+    report.training = Training(total=640, segments=5120, drawn=40, replayed=38, replayed_segments=38, honest=38)
+    assert report.verdict.training == "38 of 640 replica-rounds, 38 of 5120 segments replayed, all honest"
+    report.training = replace(report.training, honest=35, false=1, disputed=2, withheld=1, unknown=1)
+    assert report.verdict.training == (
+        "38 of 640 replica-rounds, 38 of 5120 segments replayed, 35 honest, 1 false, 2 disputed, 1 withheld, 1 unknown"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["PASS"], 0),
+        (["PASS", "FAIL"], 1),
+        (["PASS", "WARN", "SKIP", "FAIL"], 1),
+        (["PASS", "WARN"], 4),  # gone everywhere, withheld, disputed, copied, not compared
+        (["PASS", "SKIP"], 4),  # nothing drawn, private, no canonical arithmetic
+        ([], 4),
+    ],
+)
+def test_only_what_is_established_ends_with_0(verdicts: list[Any], code: int) -> None:
+    report = Report(bytes(32))
+    for verdict in verdicts:
+        report.add(1, "seal", verdict)
+    assert report.exit_code == code
+    assert (report.json()["established"], report.json()["failed"]) == (code == 0, code == 1)
 
 
 def test_a_report_stays_small_however_much_is_wrong() -> None:

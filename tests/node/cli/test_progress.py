@@ -39,6 +39,17 @@ def test_only_a_person_at_a_terminal_sees_what_changes(
         assert lines == "dlx-node: a source is missing\n"
 
 
+@pytest.mark.parametrize(("as_json", "expected"), [(False, "dlx-node: 20%\n"), (True, "")])
+def test_a_log_hears_of_what_lasts_now_and_then(monkeypatch: pytest.MonkeyPatch, as_json: bool, expected: str) -> None:
+    monkeypatch.setattr(sys, "stderr", seen := Stderr(terminal=False))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress(as_json) as progress:
+        for now[0], line in (1.0, "10%"), (10.0, "20%"), (11.0, "30%"):
+            progress.show(line)
+    assert seen.getvalue() == expected
+
+
 @pytest.mark.parametrize(("terminal", "as_json"), [(True, False), (False, False), (True, True)])
 def test_bytes_are_a_bar_for_a_person(monkeypatch: pytest.MonkeyPatch, terminal: bool, as_json: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")

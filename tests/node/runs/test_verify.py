@@ -99,6 +99,17 @@ def test_a_changed_file_is_found_though_the_list_was_made_anew(
     assert (verdicts["files"], verdicts[check]) == ("PASS", "FAIL")
 
 
+def test_files_that_are_longer_than_a_version_are_found_unread(
+    folder: Path, found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (folder / "model.safetensors").open("ab") as file:
+        file.truncate(1 << 36)
+    monkeypatch.setattr("dlx.node.runs.checkpoint.file_hash", lambda path: pytest.fail(f"{path} is read"))
+    assert found(folder) == {"files": "FAIL"}
+    (folder / "manifest.json").unlink()
+    assert found(folder) == {"files": "FAIL"}
+
+
 def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "README.md").unlink()
@@ -144,6 +155,16 @@ def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findin
     with pytest.raises(typer.Exit) as ended:
         _tell(found, True, {key: stated[key] for key in ("run", "version")})
     assert ended.value.exit_code == 1
+
+
+def test_what_cannot_be_compared_is_not_cited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = json.loads((folder / "provenance.json").read_text())
+    open_ = Finding("weights", "WARN", "says to be a mean")
+    for findings, code in ([], 4), ([Finding("files", "PASS", ""), open_], 4), ([Finding("files", "PASS", "")], 0):
+        with pytest.raises(typer.Exit) as ended:
+            _tell(findings, True, stated)
+        said = json.loads(capsys.readouterr().out)
+        assert (ended.value.exit_code, said["established"], said["cite"] is not None) == (code, code == 0, code == 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""What level 3 makes of what it replayed, or could not: nothing that is open reads as success."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlx.node.audit import Folder, Report, Training, audit
+from dlx.node.audit.inner import Choice, Found, _count
+from dlx.node.round.draw import Drawn
+from dlx.node.round.verdicts import Finding
+from dlx.training.recipe.recipe import Audit
+from tests.history_builder import History, Network
+
+pytest_plugins = ["tests.history_builder"]
+
+HONEST, DISPUTED = Found(Finding.HONEST), Found(Finding.HONEST, disputed=True)
+FALSE, WITHHELD, UNKNOWN = Found(Finding.FALSE), Found(Finding.WITHHELD), Found(None)
+
+
+@pytest.mark.parametrize(
+    ("found", "convicted", "verdict"),
+    [
+        (HONEST, False, "PASS"),
+        (HONEST, True, "PASS"),  # whatever the members say
+        (DISPUTED, False, "WARN"),
+        (WITHHELD, False, "WARN"),
+        (WITHHELD, True, "FAIL"),
+        (FALSE, False, "FAIL"),
+        (UNKNOWN, False, "SKIP"),
+    ],
+)
+def test_each_finding_has_its_verdict(found: Found, convicted: bool, verdict: str) -> None:
+    assert found.verdict(convicted) == verdict
+
+
+@pytest.mark.parametrize(
+    ("stages", "word", "segments"),
+    [
+        ([HONEST, HONEST], "honest", 1),
+        ([HONEST, DISPUTED], "disputed", 1),
+        ([DISPUTED, UNKNOWN], "unknown", 0),
+        ([UNKNOWN, WITHHELD], "withheld", 0),
+        ([WITHHELD, FALSE], "false", 1),
+    ],
+)
+def test_a_replica_round_is_what_the_worst_of_its_stages_is(stages: list[Found], word: str, segments: int) -> None:
+    training = Training(total=4, segments=32, drawn=1)
+    _count(training, [(_drawn(stage), found) for stage, found in enumerate(stages)])
+    assert (getattr(training, word), training.replayed, training.replayed_segments) == (1, segments, segments)
+    assert str(training).endswith("replayed, all honest" if word == "honest" else f"replayed, 1 {word}")
+
+
+def test_what_is_not_drawn_or_not_served_is_not_established(history_network: Network, tmp_path: Path) -> None:
+    history = history_network.run("drawn", audit=Audit(share=1.0))
+    withheld = _audit(history, tmp_path / "withheld", rounds=range(1))
+    assert withheld.training == Training(total=6, segments=6, drawn=2, withheld=2), withheld.text()
+    assert (withheld.exit_code, withheld.verdict.outer_steps) == (4, "PASS")
+    nothing = _audit(history, tmp_path / "nothing", rounds=range(90, 92))
+    assert nothing.verdict.training == "0 of 6 replica-rounds, 0 of 6 segments replayed, none drawn"
+    assert nothing.exit_code == 4
+    assert "anything about the training: nothing was drawn of rounds 90 to 91" in nothing.not_established
+    other = _audit(history, tmp_path / "other", rounds=range(1), replica=7)
+    assert other.exit_code == 4 and other.training.drawn == 2
+    assert "SKIP training: nothing was chosen of what was drawn" in other.text()
+
+
+def _audit(history: History, work: Path, **choice: Any) -> Report:
+    work.mkdir()
+    sources = [Folder(history.blobs, own=False)]
+    return audit(history.client(), history.run, sources, work, choice=Choice(**choice))
+
+
+def _drawn(stage: int) -> Drawn:
+    return Drawn(2, 0, stage, 5, "0x" + "11" * 20, bytes(32), bytes(32), frozenset())
