@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,10 +16,6 @@ from dlx.node.cli.plan_text import Plan, as_data, print_plan
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
-if TYPE_CHECKING:
-    pass
-
-PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 _LINK = 1e9  # bits per second, where nothing says otherwise
 DraftOption = Annotated[Path, typer.Option("--manifest", metavar="FILE", help="TOML file that describes the run.")]
 
@@ -103,6 +99,7 @@ def planned(
     from dlx.training.balance.costs import costs
     from dlx.training.balance.devices import DEVICE_KINDS, device_of
     from dlx.training.balance.flops import balanced
+    from dlx.training.balance.history import with_retention
     from dlx.training.balance.measured import Measured, measured
     from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
     from dlx.training.models.parallel import check_divides, check_parallel
@@ -119,7 +116,7 @@ def planned(
     link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
     lan_speed = None if lan is None else _bits("--lan", lan)
     with reading(manifest):
-        draft = draft_from_toml(manifest)
+        draft = with_retention(draft_from_toml(manifest))
     if replicas is not None and replicas > draft.max_replicas:
         raise UsageFailure(f"--replicas {replicas}: the run has at most {draft.max_replicas}")
     placement = Placement(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from dlx.training.balance.devices import Device
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
+    from dlx.training.recipe.recipe import Retention
 
+COMMON_DISK = 4e12  # bytes: what a stage's holder may take without a warning
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 
 
@@ -30,12 +33,17 @@ class Plan(NamedTuple):
 
 
 def print_plan(plan: Plan) -> None:
-    """For people."""
+    """For people: first what fails late, and hours of training with it."""
+    options.print_fields([("disk", disk(plan))])
+    sys.stdout.write("\n")
     _print_stages(plan)
     sys.stdout.write("\n")
     options.print_fields(_fields(plan))
     for warning in _warnings(plan):
         options.note(f"warning: {warning}")
+    free = shutil.disk_usage(".").free
+    if free < _largest(plan)[1].disk:
+        options.note(f"this machine's disk has {shown.size(free)} free, less than that holder takes")
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -69,12 +77,40 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "start_time": draft.timing.start_time,
         "min_round_time": draft.timing.min_round_time,
         "max_inner_steps": max_inner_steps(draft),
+        "retention": asdict(_retention(draft)),
         "device": asdict(plan.device) | {"measured": plan.measured},
         "placement": asdict(plan.placement),
         "conditions": asdict(plan.conditions),
         "seconds": {key: value for key, value in asdict(times).items() if key != "stages"},
         "warnings": _warnings(plan),
     }
+
+
+def disk(plan: Plan) -> str:
+    """What a holder's disk holds, of the stage that takes most, and how much of the run's history that is."""
+    (cost, own), kept = _largest(plan), _retention(plan.draft)
+    stays = f"payloads of {_rounds(kept.payloads)} and versions of {_rounds(kept.checkpoints)}"
+    if kept.payloads == kept.checkpoints:
+        stays = f"payloads and versions of {_rounds(kept.payloads)}"
+    return (
+        f"up to {shown.size(own.disk)} for a holder of stage {cost.stage}: {shown.size(own.waiting + own.served)} for "
+        f"checks, {shown.size(own.slot)} of its own state, {shown.size(own.payloads + own.versions)} of history: "
+        f"{stays}"
+    )
+
+
+def _rounds(kept: str | int) -> str:
+    return "all rounds" if kept == "run" else f"the last {kept} rounds"
+
+
+def _retention(draft: Draft) -> Retention:
+    assert draft.retention is not None  # `planned` has seen to it
+    return draft.retention
+
+
+def _largest(plan: Plan) -> tuple[StageCost, Upkeep]:
+    """The stage whose holder's disk takes most."""
+    return max(zip(plan.costs, _upkeep(plan), strict=True), key=lambda pair: pair[1].disk)
 
 
 def _print_stages(plan: Plan) -> None:
@@ -195,10 +231,32 @@ def _warnings(plan: Plan) -> list[str]:
             f"{shown.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
             "--checkpoint layers"
         )
-    return found + _too_much_for_the_disk(plan)
+    private = _private_rounds(plan)
+    return found + private + _too_much_for_the_disk(plan, bool(private))
 
 
-def _too_much_for_the_disk(plan: Plan) -> list[str]:
+def _too_much_for_the_disk(plan: Plan, private: bool) -> list[str]:
+    """`private`: its rounds until they are drawn were warned of."""
+    cost, own = _largest(plan)
+    kept = _retention(plan.draft)
+    remedies = {
+        "waiting": ("rounds until they are drawn", "fewer inner steps"),
+        "served": ("drawn work", "a smaller audit.share or audit.window"),
+        "slot": ("its own state", "an optimiser with less of it"),
+        "versions": ("versions", f"a smaller retention.checkpoints ({kept.checkpoints})"),
+        "payloads": ("payloads", f"a smaller retention.payloads ({kept.payloads})"),
+    }
+    part = max(remedies, key=lambda name: getattr(own, name))
+    if own.disk <= COMMON_DISK or (private and part == "waiting"):
+        return []
+    (what, remedy), most = remedies[part], shown.size(getattr(own, part))
+    return [
+        f"a holder of stage {cost.stage} takes up to {shown.size(own.disk)} of disk, more than "
+        f"{shown.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"
+    ]
+
+
+def _private_rounds(plan: Plan) -> list[str]:
     """A machine that has memory for a stage's training is taken to have a few times as much disk for its checks."""
     from dlx.node.runs.upkeep import most_inner_steps
     from dlx.training.recipe.recipe import max_inner_steps

@@ -73,9 +73,11 @@ class Retention:
 
 
 def kept_versions(terms: Terms, adopted: int, sealed: int) -> set[int]:
-    """Genesis and every so many-th, the newest few, and those that may come next."""
+    """Genesis and every so many-th, of all the run or of the last rounds and one before them, the newest few, and those
+    that may come next."""
     newest = range(max(0, adopted - terms.versions + 1), sealed + 1)
-    return {*newest, *range(0, adopted + 1, terms.every)}
+    oldest = 0 if terms.checkpoints == "run" else _at_or_before(adopted - terms.checkpoints, terms)
+    return {0, *newest, *range(oldest, adopted + 1, terms.every)}
 
 
 def kept_rounds(terms: Terms, adopted: int, sealed: int) -> Iterable[int]:
@@ -83,8 +85,12 @@ def kept_rounds(terms: Terms, adopted: int, sealed: int) -> Iterable[int]:
     so that whoever has the payloads has a version to begin with."""
     if terms.payloads == "run":
         return range(sealed)
-    oldest = max(0, adopted - terms.payloads)
-    return range(oldest - oldest % terms.every, sealed)
+    return range(_at_or_before(adopted - terms.payloads, terms), sealed)
+
+
+def _at_or_before(version: int, terms: Terms) -> int:
+    """The newest of every so many-th versions that is no newer."""
+    return max(0, version) // terms.every * terms.every
 
 
 def version_hashes(view: RunView, stage: int, version: int) -> list[bytes]:

@@ -19,6 +19,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.runs.checkpoint import PROVENANCE, read_provenance
 from dlx.node.runs.fit import config_of, genesis_of
+from dlx.training.balance.history import with_retention
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Lineage, Manifest, canonical_bytes, parse
@@ -58,7 +59,7 @@ def create_run(
     A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
     naming the key for a bad draft, DataError for bad sources, LedgerError.
     """
-    draft = draft_from_toml(draft_path)
+    draft = with_retention(draft_from_toml(draft_path))
     for warning in advice.warnings(draft):
         progress(f"warning: {warning}")
     if not client.balance(client.account):  # said before hours go into a corpus

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlx.training.balance.history import FLOAT, history, version_bytes
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
-from dlx.training.recipe.recipe import Recipe, max_inner_steps, step_bytes
+from dlx.training.recipe.recipe import Recipe, Retention, max_inner_steps, step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 
 if TYPE_CHECKING:
     from dlx.training.balance.costs import StageCost
 
-FLOAT = 4  # bytes
 WAITING = 2  # rounds on disk whole: the one under way, and the one before it until its draw is known
 
 
@@ -43,23 +43,23 @@ def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
     takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and W more where n is above 1, with `ahead`
     another where it is above 2: start and end of a segment in the middle, change and change before."""
-    weights, optimiser, kept = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.retention
+    weights, optimiser = FLOAT * cost.parameters, FLOAT * cost.optimiser
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
     received = min(steps, length) * cost.pipes  # as much as is sent
     drawn = (
         2 * (weights + optimiser) + received + weights * ((segments > 1) + (segments > 2 and recipe.outer.ahead > 0))
     )
-    rounds = recipe.rounds if kept.payloads == "run" else min(recipe.rounds, kept.payloads + kept.every)
-    version = weights * (2 if recipe.outer.momentum else 1)
+    version = version_bytes(recipe, cost.parameters)
+    old = history(recipe.retention or Retention(), recipe.rounds, version, replicas * cost.payload)
     return Upkeep(
         undecided=undecided(recipe, cost, steps),
         waiting=WAITING * undecided(recipe, cost, max_inner_steps(recipe)),
         drawn=drawn,
         served=round(recipe.audit.share * recipe.audit.window * drawn),
         slot=weights + optimiser,
-        versions=(kept.versions + 1 + recipe.rounds // kept.every) * version,
-        payloads=rounds * replicas * cost.payload,
+        versions=old.versions,
+        payloads=old.payloads,
         replay_share=recipe.audit.share / segments,
     )
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from dlx.training.recipe.huggingface import read_config
 from dlx.training.recipe.manifest import MAX_BYTES, Data, Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.presets import PRESETS, expand
-from dlx.training.recipe.recipe import BlobRef, Model, Recipe, Samples, parse_model
+from dlx.training.recipe.recipe import BlobRef, Model, Recipe, Retention, Samples, parse_model
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert, fail
 
@@ -88,7 +88,7 @@ def complete(
     shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field not in ("data", "model")}
     data = {field: getattr(draft.data, field) for field in Data.__struct_fields__ if field != "manifest"}
     salt_hex = (secrets.token_bytes(32) if salt is None else salt).hex()
-    shared["model"] = Model(draft.model.config)
+    shared["model"], shared["retention"] = Model(draft.model.config), draft.retention or Retention()
     data_ = Data(manifest=data_manifest, **data)
     manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=data_, lineage=lineage)
     return parse(canonical_bytes(manifest))

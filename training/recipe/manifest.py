@@ -9,7 +9,7 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.training.recipe.recipe import BlobRef, Recipe, Samples, Sha256, Tokens, parse_model
+from dlx.training.recipe.recipe import BlobRef, Recipe, Retention, Samples, Sha256, Tokens, parse_model
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert, fail, refuse_absent
 
@@ -35,6 +35,7 @@ class Manifest(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
     genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
     data: Data
     tokens_per_step: Tokens
+    retention: Retention
 
 
 def parse(data: bytes) -> Manifest:

@@ -133,6 +133,7 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     payloads: Literal["run"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "run"  # of the whole run, or the last rounds
     versions: Annotated[int, Meta(ge=1, le=10_000)] = 3  # newest versions kept
     every: Annotated[int, Meta(ge=1, le=1_000_000)] = 10  # and every so many-th
+    checkpoints: Literal["run"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "run"  # of these those of the last rounds
 
 
 class Average(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,7 +174,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     min_replicas: Replicas = 1
     max_replicas: Replicas = 8
     confirmations: Confirmations = 1
-    retention: Retention = Retention()
+    retention: Retention | None = None  # of a draft without it by its size
     average: Average | None = None
     audit: Audit = Audit()
 

@@ -6,7 +6,7 @@ import msgspec
 
 from dlx.training.recipe.codec_info import CODECS
 from dlx.training.recipe.family import Config
-from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, max_inner_steps
+from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, Retention, max_inner_steps
 from dlx.training.recipe.strict import ManifestError, fail
 
 
@@ -36,9 +36,7 @@ def check(recipe: Recipe, config: Config) -> None:
         fail("outer.nesterov", "expected false, or outer.momentum > 0", True)
     if outer.alpha and not outer.delay:
         fail("outer.alpha", "expected 0 where outer.delay is 0 (nothing is in flight then)", outer.alpha)
-    if recipe.average is not None and recipe.average.every % recipe.retention.every:
-        expected = f"expected a multiple of retention.every ({recipe.retention.every}): others are not kept"
-        fail("average.every", expected, recipe.average.every)
+    _check_retention(recipe)
     if recipe.quorum.numerator > recipe.quorum.denominator:
         limit = f"at most quorum.denominator ({recipe.quorum.denominator})"
         fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)
@@ -55,6 +53,21 @@ def check(recipe: Recipe, config: Config) -> None:
         fail(
             "rounds", f"{expected} ({replicas} replicas x {steps} inner steps x {tokens} tokens a round)", recipe.rounds
         )
+
+
+def _check_retention(recipe: Recipe) -> None:
+    kept, average = recipe.retention or Retention(), recipe.average
+    if average is not None and average.every % kept.every:
+        expected = f"expected a multiple of retention.every ({kept.every}): others are not kept"
+        fail("average.every", expected, average.every)
+    if kept.checkpoints == "run":
+        return
+    if kept.payloads != "run" and kept.checkpoints < kept.payloads:
+        expected = f"expected at least retention.payloads ({kept.payloads}): a replay of them begins with a version"
+        fail("retention.checkpoints", expected, kept.checkpoints)
+    if average is not None and kept.checkpoints < (rounds := average.versions * average.every):
+        expected = f"expected at least average.versions x average.every ({rounds}): it is the mean of these"
+        fail("retention.checkpoints", expected, kept.checkpoints)
 
 
 def _check_model(recipe: Recipe, config: Config) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon import retention as module
 from dlx.node.daemon.retention import Retention, kept_rounds, kept_versions
+from dlx.training.balance.history import history
 from dlx.training.recipe.recipe import Retention as Terms
 from tests.node.daemon.test_versions import STAGE, FakeView, name, version_bytes
 
@@ -137,16 +138,33 @@ def test_what_a_reorg_takes_back_stays_until_its_round_is_sealed_in_another_way(
     assert payloads_in(store, 8) == [0, 1, 2, 3, 5, 6, 7]
 
 
-@given(st.integers(0, 300), st.integers(0, 3), st.integers(1, 20), st.integers(1, 12), st.integers(1, 50))
+@given(
+    st.integers(0, 300),
+    st.integers(0, 3),
+    st.integers(1, 20),
+    st.integers(1, 12),
+    st.integers(1, 50),
+    st.none() | st.integers(0, 30),
+)
 def test_whoever_has_the_kept_payloads_has_a_version_to_begin_with(
-    adopted: int, ahead: int, versions: int, every: int, payloads: int
+    adopted: int, ahead: int, versions: int, every: int, payloads: int, longer: int | None
 ) -> None:
-    terms, sealed = Terms(payloads=payloads, versions=versions, every=every), adopted + ahead
+    """`longer`: rounds beyond those of the payloads for which old versions stay; None: all."""
+    checkpoints: Any = "run" if longer is None else payloads + longer
+    terms, sealed = Terms(payloads, versions, every, checkpoints), adopted + ahead
     rounds = list(kept_rounds(terms, adopted, sealed))
     assert rounds == list(range(rounds[0], sealed)) if rounds else sealed == 0
     if rounds:
         assert rounds[0] in kept_versions(terms, adopted, sealed)
         assert rounds[0] <= max(0, adopted - payloads)
+
+
+def test_old_versions_go_where_the_manifest_keeps_those_of_the_last_rounds() -> None:
+    terms = Terms(payloads=24, checkpoints=24)
+    assert kept_versions(terms, 100, 100) == {0, 70, 80, 90, 98, 99, 100}, "what the payloads of round 70 begin with"
+    assert kept_versions(Terms(), 100, 100) == {*range(0, 101, 10), 98, 99}
+    kept = [len(kept_versions(terms, adopted, adopted)) for adopted in range(1000)]
+    assert max(kept) == history(terms, 1000, 1, 0).versions
 
 
 def test_what_the_training_process_wrote_is_known_for_what_it_is_also_where_the_index_was_lost(tmp_path: Path) -> None:

@@ -222,6 +222,26 @@ def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_num
     assert warnings(f"max_inner_steps = {most}") == [] != warnings(f"max_inner_steps = {most + 1}")
 
 
+def test_the_disk_is_said_first_and_what_a_common_one_does_not_hold_is_warned_of(tmp_path: Path) -> None:
+    def plan(*options: str) -> Any:
+        return dlx("run", "plan", "--manifest", draft, "--device", "h200", "--ranks", "8", *options)
+
+    draft = tmp_path / "run.toml"
+    draft.write_text((DOCS / "107b.toml").read_text())
+    said = plan()
+    first = said.stdout.splitlines()[0]
+    assert (
+        first.startswith("disk  up to 3.5 TB for a holder of stage 0: ") and "versions of the last 25 rounds" in first
+    )
+    assert "of disk, more than" not in said.stderr
+    found = json.loads(plan("--json").stdout)
+    assert found["retention"] == {"payloads": 25, "versions": 3, "every": 10, "checkpoints": 25}
+    draft.write_text(draft.read_text() + "[retention]\n")
+    (warning,) = [one for one in json.loads(plan("--json").stdout)["warnings"] if "of disk, more than" in one]
+    assert warning.startswith("a holder of stage 0 takes up to 276.4 TB of disk, more than 4.0 TB, which are common; ")
+    assert warning.endswith("156.8 TB of it for payloads: a smaller retention.payloads (run) or more stages take less")
+
+
 def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned() -> None:
     draft, began = draft_from_toml(DOCS / "107b.toml"), time.process_time()
     found = costs(draft, Placement(device="cuda", checkpoint="layers"), 8)

@@ -69,7 +69,7 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "9f039096d0e9facc87c1f3ff3ad21c9c3f485fd25d2de998d5ce511b94fdb6f2"
+    assert manifest_hash(manifest).hex() == "a32c7b74380fb2251ccc52c6052689e749badb16031e841ba73a732e1c04d599"
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:
@@ -185,6 +185,12 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("model.config.auto_map", "evil.py", "model.config.auto_map: unknown key"),
         ("model.config.attention_dropout", 0.1, "model.config.attention_dropout: unknown key"),
         ("average", {"versions": 4, "every": 15}, "average.every: expected a multiple of retention.every (10)"),
+        ("retention.checkpoints", 1_000_001, "retention.checkpoints: "),
+        (
+            "retention",
+            {"payloads": 24, "versions": 3, "every": 10, "checkpoints": 23},
+            "retention.checkpoints: expected at least retention.payloads (24): a replay of them begins with a version",
+        ),
         ("average", {"versions": 1, "every": 10}, "average.versions: expected a whole number >= 2"),
         ("model.config.hidden_size", 126, "model.config.hidden_size: expected a multiple of 2 x num_attention_heads"),
         ("model.config.num_key_value_heads", 3, "model.config.num_key_value_heads: expected a divisor of "),

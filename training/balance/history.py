@@ -1,0 +1,68 @@
+"""How much of a run's history, its old payloads and versions, the members of a stage keep, and what that takes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from dlx.training.codecs import payload_sizes
+from dlx.training.models.shapes import stage_shapes
+from dlx.training.recipe.draft import Draft
+from dlx.training.recipe.recipe import Recipe, Retention
+
+FLOAT = 4  # bytes
+MOST = 1_500_000_000_000  # bytes of a holder's disk that history takes where a draft says nothing of it
+_MOST_ROUNDS = 1_000_000  # that a manifest can say
+_SPARE = 4  # rounds that are kept beyond those whose drawn work is served
+
+
+class History(NamedTuple):
+    """Bytes on a holder's disk at the run's end, at most."""
+
+    versions: int  # weights and outer momentum
+    payloads: int
+
+
+def history(kept: Retention, rounds: int, version: int, payloads: int) -> History:
+    """What a stage takes whose versions have so many bytes each, and the payloads of one round so many together."""
+    old = rounds // kept.every if kept.checkpoints == "run" else min(rounds, kept.checkpoints) // kept.every + 2
+    stay = rounds if kept.payloads == "run" else min(rounds, kept.payloads + kept.every)
+    return History(versions=(kept.versions + 1 + old) * version, payloads=stay * payloads)
+
+
+def version_bytes(recipe: Recipe, parameters: int) -> int:
+    return FLOAT * parameters * (2 if recipe.outer.momentum else 1)
+
+
+def with_retention(draft: Draft) -> Draft:
+    """The draft with a retention: its own, or else all of the run where that takes at most `MOST` of the disk of every
+    stage's holder, or of the last so many rounds as that takes; and at least those that a check of drawn work and the
+    run's average look back on. By the draft alone, so that whoever reads it comes to the same."""
+    if draft.retention is not None:
+        return draft
+    whole, sizes = Retention(), []
+    for stage in range(len(draft.stages)):
+        shapes = stage_shapes(draft, stage)
+        parameters = sum(math.prod(shape) for shape in shapes.values())
+        payloads = draft.max_replicas * max(payload_sizes(draft, shapes).values())
+        sizes.append((version_bytes(draft, parameters), payloads))
+
+    def fits(kept: Retention) -> bool:
+        return all(sum(history(kept, draft.rounds, *each)) <= MOST for each in sizes)
+
+    if fits(whole):
+        return replace(draft, retention=whole)
+    least = min(draft.audit.window + _SPARE, _MOST_ROUNDS)
+    if draft.average is not None:
+        least = max(least, draft.average.versions * draft.average.every)
+    low, high = least, max(least, min(draft.rounds, _MOST_ROUNDS))
+    while low < high:  # the most rounds that fit
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(_of_last(middle)) else (low, middle - 1)
+    return replace(draft, retention=_of_last(low))
+
+
+def _of_last(rounds: int) -> Retention:
+    return Retention(payloads=rounds, checkpoints=rounds)
