@@ -109,10 +109,8 @@ class Chain:
 
     def __init__(self, balance: int, version: str = "geth") -> None:
         head = Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=4 * GWEI)
-        calls = {"web3_clientVersion": version}
-        self.rpc: Any = SimpleNamespace(
-            head=lambda: head, call=lambda method: calls[method], number=lambda method: 2 * GWEI, name="x"
-        )
+        calls = {"web3_clientVersion": version, "eth_maxPriorityFeePerGas": hex(2 * GWEI)}
+        self.rpc: Any = SimpleNamespace(head=lambda: head, call=lambda method: calls[method], name="x")
         self._balance = balance
 
     def balance(self, account: str) -> int:
