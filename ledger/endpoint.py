@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import requests
 
+from dlx.ground import untyped
 from dlx.ground.meter import Meter
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.websocket import SocketBroken, WebSocket
@@ -166,7 +167,7 @@ class Endpoint:
         finally:
             self._idle.append(session)
         try:
-            return msgspec.json.decode(body), wait
+            return untyped.decode(body), wait
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
 

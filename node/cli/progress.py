@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dlx.ground.printable import printable
+
 
 class Progress:
     """One line on a terminal's stderr that keeps changing, or, with `json` and in a log, only what `say` says."""
@@ -15,12 +17,12 @@ class Progress:
 
     def show(self, line: str) -> None:
         if self._live:
-            sys.stderr.write(f"\r\x1b[2K{line[:100]}")
+            sys.stderr.write(f"\r\x1b[2K{printable(line[:100])}")
             sys.stderr.flush()
 
     def say(self, line: str) -> None:
         self._clear()
-        sys.stderr.write(f"dlx-node: {line}\n")
+        sys.stderr.write(f"dlx-node: {printable(line)}\n")
 
     def __enter__(self) -> Progress:
         return self

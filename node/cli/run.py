@@ -10,7 +10,7 @@ import typer
 
 from dlx.node.cli import options, plan, plan_text, wizard
 from dlx.node.cli.progress import Progress
-from dlx.node.home import extras, shown
+from dlx.node.home import extras
 
 app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
 
@@ -148,7 +148,7 @@ def show(
         options.print_table([*heads, *(["SITE"] if sited else [])], rows)
     if found.checkpoints:
         sys.stdout.write("\n")
-        offers = [[one.version, shown.text(one.uri), one.account, one.checkpoint] for one in found.checkpoints[-10:]]
+        offers = [[one.version, one.uri, one.account, one.checkpoint] for one in found.checkpoints[-10:]]
         options.print_table(["VERSION", "PUBLISHED AT", "BY", "CHECKPOINT"], offers)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlx.ground.places import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
@@ -85,7 +85,7 @@ def command(
         up_limit=up_limit, down_limit=down_limit, schedule=schedule, when_idle=when_idle, resting=resting,
     )  # fmt: skip
     if settings.private_data:
-        options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
+        options.existing_folder(expand(settings.private_data), "--private-data")
     if all_stages and (not settings.site or wanted is not None):
         raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")
     options.check_placement(settings)

@@ -67,11 +67,9 @@ def command(
 
 def _print(line: Line, json: bool) -> None:
     if json:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        options.print_json(line)
     else:
         where = f"round {line.round} replica {line.replica} stage {line.stage} segment {line.segment}"
         why = f": {'; '.join(line.reasons)}" if line.reasons else ""
-        sys.stdout.write(f"{(line.finding or 'unknown'):<8} {where} of {line.account}{why}\n")
+        options.say(f"{(line.finding or 'unknown'):<8} {where} of {line.account}{why}")
     sys.stdout.flush()

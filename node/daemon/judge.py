@@ -16,6 +16,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import Kind
 from dlx.ground.errors import DlxError
+from dlx.ground.printable import printable_ascii
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view import RunView
@@ -249,10 +250,10 @@ class Judge:
             distances=distances(outcome),
             loss_stated=outcome.loss_stated if outcome.done else None,
             loss_replayed=outcome.loss_replayed if outcome.done else None,
-            reasons=printable(reasons),
+            reasons=tuple(printable_ascii(reason, MAX_REASON) for reason in reasons[:MAX_REASONS]),
             disputed=disputed,
             software=version()[:32],
-            hardware=printable((outcome.hardware,))[0][:32],
+            hardware=printable_ascii(outcome.hardware, 32),
             checker=to_canonical_address(context.account),
         )
         verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
@@ -313,9 +314,3 @@ def distances(outcome: Outcome) -> Distances:
         return Distances()
     found = (outcome.weights, outcome.optimiser, outcome.activations, outcome.gradients)
     return Distances(*(math.inf if one is not None and math.isnan(one) else one for one in found))
-
-
-def printable(reasons: tuple[str, ...]) -> tuple[str, ...]:
-    """As a report takes them."""
-    kept = ("".join(c if " " <= c <= "~" else "?" for c in reason) for reason in reasons[:MAX_REASONS])
-    return tuple(reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3] + "..." for reason in kept)

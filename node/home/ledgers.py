@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from coincurve import PrivateKey
 from msgspec.structs import replace
 
-from dlx.ground import durable
+from dlx.ground import durable, places
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
 from dlx.node.home.config import Settings
@@ -101,11 +101,12 @@ def limits_of(settings: Settings) -> Limits:
 def index_folder(datadir: DataDir | None) -> Path | None:
     """Where the index of events and the address book are kept: in the folder's state, else in the user's cache folder;
     None where neither can be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx-node"
-    for folder in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dlx-node"
+    for place in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
         try:
+            folder = places.expand(place)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
+        except (OSError, places.Homeless):
             continue
         if os.access(folder, os.W_OK):
             return folder
