@@ -129,6 +129,16 @@ class Judge:
             for drawn in rounds[round].drawn:
                 yield Case(drawn, rounds[round].since, self._verdicts.get(drawn.statement, {}))
 
+    def awaits(self) -> str | None:
+        """For what drawn work that nobody replayed waits."""
+        view, now, cases = self._view(), self._context.now(), list(self.cases())
+        if view is None:
+            return None
+        if any(not case.verdicts and not self._delays.is_over(case.drawn.statement, now) for case in cases):
+            return "for what a replay needs and nobody gave yet, or for another try: the log says why"
+        timeout = self._timing.round_timeout
+        return turns.awaits(cases, view, self._context.account, now, timeout, self.effort.is_left)
+
     def take(self, message: wire.VerdictMessage, source: str) -> None:
         """A verdict that somebody sent; while too many wait it is dropped, and asked for again."""
         with contextlib.suppress(trio.WouldBlock):

@@ -132,7 +132,7 @@ def test_a_version_is_pulled_and_loaded(run: dlx.Run, tmp_path: Path) -> None:
 
 def test_a_model_without_torch_names_the_extra(run: dlx.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(dlx.DlxError, match=r'pip install "dlx-node\[train\]"'):
+    with pytest.raises(dlx.DlxError, match=r'the extra "train": pip install .*\[train\]"'):
         run.load()
 
 
