@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,5 +100,6 @@ def command(
             ("account", account),
             ("peer id", peer_id),
             *((name, "created" if new else "kept") for name, new in made.items()),
+            ("next", f"dlx-node start --datadir {shlex.quote(str(folder.root))}"),
         ]
     )

@@ -160,7 +160,7 @@ def reading(draft: Path) -> Iterator[None]:
     try:
         yield
     except ManifestError as error:
-        raise UsageFailure(f"--manifest {draft}: {error}") from error
+        raise UsageFailure(f"--manifest {draft}: {str(error).removeprefix(f'{draft}: ')}") from error
 
 
 def _bits(option: str, given: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +63,7 @@ def create(
             ("data manifest", record.data_manifest),
             *((f"genesis of stage {stage}", name) for stage, name in enumerate(record.genesis)),
             ("blobs", record.blobs),
+            ("next", f"dlx-node start --run {record.run[:14]} --datadir {shlex.quote(str(folder.root))}"),
         ]
     )
 

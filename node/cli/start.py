@@ -124,7 +124,7 @@ def _greet(folder: DataDir, settings: Settings) -> None:
     from dlx.node import version
     from dlx.node.runs import health
 
-    options.note(f"dlx-node {version()} starts in {folder.root}")
+    options.note(f"version {version()} starts in {folder.root}")
     for finding in health.quick(folder, settings):
         if finding.verdict != health.PASS:
             options.note(f"{finding.verdict} {finding.check}: {finding.said}; mend: {finding.mend}")

@@ -223,7 +223,8 @@ def _survey(sources: Sequence[Source], fraction: float) -> _Survey:
             sizes.append(document.size)
     total = sum(sizes)
     if total < 2:
-        raise DataError("the data sources hold no text")
+        named = ", ".join(str(source.path) for source in sources[:3]) or "they name no file"
+        raise DataError(f"the data sources hold no text: {named}")
     wanted = left = int(total * fraction)
     held_from = {}
     for place in np.argsort(np.frombuffer(hashes, ">u8"), kind="stable").tolist():

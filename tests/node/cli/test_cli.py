@@ -283,7 +283,7 @@ def test_deploying_again_gives_a_second_ledger_and_checks_the_chain_id(folder: P
     dlx("init", "--datadir", folder, "--insecure-devnet")
     found = json.loads(dlx("deploy", "--datadir", folder, "--json").stdout)
     assert found["ledger"] != chain.found["ledger"]
-    assert "is on chain 31337, not 5" in dlx("deploy", "--datadir", folder, "--chain-id", 5, code=1).stderr
+    assert "is on chain 31337, not 5" in dlx("deploy", "--datadir", folder, "--chain-id", 5, code=2).stderr
     for command in ("run", "list"), ("audit", "--run", "22" * 32):
         wrong = dlx(*command, "--datadir", folder, "--ledger", "0x" + "11" * 20, code=3).stderr
         assert "no code at 0x1111" in wrong and len(wrong.splitlines()) == 1
