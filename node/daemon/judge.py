@@ -263,7 +263,7 @@ class Judge:
             reasons=tuple(printable_ascii(reason, MAX_REASON) for reason in reasons[:MAX_REASONS]),
             disputed=disputed,
             software=version()[:32],
-            hardware=printable_ascii(outcome.hardware, 32),
+            hardware=printable_ascii(outcome.hardware[:32], 32),
             checker=to_canonical_address(context.account),
         )
         verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
