@@ -113,6 +113,8 @@ def _explain(raised: Exception) -> NoReturn:
         raise raised
     said = in_words(error)
     if isinstance(error, OSError) and error.filename is None and _is_full(sys.stdout):
+        if isinstance(error, BrokenPipeError):  # whoever read it has enough
+            sys.exit(DlxError.exit_code)
         said = f"standard output: {said}"
     sys.stderr.write(f"dlx-node: {said}\n")
     sys.exit(getattr(error, "exit_code", DlxError.exit_code))

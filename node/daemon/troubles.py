@@ -46,4 +46,4 @@ async def fetch(
 
 
 def _line(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return in_words(error)

@@ -1,6 +1,7 @@
 """The command as users run it: exit code, stdout and stderr."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -414,6 +415,15 @@ def test_a_full_output_is_named(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (1, "dlx-node: standard output: No space left on device\n")
+
+
+def test_who_reads_no_further_is_told_nothing() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "dlx.node.cli.app", "start", "--help"]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_user_without_a_home_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
