@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from dlx.ground import durable, locks
 from dlx.ground.blobs import write_blob
+from dlx.ground.errors import Unsuited
 from dlx.training.data import shards, unfinished
 from dlx.training.data.formats import Document, Source, find
 from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split, TextError
@@ -92,7 +93,7 @@ def prepare_folder(
     try:
         with _alone(folder):
             return _prepare_here(preparation, folder, progress)
-    except DataError:
+    except (DataError, Unsuited):
         if is_new and not any(folder.iterdir()):
             folder.rmdir()
         raise
