@@ -22,7 +22,7 @@ from dlx.node.daemon.looks import QUICK, next_look
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import UsageFailure
 
 TELLS_SECONDS = 10.0  # for which the chain node is asked to wait for a block
 GAP = 0.1  # seconds between two looks, however fast blocks come
@@ -57,7 +57,7 @@ class Follower:
     """`seen` is None until the chain has answered for the first time.
 
     `run` raises LedgerError and ViewError for answers that do not fit what came before: run it again, and it reads all
-    events anew; what was seen last stays until then. It raises Failure for another chain, or other contracts.
+    events anew; what was seen last stays until then. It raises UsageFailure for another chain, or other contracts.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Follower:
                 poll = partial(self._client.poll, feed, TELLS_SECONDS)
                 update = await trio.to_thread.run_sync(poll, abandon_on_cancel=True)
             except WrongLedger as error:
-                raise Failure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
+                raise UsageFailure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
             except IndexLost as error:
                 log.warning(str(error))
                 whole, lost = False, True

@@ -41,7 +41,7 @@ _CHAIN_STOP_SECONDS = 15.0
 def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
     """A connected client; with `key` (32 bytes) it can also send transactions.
 
-    Raises NotReady for a chain node that is silent or has no code at the ledger's address, Failure for a wrong chain
+    Raises NotReady for a chain node that is silent or has no code at the ledger's address, UsageFailure for a wrong chain
     id, WrongLedger for other contracts.
     """
     from dlx.ledger.errors import LedgerUnavailable
@@ -176,7 +176,7 @@ def _show_progress(block: int, last: int) -> None:
 
 
 def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
-    """Raise Failure unless an endpoint answers, soon, with this chain id, or where all have others."""
+    """Raise UsageFailure unless an endpoint answers, soon, with this chain id, or where all have others."""
     from dlx.ledger.errors import LedgerUnavailable, WrongLedger
     from dlx.ledger.rpc import Rpc
 
@@ -185,7 +185,7 @@ def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
     except LedgerUnavailable as error:
         raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
     except WrongLedger as error:
-        raise Failure(f"{error}: check --rpc-url or --chain-id") from None
+        raise UsageFailure(f"{error}: check --rpc-url or --chain-id") from None
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
