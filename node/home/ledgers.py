@@ -41,8 +41,8 @@ _CHAIN_STOP_SECONDS = 15.0
 def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
     """A connected client; with `key` (32 bytes) it can also send transactions.
 
-    Raises NotReady for a chain node that is silent or has no code at the ledger's address, UsageFailure for a wrong chain
-    id, WrongLedger for other contracts.
+    Raises NotReady for a chain node that is silent or has no code at the ledger's address, UsageFailure for a wrong
+    chain id, WrongLedger for other contracts.
     """
     from dlx.ledger.errors import LedgerUnavailable
 

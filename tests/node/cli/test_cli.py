@@ -288,7 +288,7 @@ def test_deploying_again_gives_a_second_ledger_and_checks_the_chain_id(folder: P
     for command in ("run", "list"), ("audit", "--run", "22" * 32):
         wrong = dlx(*command, "--datadir", folder, "--ledger", "0x" + "11" * 20, code=3).stderr
         assert "no code at 0x1111" in wrong and len(wrong.splitlines()) == 1
-    wrong = dlx("run", "list", "--datadir", folder, "--ledger", found["registry"], code=1).stderr
+    wrong = dlx("run", "list", "--datadir", folder, "--ledger", found["registry"], code=2).stderr
     assert "is not this version's TrainingLedger" in wrong
 
 
