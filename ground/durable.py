@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from dlx.ground.errors import Unsuited
+
 Chunk = Any  # bytes, memoryview or a contiguous uint8 array: whatever offers the buffer protocol
 
 
@@ -21,6 +23,8 @@ class Flushable(Protocol):
 _DRAFT = re.compile(r"\.([0-9]{1,9})-[0-9a-f]{16}\.tmp")  # of the process with this id
 
 PUBLIC, SECRET = 0o644, 0o600  # modes of files
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without hard links say, such as FAT
 
 
 def write_bytes(path: Path, data: Chunk, mode: int = PUBLIC) -> None:
@@ -37,11 +41,26 @@ def write_chunks(path: Path, chunks: Iterable[Chunk], mode: int = PUBLIC) -> Non
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A full disk is told with this path: a write itself does not say where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+@contextmanager
 def draft(folder: Path, mode: int = PUBLIC) -> Iterator[tuple[BinaryIO, Path]]:
-    """A file to be written in `folder`, and its name until `place` gives it another; it is gone after that."""
+    """A file to be written in `folder`, and its name until `place` gives it another; it is gone after that.
+
+    Raises Unsuited for a secret where everybody could read it, OSError."""
     name = folder / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
-        with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with naming(folder), open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if mode == SECRET and os.fstat(file.fileno()).st_mode & 0o077:
+                raise Unsuited(folder, "without modes, on which everybody could read a secret")
             yield file, name
     finally:
         name.unlink(missing_ok=True)
@@ -68,7 +87,13 @@ def create(path: Path, data: Chunk, mode: int = SECRET) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        os.link(name, path)
+        try:
+            os.link(name, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))  # the name is ours, then whole
+            os.replace(name, path)
     sync_directory(path.parent)
 
 
@@ -90,10 +115,21 @@ def share(source: Path, target: Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+        if error.errno not in (errno.EXDEV, errno.EMLINK, *_NO_LINKS):
             raise
         with open(source, "rb") as file:
             write_chunks(target, iter(lambda: file.read(1 << 20), b""))
+
+
+def keeps_modes(folder: Path) -> bool:
+    """Whether a file there can be its owner's alone; True also where none can be written."""
+    try:
+        with draft(folder, SECRET):
+            return True
+    except Unsuited:
+        return False
+    except OSError:
+        return True
 
 
 def sync_directory(folder: Path) -> None:

@@ -13,9 +13,10 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from dlx.ground import places
 
 LOAD_SECONDS = 600.0  # what is imported loads slowly on a busy machine; a server that ends is noticed at once
 STOP_SECONDS = 10.0
@@ -29,17 +30,23 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: our own, if none is given. Raises OSError. Whoever connects before it has loaded waits."""
-        self._folder = Path(tempfile.mkdtemp(prefix="dlx-"))  # only we may enter it
+        self._folder = places.for_sockets("dlx-")
         self.path = self._folder / "forks"
-        given = os.environ if environment is None else environment
+        try:
+            self._process = self._started(os.environ if environment is None else environment)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _started(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(self.path))
             listener.listen(64)
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", self.MODULE, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 # a server with threads must not fork
-                env={**given, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**environment, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # a terminal's Ctrl-C is ours alone; it ends with our end of its input
             )

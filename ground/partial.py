@@ -1,13 +1,13 @@
 """A blob on its way: a file with holes, and beside it a log of the pieces that are there."""
 
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from dlx.ground import durable, locks
 from dlx.ground.durable import file_hash
 from dlx.ground.merkle import LEAF_BYTES
 
@@ -62,11 +62,12 @@ class Partial:
     def write(self, index: int, data: bytes | memoryview) -> None:
         """Whole pieces, from number `index` on. Raises OSError."""
         rest, offset = memoryview(data), index * self.piece
-        while rest:
-            written = os.pwrite(self._file, rest, offset)
-            rest, offset = rest[written:], offset + written
         pieces = range(index, index - (-len(data) // self.piece))
-        os.write(self._marks, b"".join(one.to_bytes(4, "big") for one in pieces))
+        with durable.naming(self._path):
+            while rest:
+                written = os.pwrite(self._file, rest, offset)
+                rest, offset = rest[written:], offset + written
+            os.write(self._marks, b"".join(one.to_bytes(4, "big") for one in pieces))
         view = memoryview(data)
         for at, one in enumerate(pieces):
             self.received[one] = hashlib.sha256(view[at * self.piece : (at + 1) * self.piece]).digest()
@@ -148,13 +149,10 @@ def remove_idle(path: Path, before: float) -> int:
     except FileNotFoundError:
         return 0
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(file)
-        if found.st_mtime < before and _is_at(file, path):
+        if locks.take(file, path) and found.st_mtime < before and _is_at(file, path):
             path.unlink()
             return found.st_size
-    except BlockingIOError:
-        pass
     finally:
         os.close(file)
     return 0
@@ -165,15 +163,15 @@ def _open_locked(path: Path) -> tuple[int, Path]:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, path):
+            alone = locks.take(file, path)
+            if alone and _is_at(file, path):
                 return file, path
-        except BlockingIOError:
-            path = path.with_name(f"{path.name.partition('-')[0]}-{secrets.token_hex(4)}")
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # finished or removed meanwhile
+        if not alone:
+            path = path.with_name(f"{path.name.partition('-')[0]}-{secrets.token_hex(4)}")
+        os.close(file)  # another's, or finished or removed meanwhile
 
 
 def _is_at(file: int, path: Path) -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 import requests
 
+from dlx.ground import untyped
 from dlx.ground.meter import Meter
 from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, RpcError
@@ -173,7 +174,7 @@ class Endpoint:
         finally:
             self._idle.append(session)
         try:
-            return msgspec.json.decode(body), wait
+            return untyped.decode(body), wait
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
 

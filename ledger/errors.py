@@ -22,6 +22,8 @@ class AnswerTooLarge(LedgerUnavailable):
 class WrongLedger(LedgerError):
     """The chain node answers for another chain, or other code is at the address: waiting does not help."""
 
+    exit_code = 2
+
 
 class Contradiction(LedgerError):
     """What a chain node said cannot be true: it contradicts itself, or what was proven."""

@@ -12,6 +12,7 @@ from typing import Any
 import eth_abi
 from eth_hash.auto import keccak
 
+from dlx.ground.printable import printable
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
 from dlx.ledger.quantity import STORED, quantity
 from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_conviction, split_entries
@@ -289,7 +290,7 @@ _OUTCOME = "(bytes32,bytes32,bytes32,bytes32,bytes11)"
 
 
 def _addresses_changed(account: str, multiaddrs: tuple[bytes, ...], at: EventPosition) -> AddressesChanged:
-    return AddressesChanged(account, tuple(text.decode(errors="replace") for text in multiaddrs), at)
+    return AddressesChanged(account, tuple(printable(text.decode(errors="replace")) for text in multiaddrs), at)
 
 
 def _run_created(
@@ -322,7 +323,7 @@ def _convicted(
 def _checkpoint(
     run: bytes, round: int, account: str, folder: bytes, uri: bytes, at: EventPosition
 ) -> CheckpointPublished:
-    return CheckpointPublished(run, round, account, folder, uri.decode(errors="replace"), at)
+    return CheckpointPublished(run, round, account, folder, printable(uri.decode(errors="replace")), at)
 
 
 _Spec = tuple[type, tuple[str, ...], tuple[str, ...], Callable[..., Event]]

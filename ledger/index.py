@@ -342,8 +342,7 @@ class EventIndex:
         except sqlite3.DatabaseError as error:
             if self._file.db.in_transaction:
                 raise  # to who began it
-            self._file.recover(error)
-            raise Unsettled(f"the index of events is read again: {error}") from None
+            raise self._file.lost(error) from None
 
     def _writing(self) -> "_Transaction":
         return _Transaction(self._file)
@@ -372,8 +371,7 @@ class _Transaction:
             self._give_up(error)
 
     def _give_up(self, error: sqlite3.DatabaseError) -> None:
-        self._file.recover(error)
-        raise Unsettled(f"the index of events is read again: {error}") from None
+        raise self._file.lost(error) from None
 
 
 def decoded(log: RawLog, time: int) -> Event | None:

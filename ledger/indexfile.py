@@ -4,7 +4,6 @@ All in it is on the chain, so it may be lost at any time. Where a file cannot be
 of a newer release) the index is kept in memory, and `trouble` says why.
 """
 
-import fcntl
 import os
 import secrets
 import sqlite3
@@ -12,7 +11,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from dlx.ground import locks
+from dlx.ground.errors import Unsuited
 from dlx.ledger.errors import LedgerError
+from dlx.ledger.logs import IndexLost
 
 # 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a
 # node did not have.
@@ -56,6 +58,14 @@ class IndexFile:
         self._origin, self._since = (chain_id, ledger, registry), since
         self._open(path)
 
+    def lost(self, error: sqlite3.DatabaseError) -> IndexLost:
+        """`recover`, and what to tell of it."""
+        path = self._path
+        self.recover(error)
+        if self._path is None:
+            return IndexLost(f"the index of events {self.trouble}: the ledger is read again, into memory")
+        return IndexLost(f"the index of events {path} was damaged ({error}): the ledger is read again")
+
     def recover(self, error: sqlite3.DatabaseError) -> None:
         """After an error: a damaged file is made anew, one that cannot be written is left for memory.
 
@@ -80,9 +90,10 @@ class IndexFile:
         try:
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
             self._unlock = weakref.finalize(self, os.close, self._lock)
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused while another process makes the file anew
+            if not locks.take(self._lock, path, shared=True):
+                return self._use_memory(f"{path} cannot be used: another process makes it anew")
             self._connect(path)
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, Unsuited, sqlite3.OperationalError) as error:
             self._use_memory(f"{path} cannot be used: {error}")
         except _Newer as newer:
             self._use_memory(f"{path} was written by a newer dlx-node (format {newer}) and is left alone")
@@ -119,11 +130,12 @@ class IndexFile:
     def _make_anew(self, path: Path) -> bool:
         """Whether the file at `path` could be replaced: not while another process has it open."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not locks.take(self._lock, path):
+                return False
             for end in ("", "-wal", "-shm"):
                 path.with_name(path.name + end).unlink(missing_ok=True)
             self._connect(path)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            locks.take(self._lock, path, shared=True)
         except (OSError, sqlite3.DatabaseError):
             return False
         self._path = path

@@ -31,6 +31,11 @@ class Unsettled(LedgerUnavailable):
     """The chain changed while it was read, or the chain node does not have yet what it told of: read again."""
 
 
+class IndexLost(Unsettled):
+    """The index's file could not be read or written, as on a full disk: all is read again, into memory or a new file.
+    The chain has nothing to do with it."""
+
+
 def fetch_logs(
     rpc: Rpc, contracts: Sequence[str], start: int, end: Header, previous: bytes | None = None
 ) -> Iterator[tuple[Header, list[Timed]]]:

@@ -1,7 +1,6 @@
 """One account's transactions on disk, shared by processes: a lock, and one file for each nonce."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlx.ground import durable
+from dlx.ground import durable, locks
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
 
 TURN = 60.0  # seconds for another thread or process to be done
@@ -112,22 +111,19 @@ class _Guard:
     guards: the count goes up before a change, so that whoever comes after a crash reads everything anew."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         weakref.finalize(self, os.close, self._file)
         self._known = -1
 
     def acquire(self, deadline: float) -> bool:
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(_POLL)
+        while not locks.take(self._file, self._path):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL)
+        return True
 
     def release(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        locks.free(self._file)
 
     def has_changed(self) -> bool:
         """Whether others have changed anything since we last saw it."""

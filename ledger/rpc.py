@@ -1,6 +1,5 @@
 """The chain's JSON-RPC over one URL or several: bounded answers, asked for again while no chain node can be reached."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,6 @@ from dlx.ledger.quantity import STORED, as_number, quantity
 
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
-
-# web3 imports py_ecc, which raises it to 100,000: deeply nested JSON would overflow the C stack and end the process
-# instead of raising RecursionError. The embedded chain needs this much.
-sys.setrecursionlimit(min(sys.getrecursionlimit(), 12_288))
 
 Request = tuple[str, Sequence[Any]]  # a method and its params, as plain JSON has them
 

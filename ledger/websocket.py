@@ -12,6 +12,7 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from dlx.ground import untyped
 from dlx.ground.meter import Meter
 
 _FRAME = 8  # bytes around a message, about
@@ -35,7 +36,7 @@ class WebSocket:
 
     def ask(self, request: bytes, timeout: float) -> Any:
         """The answer to a JSON-RPC request, or a batch. Raises SocketBroken."""
-        return self._opened(timeout).ask(msgspec.json.decode(request), timeout)
+        return self._opened(timeout).ask(untyped.decode(request), timeout)
 
     def tells(self, timeout: float) -> bool:
         """Whether the chain node tells of new heads. Raises SocketBroken."""
@@ -134,7 +135,7 @@ class _Line:
             while True:
                 text = self._connection.recv()
                 self._meter.add(received=len(text) + _FRAME)
-                self._take(msgspec.json.decode(text))
+                self._take(untyped.decode(text))
         except (OSError, WebSocketException, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             pass  # whoever waits is told
         finally:

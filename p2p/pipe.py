@@ -8,6 +8,7 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
+from dlx.ground.printable import printable_ascii
 from dlx.p2p import wire
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.p2p.host import Host
@@ -233,7 +234,7 @@ class PipeService:
                 refusal = self._accept(peer_id, hello)
                 if refusal is None and self.incoming.statistics().current_buffer_used >= WAITING:
                     refusal = "too many pipes wait to be taken"
-                await write_short(stream, wire.encode(wire.PipeAnswer(_printable(refusal or ""))))
+                await write_short(stream, wire.encode(wire.PipeAnswer(printable_ascii(refusal or "", 200))))
                 if refusal is not None:
                     self._host.reject("pipe_refused", peer_id)
                     await stream.close()
@@ -248,7 +249,3 @@ class PipeService:
         except trio.WouldBlock:  # others came first, meanwhile
             return
         await pipe.run()
-
-
-def _printable(text: str) -> str:
-    return "".join(c if " " <= c <= "~" else "?" for c in text[:200])

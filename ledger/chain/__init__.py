@@ -49,7 +49,7 @@ def serve(
     ones are each a second later than the last, as on Ethereum. With `time_lapse` all are: the chain's time then runs
     ahead of the clock, and tests need not wait for timeouts.
     `on_ready` gets the URL once requests are answered (port 0: any free port).
-    Stops when `stop` is set and, when called in the main thread, on SIGINT or SIGTERM.
+    Stops when `stop` is set and, when called in the main thread, on SIGINT, SIGTERM or SIGHUP.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
     """
     from dlx.ledger.chain.node import Node

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,10 +33,6 @@ from eth_utils import ValidationError
 
 from dlx.ledger.chain import tries
 from dlx.ledger.proof.tries import list_root
-
-# What 1,024 nested EVM calls need. A library of py-evm's raises it to 100,000, at which deeply nested JSON overflows a
-# thread's C stack and ends the process instead of raising RecursionError.
-sys.setrecursionlimit(12_288)
 
 GAS_LIMIT = 30_000_000
 GENESIS_BASE_FEE = 7  # wei: the lowest value that the fee rule never lowers further

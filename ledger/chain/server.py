@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dlx.ground import stopping, untyped
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.prune import prune_forever
@@ -79,7 +80,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in stopping.signals()}
     try:
         yield
     finally:
@@ -187,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _respond(rpc: Rpc, body: bytes, may_wait: bool) -> bytes:
     try:
-        request = msgspec.json.decode(body)
+        request = untyped.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return _error(None, -32700, "parse error: the request is not JSON")
     if not isinstance(request, list):

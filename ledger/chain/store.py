@@ -6,7 +6,6 @@ waiting ones, are written together or not at all: a killed process leaves a whol
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from dlx.ground import locks
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.evm import Block, Log, Transaction, encode_header
 
@@ -335,13 +335,16 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> TextIO:
     file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        alone = locks.take(file.fileno(), path)
+    except BaseException:
+        file.close()
+        raise
+    if not alone:
         holder = file.read(20).strip() or "unknown"
         file.close()
         raise ChainError(
             f"a chain server already runs on {path.parent} (process {holder}): stop it first, or use another directory"
-        ) from None
+        )
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
+from dlx.ground import durable
+
 CHUNK = 1 << 20
 _NAMED = 3  # sources of wrong bytes that a message names
 
@@ -118,7 +120,7 @@ class Blobs:
 def _copy(reader: BinaryIO, source: Path, digest: bytes, limit: int, into: Path) -> Attempt:
     partial = into / f"{digest.hex()}.partial"
     hasher, size, wrong = hashlib.sha256(), 0, Wrong(str(source), "does not match its name")
-    with partial.open("wb") as writer:
+    with durable.naming(partial), partial.open("wb") as writer:
         while size <= limit:
             try:
                 chunk = reader.read(CHUNK)

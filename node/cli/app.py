@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from dlx.ground.errors import DlxError, cause
+from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import (
     audit,
     chain,
@@ -83,10 +83,18 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `dlx-node` command. Always raises SystemExit, unless something unexpected happens."""
     # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
     lost.explained()
     try:
         with extras.explained():
             app(arguments)
+    except SystemExit as ended:
+        try:
+            sys.stdout.flush()  # here, where it can be told that it is full
+        except OSError as error:
+            if not ended.code:
+                _explain(error)
+        raise
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BaseExceptionGroup as group:
@@ -104,8 +112,24 @@ def _explain(raised: Exception) -> NoReturn:
     error = cause(raised)
     if not isinstance(error, DlxError | OSError):
         raise raised
-    sys.stderr.write(f"dlx-node: {' '.join(str(error).split())}\n")
+    said = in_words(error)
+    if isinstance(error, OSError) and error.filename is None and _is_full(sys.stdout):
+        if isinstance(error, BrokenPipeError):  # whoever read it has enough
+            sys.exit(DlxError.exit_code)
+        said = f"standard output: {said}"
+    sys.stderr.write(f"dlx-node: {said}\n")
     sys.exit(getattr(error, "exit_code", DlxError.exit_code))
+
+
+def _is_full(out: TextIO) -> bool:
+    """Whether it takes no more, not even an empty line. It is given nothing then: Python itself would, as it ends."""
+    try:
+        out.write("\n")
+        out.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        return True
+    return False
 
 
 def _print_version(asked: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +107,7 @@ def command(
     if json:
         options.print_json(report.json())
     else:
-        sys.stdout.write(report.text() + "\n")
+        options.say(report.text())
     raise typer.Exit(report.exit_code)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -133,6 +132,6 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool, 
         fields += [("sources", sources)] if sources else []
         options.print_fields([*fields, ("problems", len(problems) or "none")])
         for problem in problems:
-            sys.stdout.write(f"wrong: {problem}\n")
+            options.say(f"wrong: {problem}")
     if problems:
         raise Failure(f"{where}: {len(problems)} of its blobs are not what the data manifest says")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from dlx.ground.places import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.config import Settings
@@ -47,7 +48,7 @@ def command(
     from dlx.node.devnet.devnet import Devnet
     from dlx.node.devnet.terminal import Dashboard, terminal_plot
 
-    root = (datadir or _place(resume)).expanduser().absolute()
+    root = expand(datadir or _place(resume)).absolute()
     options.check_new_place(root)
     _check_room(root)
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
@@ -69,7 +70,7 @@ def command(
     else:
         sys.stdout.write(terminal_plot(result["loss"]) + "\n")
         sample = demo.sample(Path(result["checkpoint"]))
-        sys.stdout.write(f"\na sample of the trained model:\n\n{_indented(sample)}\n\n")
+        options.say(f"\na sample of the trained model:\n\n{_indented(sample)}\n")
         counts, verdict = result["audit"]["counts"], Conclusion(**result["audit"]["verdict"])
         options.print_fields(
             [
@@ -131,7 +132,7 @@ def _check_room(root: Path) -> None:
 
 def _place(resume: bool) -> Path:
     """The next free demo folder, or the newest."""
-    place = _PLACE.expanduser()
+    place = expand(_PLACE)
     numbers = sorted(int(path.name) for path in place.glob("*") if path.name.isdecimal())
     if resume:
         if not numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,14 +90,25 @@ def _findings(
         if account is not None:
             replicas = 1 if view is None else max(1, len(view.complete_replicas()))
             yield health.funds(client, folder, reached, account.address, replicas, rounds)
+        where = f"--datadir {shlex.quote(str(folder.root))}"
         if view is None or not view.created:
-            yield Finding("run", "WARN", "the ledger has no run yet", "dlx-node run create --manifest run.toml")
+            yield Finding(
+                "run",
+                "WARN",
+                "the ledger has no run yet",
+                f"dlx-node run create --manifest run.toml {where}",
+            )
             return
         own = None if account is None else view.slot_of(account.address)
         manifest = find.read_manifest(view, folder.blob_folders)
         if manifest is None:
             said = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
-            yield Finding("plan", "WARN", said, f"dlx-node start --run 0x{view.run.hex()[:12]}")
+            yield Finding(
+                "plan",
+                "WARN",
+                said,
+                f"dlx-node start --run 0x{view.run.hex()[:12]} {where}",
+            )
         else:
             yield from health.machine(folder, settings, manifest, view, own[1] if stage is None and own else stage)
         yield _ports(folder, reached, client.domain, view.run, client.nodes().nodes)

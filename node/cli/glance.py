@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dlx.ground.printable import printable
 from dlx.node.cli.status import answers
 from dlx.node.daemon.status import NodeStatus, PeerView, RoundView
 from dlx.node.home.shown import size
@@ -60,7 +61,8 @@ def facts(status: NodeStatus) -> Table:
     rows = Table.grid(padding=(0, 2))
     for name, value in answers(status):
         if name in _ABOVE:
-            shown = value if isinstance(value, Text) else Text(str(value), style="red" if name == "fails" else "")
+            style = "red" if name == "fails" else ""
+            shown = value if isinstance(value, Text) else Text(printable(str(value)), style=style)
             rows.add_row(Text(name, style="bold"), shown)
     return rows
 

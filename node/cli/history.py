@@ -117,7 +117,7 @@ def _print(found: History) -> None:
     for verdict in found.verdicts:
         if verdict.finding != "honest":
             where = f"round {verdict.round}, stage {verdict.stage}, replica {verdict.replica}, of {verdict.account}"
-            sys.stdout.write(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}\n")
+            options.say(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}")
     for one in found.convictions:
         said = f"{one.account} lost its seat for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
         sys.stdout.write(f"\n{utc(one.time)}  {said}\n")

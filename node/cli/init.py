@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dlx.ground.places import expand
 from dlx.node.cli import options
 from dlx.node.home import config
 from dlx.node.home.errors import UsageFailure
@@ -52,8 +54,8 @@ def command(
         "http_host": http_host,
         "http_port": http_port,
         "log_format": log_format,
-        "password_file": None if password_file is None else str(Path(password_file).expanduser().absolute()),
-        "private_data": None if private_data is None else str(Path(private_data).expanduser().absolute()),
+        "password_file": None if password_file is None else str(expand(password_file).absolute()),
+        "private_data": None if private_data is None else str(expand(private_data).absolute()),
     }
     from dlx.node.home import identity
 
@@ -98,5 +100,6 @@ def command(
             ("account", account),
             ("peer id", peer_id),
             *((name, "created" if new else "kept") for name, new in made.items()),
+            ("next", f"dlx-node start --datadir {shlex.quote(str(folder.root))}"),
         ]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,11 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_current_context
 
+from dlx.ground.printable import escaped, printable
 from dlx.node.home import citation, config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.finding import Finding
 
 _DEFAULTS = Settings()
@@ -40,7 +42,13 @@ class _Command(_Flags, TyperCommand):
 
 
 class _Group(_Flags, TyperGroup):
-    pass
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:  # a prompt that nobody answers is an Abort by now; typer would make one of this, too
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"data ended too soon in {at.filename}, line {at.lineno} ({error or 'EOFError'})"
+            raise Failure(f"{said}: a file of the installation may be cut short, or a process ended") from error
 
 
 class Verbs(typer.Typer):
@@ -196,7 +204,7 @@ def check_new_place(root: Path) -> None:
     parent = root.parent
     if root.exists() and not root.is_dir():
         raise UsageFailure(f"{root} is not a folder: name another --datadir")
-    if not root.exists() and not parent.is_dir() and not root.is_relative_to(Path("~/.dlx").expanduser()):
+    if not root.exists() and not parent.is_dir() and not root.is_relative_to(os.path.expanduser("~/.dlx")):
         raise UsageFailure(f"there is no folder {parent} to make {root.name} in: make it, or name another --datadir")
 
 
@@ -228,19 +236,24 @@ def _check_place(folder: DataDir, named: bool) -> None:
 
 def note(line: str) -> None:
     """A line for the person at the terminal; stdout is for what was asked."""
-    sys.stderr.write(f"dlx-node: {line}\n")
+    sys.stderr.write(f"dlx-node: {printable(line)}\n")
+
+
+def say(text: str) -> None:
+    """Lines on stdout, for people."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
 
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout; bytes become 0x hex, paths their text."""
-    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    sys.stdout.write(escaped(msgspec.json.encode(value, enc_hook=str).decode()) + "\n")
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
     """A table that a pipe gets whole: never cut to a width that is not a terminal's."""
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
     console().print(table)
 
 
@@ -248,22 +261,22 @@ def print_fields(fields: list[tuple[str, Any]]) -> None:
     """Name and value, one pair per line."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
-        shown = value if isinstance(value, Text) else Text(str(value))
+        shown = value if isinstance(value, Text) else Text(printable(str(value)))
         console().print(Text(f"{name:<{width}}  ") + shown, soft_wrap=True)
 
 
 def print_finding(finding: Finding) -> None:
     """One line, and one more with what mends it."""
     colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[finding.verdict]
-    line = Text(f"{finding.verdict}  ", style=colour) + Text(f"{finding.check:<14}{finding.said}")
+    line = Text(f"{finding.verdict}  ", style=colour) + Text(f"{finding.check:<14}{printable(finding.said)}")
     console().print(line, soft_wrap=True)
     if finding.mend:
-        console().print(Text(f"{'':<20}mend: {finding.mend}"), soft_wrap=True)
+        console().print(Text(f"{'':<20}mend: {printable(finding.mend)}"), soft_wrap=True)
 
 
 def amber(text: str) -> Text:
     """For what is no error but wants a look; plain where stdout is no terminal."""
-    return Text(text, style="yellow")
+    return Text(printable(text), style="yellow")
 
 
 def console() -> Console:

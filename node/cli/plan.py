@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from dlx.ground.printable import printable
 from dlx.node.cli import options
 from dlx.node.cli.plan_text import Plan, as_data, print_plan
-from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
 _LINK = 1e9  # bits per second, where nothing says otherwise
@@ -107,12 +107,12 @@ def planned(
     from dlx.training.recipe.draft import draft_from_toml
 
     if checkpoint not in RECOMPUTED:
-        raise UsageFailure(f"--checkpoint {shown.text(checkpoint, 40)}: expected {' or '.join(RECOMPUTED)}")
+        raise UsageFailure(f"--checkpoint {printable(checkpoint, 40)}: expected {' or '.join(RECOMPUTED)}")
     if utilisation is not None and not 0.001 <= utilisation <= 1:
         raise UsageFailure(f"--utilisation {utilisation:g}: expected a part from 0.001 to 1")
     kind = device_of(device)
     if kind is None:
-        raise UsageFailure(f"--device {shown.text(device, 40)}: expected {DEVICE_KINDS}")
+        raise UsageFailure(f"--device {printable(device, 40)}: expected {DEVICE_KINDS}")
     link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
     lan_speed = None if lan is None else _bits("--lan", lan)
     with reading(manifest):
@@ -157,7 +157,7 @@ def reading(draft: Path) -> Iterator[None]:
     try:
         yield
     except ManifestError as error:
-        raise UsageFailure(f"--manifest {draft}: {error}") from error
+        raise UsageFailure(f"--manifest {draft}: {str(error).removeprefix(f'{draft}: ')}") from error
 
 
 def _bits(option: str, given: str) -> float:
@@ -165,7 +165,7 @@ def _bits(option: str, given: str) -> float:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kMGT]?)(bit|B)/s", given)
     value = float(found[1]) * 1000 ** "_kMGT".index(found[2] or "_") * (8 if found[3] == "B" else 1) if found else 0.0
     if not 0 < value <= 1e15:
-        raise UsageFailure(f"{option} {shown.text(given, 40)}: expected a speed such as 100Mbit/s, 1Gbit/s or 50MB/s")
+        raise UsageFailure(f"{option} {printable(given, 40)}: expected a speed such as 100Mbit/s, 1Gbit/s or 50MB/s")
     return value
 
 

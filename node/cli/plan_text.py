@@ -154,6 +154,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     peak = plan.device.speed(draft.precision)
     speed = f"{here.flops / 1e12:.3g} TFLOP/s in {draft.precision}"
     reached = "measured here" if plan.measured else f"{here.flops / peak:.0%} of {peak / 1e12:.3g}, assumed"
+    machines = f"{here.replicas} replica" + ("" if here.replicas == 1 else "s")
     shares = f", {here.ranks} of them a stage" if here.ranks > 1 else ""
     shares += f", {here.parallel} to a matrix" if here.parallel > 1 else ""
     limit = "" if times.step <= times.compute else f", {_time(times.compute)} without its pipes"
@@ -183,7 +184,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
         ("times", round_times(timing.min_round_time, timing.round_timeout, timing.eviction_time)),
         (
             "run",
-            f"{times.tokens_per_second:,.0f} tokens/s of {here.replicas} replicas; {whole} for {draft.rounds} rounds",
+            f"{times.tokens_per_second:,.0f} tokens/s of {machines}; {whole} for {draft.rounds} rounds",
         ),
         (
             "checks",

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dlx.ground.printable import printable
+
 _LOG_SECONDS = 10.0  # between two lines in a log of how far it is
 
 
@@ -23,12 +25,12 @@ class Progress:
             self._logged = time.monotonic()
             self.say(line[:100].strip())
         if self._live:
-            sys.stderr.write(f"\r\x1b[2K{line[:100]}")
+            sys.stderr.write(f"\r\x1b[2K{printable(line[:100])}")
             sys.stderr.flush()
 
     def say(self, line: str) -> None:
         self._clear()
-        sys.stderr.write(f"dlx-node: {line}\n")
+        sys.stderr.write(f"dlx-node: {printable(line)}\n")
 
     def __enter__(self) -> Progress:
         return self

@@ -10,7 +10,6 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.progress import Progress
-from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
 
 
@@ -109,4 +108,4 @@ def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
     for one in found["published"]:
         verdict = f"{'not compared' if one['same'] is None else 'DIFFERS'}: {one['checkpoint']}"
         said = "the same" if one["same"] else options.amber(verdict)
-        options.print_fields([(f"  published by {one['account']} at {shown.text(one['uri'])}", said)])
+        options.print_fields([(f"  published by {one['account']} at {one['uri']}", said)])

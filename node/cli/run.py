@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from dlx.node.cli import options, plan, plan_text, wizard
 from dlx.node.cli.progress import Progress
-from dlx.node.home import extras, shown
+from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
 app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
@@ -70,6 +71,7 @@ def create(
             ("data manifest", record.data_manifest),
             *((f"genesis of stage {stage}", name) for stage, name in enumerate(record.genesis)),
             ("blobs", record.blobs),
+            ("next", f"dlx-node start --run {record.run[:14]} --datadir {shlex.quote(str(folder.root))}"),
         ]
     )
 
@@ -107,7 +109,7 @@ def list_(
     with open_ledger(settings, folder) as client, open_index(client) as index:
         found, unreadable = find.list_runs(index, folder.blob_folders)
     for one in unreadable:
-        sys.stderr.write(f"dlx-node: run {one.run} cannot be shown: {one.why}\n")
+        options.note(f"run {one.run} cannot be shown: {one.why}")
     if json:
         options.print_json({"runs": found, "unreadable": unreadable})
     elif not found and not unreadable:
@@ -174,7 +176,7 @@ def show(
         options.print_table([*heads, *(["SITE"] if sited else [])], rows)
     if found.checkpoints:
         sys.stdout.write("\n")
-        offers = [[one.version, shown.text(one.uri), one.account, one.checkpoint] for one in found.checkpoints[-10:]]
+        offers = [[one.version, one.uri, one.account, one.checkpoint] for one in found.checkpoints[-10:]]
         options.print_table(["VERSION", "PUBLISHED AT", "BY", "CHECKPOINT"], offers)
 
 

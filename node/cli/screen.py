@@ -15,6 +15,7 @@ from textual.containers import Container, VerticalScroll
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from dlx.ground.errors import DlxError
+from dlx.ground.printable import printable
 from dlx.node.cli import glance
 from dlx.node.cli.glance import Look
 
@@ -99,7 +100,8 @@ class Screen(App[None]):
     def _tell(self, reason: str) -> None:
         trouble = self.query_one("#trouble", Static)
         trouble.display = bool(reason)
-        trouble.update(f"{reason}: this is what it was {time.monotonic() - self._seen.at:.0f} s ago" if reason else "")
+        age = time.monotonic() - self._seen.at
+        trouble.update(f"{printable(reason)}: this is what it was {age:.0f} s ago" if reason else "")
 
     def _show(self, found: Look) -> None:
         status, before = found.status, self._seen

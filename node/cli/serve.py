@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from dlx.ground import untyped
+from dlx.ground.printable import printable
 from dlx.node.cli import listening, options
 from dlx.node.cli.progress import Progress
-from dlx.node.home import extras, shown
+from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
 
@@ -98,6 +100,6 @@ def _name(folder: Path) -> str:
     from dlx.node.runs.checkpoint import PROVENANCE
 
     try:
-        return shown.text(str(citation(json.loads((folder / PROVENANCE).read_bytes()))))
-    except (OSError, ValueError, KeyError, TypeError):
+        return printable(str(citation(untyped.decode((folder / PROVENANCE).read_bytes()))))
+    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError, RecursionError):
         return folder.absolute().name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlx.ground.places import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
@@ -85,7 +85,7 @@ def command(
         up_limit=up_limit, down_limit=down_limit, schedule=schedule, when_idle=when_idle, resting=resting,
     )  # fmt: skip
     if settings.private_data:
-        options.existing_folder(Path(settings.private_data).expanduser(), "--private-data")
+        options.existing_folder(expand(settings.private_data), "--private-data")
     if all_stages and (not settings.site or wanted is not None):
         raise UsageFailure("--all-stages: name the site by --site, and leave out --stage")
     options.check_placement(settings)
@@ -124,7 +124,7 @@ def _greet(folder: DataDir, settings: Settings) -> None:
     from dlx.node import version
     from dlx.node.runs import health
 
-    options.note(f"dlx-node {version()} starts in {folder.root}")
+    options.note(f"version {version()} starts in {folder.root}")
     for finding in health.quick(folder, settings):
         if finding.verdict != health.PASS:
             options.note(f"{finding.verdict} {finding.check}: {finding.said}; mend: {finding.mend}")

@@ -78,6 +78,8 @@ def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         ("checks", options.amber(f"{said}: {found}") if bad else f"{said}: {found or 'none'}")
     ]
+    if checks.waits is not None:
+        rows.append(("unchecked", f"waits {checks.waits}"))
     rows.append(("checking", f"{checks.seconds:.0f} s of the {checks.allowed_seconds:.0f} s that audit_share allows"))
     if checks.served or checks.undecided_bytes:
         rows.append(("own work", f"{checks.served} drawn and served, {size(checks.undecided_bytes)} wait for a draw"))

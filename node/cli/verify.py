@@ -17,7 +17,10 @@ def command(
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
     blobs: options.BlobsOption = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Ask no peer for the run's tokenizer, only folders.")
+        bool,
+        typer.Option(
+            "--offline", help="Ask no peer for the run's tokenizer, only folders; the chain is asked all the same."
+        ),
     ] = False,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,

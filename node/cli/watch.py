@@ -79,11 +79,9 @@ def _word(line: Line) -> str:
 
 def _print(line: Line, json: bool) -> None:
     if json:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        options.print_json(line)
     else:
         where = f"round {line.round} replica {line.replica} stage {line.stage} segment {line.segment}"
         why = f": {'; '.join(line.reasons)}" if line.reasons else ""
-        sys.stdout.write(f"{_word(line):<8} {where} of {line.account}{why}\n")
+        options.say(f"{_word(line):<8} {where} of {line.account}{why}")
     sys.stdout.flush()

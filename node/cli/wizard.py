@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from dlx.ground.printable import printable
 from dlx.node.cli import options, plan, plan_text
 from dlx.node.home import shown
 from dlx.node.home.errors import UsageFailure
@@ -173,7 +174,7 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None]:
 def _count(option: str, given: str, most: int, why: str = "") -> int:
     number = int(given) if re.fullmatch(r"\d{1,9}", given, re.ASCII) else 0
     if not 1 <= number <= most:
-        raise UsageFailure(f"{option} {shown.text(given, 40)}: {why or f'expected a number from 1 to {most}'}")
+        raise UsageFailure(f"{option} {printable(given, 40)}: {why or f'expected a number from 1 to {most}'}")
     return number
 
 
@@ -184,7 +185,7 @@ def _valid(option: str, kind: Any, given: str) -> str:
         return convert(given, kind)
     except ManifestError as error:
         said = str(error).partition(": ")[2].rpartition(", got ")[0]
-        raise UsageFailure(f"{option} {shown.text(given, 40)}: {said}") from None
+        raise UsageFailure(f"{option} {printable(given, 40)}: {said}") from None
 
 
 def _plain(stem: str) -> str:

@@ -14,6 +14,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_to_base58
+from dlx.ledger.logs import IndexLost
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.view import RunView
 from dlx.node.daemon.clock import ChainClock
@@ -21,7 +22,7 @@ from dlx.node.daemon.looks import QUICK, next_look
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import UsageFailure
 
 TELLS_SECONDS = 10.0  # for which the chain node is asked to wait for a block
 GAP = 0.1  # seconds between two looks, however fast blocks come
@@ -56,7 +57,7 @@ class Follower:
     """`seen` is None until the chain has answered for the first time.
 
     `run` raises LedgerError and ViewError for answers that do not fit what came before: run it again, and it reads all
-    events anew; what was seen last stays until then. It raises Failure for another chain, or other contracts.
+    events anew; what was seen last stays until then. It raises UsageFailure for another chain, or other contracts.
     """
 
     def __init__(
@@ -92,14 +93,18 @@ class Follower:
 
     async def _follow(self, well: Well) -> None:
         feed, head, failures = self._client.follow(self._run, self._confirmations, self._seals), None, 0
-        whole, stale = False, True
+        whole, stale, lost = False, True, False  # lost: what was read, not by the chain
         while True:
             try:
                 asked = trio.current_time()
                 poll = partial(self._client.poll, feed, TELLS_SECONDS)
                 update = await trio.to_thread.run_sync(poll, abandon_on_cancel=True)
             except WrongLedger as error:
-                raise Failure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
+                raise UsageFailure(f"{error}: check --rpc-url, --chain-id and --ledger") from error
+            except IndexLost as error:
+                log.warning(str(error))
+                whole, lost = False, True
+                continue
             except LedgerUnavailable as error:
                 self._fall_silent(str(error))
                 failures += 1
@@ -110,8 +115,10 @@ class Follower:
                 self.silence = None
                 log.info("the chain answers again")
             if update.reorg:
-                log.warning("the chain was reorganised: what it took back is forgotten")
                 whole = False
+                if not lost:  # else it is another index that has not as much yet
+                    log.warning("the chain was reorganised: what it took back is forgotten")
+            lost = False
             is_news = not self._heads or update.head.hash != self._heads[-1].hash
             if is_news:
                 self._heads.append(update.head)

@@ -16,6 +16,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import Kind
 from dlx.ground.errors import DlxError
+from dlx.ground.printable import printable_ascii
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view import RunView
@@ -127,6 +128,16 @@ class Judge:
         for round in sorted(rounds):
             for drawn in rounds[round].drawn:
                 yield Case(drawn, rounds[round].since, self._verdicts.get(drawn.statement, {}))
+
+    def awaits(self) -> str | None:
+        """For what drawn work that nobody replayed waits."""
+        view, now, cases = self._view(), self._context.now(), list(self.cases())
+        if view is None:
+            return None
+        if any(not case.verdicts and not self._delays.is_over(case.drawn.statement, now) for case in cases):
+            return "for what a replay needs and nobody gave yet, or for another try: the log says why"
+        timeout = self._timing.round_timeout
+        return turns.awaits(cases, view, self._context.account, now, timeout, self.effort.is_left)
 
     def take(self, message: wire.VerdictMessage, source: str) -> None:
         """A verdict that somebody sent; while too many wait it is dropped, and asked for again."""
@@ -249,10 +260,10 @@ class Judge:
             distances=distances(outcome),
             loss_stated=outcome.loss_stated if outcome.done else None,
             loss_replayed=outcome.loss_replayed if outcome.done else None,
-            reasons=printable(reasons),
+            reasons=tuple(printable_ascii(reason, MAX_REASON) for reason in reasons[:MAX_REASONS]),
             disputed=disputed,
             software=version()[:32],
-            hardware=printable((outcome.hardware,))[0][:32],
+            hardware=printable_ascii(outcome.hardware[:32], 32),
             checker=to_canonical_address(context.account),
         )
         verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
@@ -313,9 +324,3 @@ def distances(outcome: Outcome) -> Distances:
         return Distances()
     found = (outcome.weights, outcome.optimiser, outcome.activations, outcome.gradients)
     return Distances(*(math.inf if one is not None and math.isnan(one) else one for one in found))
-
-
-def printable(reasons: tuple[str, ...]) -> tuple[str, ...]:
-    """As a report takes them."""
-    kept = ("".join(c if " " <= c <= "~" else "?" for c in reason) for reason in reasons[:MAX_REASONS])
-    return tuple(reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3] + "..." for reason in kept)

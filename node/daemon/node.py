@@ -11,6 +11,7 @@ import trio
 from eth_utils import to_canonical_address
 from starlette.types import ASGIApp
 
+from dlx.ground import stopping
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
@@ -78,8 +79,8 @@ class Startup:
 
 
 def run_node(startup: Startup, client: LedgerClient) -> None:
-    """Runs a node until it is stopped: SIGINT finishes the step and leaves, SIGTERM keeps the slot, a second signal
-    exits now. Raises Failure where going on needs a person."""
+    """Runs a node until it is stopped: SIGINT finishes the step and leaves, SIGTERM and SIGHUP keep the slot, a second
+    signal exits now. Raises Failure where going on needs a person."""
     trio.run(Node(startup, client).run)
 
 
@@ -160,21 +161,23 @@ class Node:
     # ---- life ----
 
     async def _await_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*stopping.signals()) as signals:
             number = await anext(signals)
             notify("STOPPING=1")
             for_good = number == signal.SIGINT and not self._seat.finished
             doing = "finishing the step" + (", then returning the slot if there is one" if for_good else "")
-            log.info(f"stopping: {doing}; a second signal exits at once")
+            why = "the terminal closed: " if number == signal.SIGHUP else ""
+            log.info(f"{why}stopping: {doing}; a second signal exits at once")
             self._overview.stopping = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._leave, for_good)
-                await anext(signals)
-                os._exit(1)  # the training process ends with our end of its socket
+                async for again in signals:
+                    if again != signal.SIGHUP:  # a terminal that closes says so more than once
+                        os._exit(1)  # the training process ends with our end of its socket
 
     async def _leave(self, for_good: bool) -> None:
         """Give up the round at its step. A person's Ctrl-C also returns the slot, so that nobody waits for us; a
-        SIGTERM keeps it, since a service that restarts goes on where it was."""
+        SIGTERM keeps it, since a service that restarts goes on where it was, and so does a terminal that closes."""
         await self._seat.close()
         if for_good:
             try:

@@ -197,6 +197,7 @@ class Overview:
             undecided_bytes=held.undecided,
             seconds=round(effort.spent, 1),
             allowed_seconds=round(effort.allowed, 1),
+            waits=self.judge.awaits(),
         )
 
     def _needs_peers(self) -> bool:

@@ -8,6 +8,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.errors import DlxError
+from dlx.ground.places import expand
 from dlx.ledger.view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
@@ -111,7 +112,7 @@ def private_folder(chosen: str, blobs: Path, manifest: Manifest, public: DataMan
     """The folder of private data that the user named (""; none), checked. Raises Failure and DataError."""
     if not chosen:
         return None
-    folder = Path(chosen).expanduser().resolve()
+    folder = expand(chosen).resolve()
     if not manifest.data.private:
         raise Failure("this run allows no private data (data.private in its manifest): start without --private-data")
     if folder.is_relative_to(blobs.resolve()):

@@ -61,6 +61,7 @@ class CheckStatus(msgspec.Struct, frozen=True, kw_only=True):
     undecided_bytes: int  # of own rounds whose draw is not known yet
     seconds: float  # that checking others took since the start
     allowed_seconds: float  # that it may take by now, but for alarms
+    waits: str | None = None  # for what drawn work that nobody replayed does
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):

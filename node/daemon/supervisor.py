@@ -7,7 +7,7 @@ from random import Random
 import trio
 
 from dlx.ground.backoff import Backoff
-from dlx.ground.errors import DlxError, cause, leaves
+from dlx.ground.errors import DlxError, cause, in_words, leaves
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 
@@ -73,8 +73,7 @@ class Supervisor:
         )
 
     def _note(self, part: str, error: Exception, failures: int, pause: float) -> None:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = " ".join(said.split()) or type(error).__name__
+        reason = in_words(error) or type(error).__name__
         known = self.troubles.get(part)
         self.troubles[part] = Trouble(reason, failures, self.now() + pause)
         self.on_failure(part)

@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
+from dlx.ground.errors import in_words
 from dlx.ledger.errors import LedgerError
 from dlx.node.home.signed import Contradiction
 from dlx.node.round.faults import ActionFailed, LocalFault
@@ -20,9 +21,9 @@ def told() -> Iterator[None]:
     try:
         yield
     except (LocalTrouble, Contradiction, OSError) as error:
-        raise LocalFault(_line(error)) from error
+        raise LocalFault(in_words(error)) from error
     except (BlobError, BlobTrouble, Wrong, LedgerError) as error:
-        raise ActionFailed(_line(error)) from error
+        raise ActionFailed(in_words(error)) from error
 
 
 async def fetch(
@@ -43,7 +44,3 @@ async def fetch(
         if await trio.to_thread.run_sync(store.sound, name):
             raise
         return await exchange.fetch(name, limit, peers, seconds, kind, tree, sharers)
-
-
-def _line(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

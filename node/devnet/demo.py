@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ground.constants import MICRO
+from dlx.ground.stopping import signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view import RunView
@@ -269,12 +270,13 @@ def _quiet(line: str) -> None:
 
 @contextmanager
 def stopping(devnet: Devnet) -> Iterator[None]:
-    """Whatever happens, Ctrl-C and SIGTERM included, every child ends and the folder stays usable."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+    """Whatever happens, every child ends and the folder stays usable: also with a signal that asks to stop."""
+    for number in signals():  # also where a shell started us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes says so more than once
         sys.stderr.write("\ndlx-node: stopping every process; `dlx-node demo --resume` goes on from here\n")
         raise
     finally:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from msgspec.structs import asdict
 
 from dlx.ground import durable
+from dlx.ground.places import expand
+from dlx.ground.stopping import signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
 from dlx.node.home import identity
 from dlx.node.home import site as sites
@@ -60,8 +61,8 @@ def environment(settings: Settings, stage: int) -> dict[str, str]:
         "listen": tuple(_own_port(address, stage) for address in settings.listen),
         "announce": tuple(_own_port(address, stage) for address in settings.announce),
         "http_port": settings.http_port and settings.http_port + stage,
-        "password_file": settings.password_file and str(Path(settings.password_file).expanduser().absolute()),
-        "private_data": settings.private_data and str(Path(settings.private_data).expanduser().absolute()),
+        "password_file": settings.password_file and str(expand(settings.password_file).absolute()),
+        "private_data": settings.private_data and str(expand(settings.private_data).absolute()),
     }
     return {f"DLX_{key.upper()}": _text(value) for key, value in given.items()}
 
@@ -106,12 +107,13 @@ def _together(nodes: Mapping[str, subprocess.Popen[bytes]]) -> int:
     stopping: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        stopping.append(number)
+        if number != signal.SIGHUP or not stopping:  # a terminal that closes says so more than once
+            stopping.append(number)
         for node in nodes.values():
             if node.poll() is None:
                 node.send_signal(number if len(stopping) == 1 else signal.SIGKILL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in signals():
         signal.signal(number, pass_on)
     shown = [threading.Thread(target=_show, args=(name, node.stdout), daemon=True) for name, node in nodes.items()]
     for thread in shown:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlx.ground.constants import MICRO
+from dlx.ground.printable import printable
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.shown import counted, size
@@ -60,7 +61,7 @@ class Dashboard:
                 str(status.peers),
                 size(status.traffic.payload.sent),
                 size(status.traffic.pipe.sent),
-                status.waiting_for or status.phase,
+                printable(status.waiting_for or status.phase),
             )
         elapsed = Text(f"{time.time() - seen.started:.0f} s", style="dim")
         self._live.update(Group(table, elapsed), refresh=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import stat
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlx.ground import durable, locks
+from dlx.ground.places import expand
 from dlx.node.home.errors import Failure
 
 
@@ -24,7 +25,7 @@ class DataDir:
     def locate(cls, flag: Path | None, network: str, environ: Mapping[str, str]) -> DataDir:
         """--datadir, else DLX_HOME, else ~/.dlx/<network>."""
         chosen = flag or environ.get("DLX_HOME") or Path("~/.dlx") / network
-        return cls(Path(os.path.abspath(Path(chosen).expanduser())))
+        return cls(Path(os.path.abspath(expand(chosen))))
 
     @property
     def config(self) -> Path:
@@ -120,13 +121,9 @@ class DataDir:
         """Hold node.lock: at most one node runs in a folder. The kernel frees it when the process dies."""
         descriptor = os.open(self.root / "node.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not locks.take(descriptor, self.root / "node.lock"):
                 pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise Failure(
-                    f"another dlx-node (pid {pid}) runs in {self.root}: stop it, or choose another --datadir"
-                ) from None
+                raise Failure(f"another dlx-node (pid {pid}) runs in {self.root}: stop it, or choose another --datadir")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -135,14 +132,18 @@ class DataDir:
 
 
 class NotPrivate(Failure):
-    """Secrets that others may read. `mend` is the command that takes that from them."""
+    """Secrets that others may read. `mend` is how that is taken from them."""
 
     def __init__(self, paths: list[Path]) -> None:
         mode = stat.S_IMODE(paths[0].stat().st_mode)
         self.said = f"{paths[0]} holds a secret but its mode is {mode:04o}"
         self.said += f", and {len(paths) - 1} more" if len(paths) > 1 else ""
-        self.mend = shlex.join(["chmod", "600", *map(str, paths)])
-        super().__init__(f"{self.said}: run `{self.mend}`")
+        if durable.keeps_modes(paths[0].parent):
+            self.mend = shlex.join(["chmod", "600", *map(str, paths)])
+            super().__init__(f"{self.said}: run `{self.mend}`")
+        else:
+            self.mend = "move it to a file system that keeps modes: this one does not, so that chmod changes nothing"
+            super().__init__(f"{self.said}: {self.mend}")
 
 
 def check_private(*paths: Path) -> None:

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import msgspec
 
 from dlx.node.home.errors import NotReady
 
@@ -26,7 +30,33 @@ class MissingExtra(NotReady):
     """A package of an extra that is not installed."""
 
     def __init__(self, extra: str) -> None:
-        super().__init__(f'this needs the extra "{extra}": pip install "dlx-node[{extra}]"')
+        super().__init__(f'this needs the extra "{extra}": {install(extra)}')
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra, from where this distribution came: a clone, a wheel's file, an address, or else
+    the package index that it was taken from."""
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to import
+
+    try:
+        found = msgspec.json.decode(distribution("dlx-node").read_text("direct_url.json") or "{}", type=_Origin)
+    except (PackageNotFoundError, msgspec.DecodeError):
+        found = _Origin()
+    if not found.url:
+        return f'pip install "dlx-node[{extra}]"'
+    if found.url.startswith("file://"):
+        place = url2pathname(urlsplit(found.url).path)
+        return f'pip install {"--editable " if found.dir_info.get("editable") else ""}"{place}[{extra}]"'
+    scheme = f"{found.vcs_info['vcs']}+" if "vcs" in found.vcs_info else ""
+    return f'pip install "dlx-node[{extra}] @ {scheme}{found.url}"'
+
+
+class _Origin(msgspec.Struct):
+    """Of an installed distribution, as PEP 610 has it; without a URL it came from an index."""
+
+    url: str = ""
+    dir_info: dict[str, bool] = {}
+    vcs_info: dict[str, str] = {}
 
 
 def require(*extras: str) -> None:

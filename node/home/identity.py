@@ -15,6 +15,7 @@ from pathlib import Path
 from coincurve import PrivateKey
 
 from dlx.ground import durable
+from dlx.ground.places import expand
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
 from dlx.node.home import logs, sealed
@@ -179,13 +180,16 @@ def read_password(datadir: DataDir, settings: Settings) -> str:
 
 
 def password_in(path: Path) -> str:
-    """The first line of a password file."""
-    path = path.expanduser()
+    """The first line of a password file. Raises NotPrivate where others may read it, UsageFailure."""
+    path = expand(path)
     try:
+        check_private(path)
         with path.open() as file:
             password = file.readline(4096).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFailure(f"the password file {path} cannot be read ({error})") from None
+    except OSError as error:
+        raise UsageFailure(f"the password file {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageFailure(f"the password file {path} is no text: its first line is the password") from None
     if not password:
         raise UsageFailure(f"the password file {path} is empty: its first line is the password")
     return password

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from coincurve import PrivateKey
 from msgspec.structs import replace
 
-from dlx.ground import durable
+from dlx.ground import durable, places
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
 from dlx.node.home.config import Settings
@@ -41,8 +41,8 @@ _CHAIN_STOP_SECONDS = 15.0
 def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) -> Iterator[LedgerClient]:
     """A connected client; with `key` (32 bytes) it can also send transactions.
 
-    Raises NotReady for a chain node that is silent or has no code at the ledger's address, Failure for a wrong chain
-    id, WrongLedger for other contracts.
+    Raises NotReady for a chain node that is silent or has no code at the ledger's address, UsageFailure for a wrong
+    chain id, WrongLedger for other contracts.
     """
     from dlx.ledger.errors import LedgerUnavailable
 
@@ -101,11 +101,12 @@ def limits_of(settings: Settings) -> Limits:
 def index_folder(datadir: DataDir | None) -> Path | None:
     """Where the index of events is kept: in the folder's state, else in the user's cache folder;
     None where neither can be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx-node"
-    for folder in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dlx-node"
+    for place in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
         try:
+            folder = places.expand(place)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
+        except (OSError, places.Homeless):
             continue
         if os.access(folder, os.W_OK):
             return folder
@@ -177,7 +178,7 @@ def _show_progress(block: int, last: int) -> None:
 
 
 def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
-    """Raise Failure unless an endpoint answers, soon, with this chain id, or where all have others."""
+    """Raise UsageFailure unless an endpoint answers, soon, with this chain id, or where all have others."""
     from dlx.ledger.errors import LedgerUnavailable, WrongLedger
     from dlx.ledger.rpc import Rpc
 
@@ -186,7 +187,7 @@ def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
     except LedgerUnavailable as error:
         raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
     except WrongLedger as error:
-        raise Failure(f"{error}: check --rpc-url or --chain-id") from None
+        raise UsageFailure(f"{error}: check --rpc-url or --chain-id") from None
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:

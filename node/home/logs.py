@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from dlx.ground.printable import printable
+
 _FILE_BYTES = 10 * 1024 * 1024
 _FILES_KEPT = 4
 
@@ -68,7 +70,9 @@ class _Text(logging.Formatter):
         fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items() if value is not None)
         name = "" if record.name.startswith("dlx") else f"{record.name}: "
         line = f"{_stamp(record)} {record.levelname:<7} {name}{_on_one_line(record.getMessage())}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        return "\n".join([line, *map(printable, self.formatException(record.exc_info).splitlines())])
 
 
 class _Json(logging.Formatter):

@@ -21,12 +21,6 @@ def bar(done: float, total: float) -> str:
     return f"[{'#' * filled}{'.' * (20 - filled)}] {part:.0%}"
 
 
-def text(hostile: str, most: int = 200) -> str:
-    """Somebody's text as one line that cannot steer a terminal, at most so many characters of it."""
-    plain = "".join(one if one.isprintable() else "\ufffd" for one in hostile[:most])
-    return plain if len(hostile) <= most else plain + "..."
-
-
 def counted(contributions: list[int], replicas: int) -> str:
     """How much of the replicas' work the seals of a round count, one number for each stage: 2 of 3 replicas, or
     1 to 2 of 3 replicas where stages differ."""

@@ -73,6 +73,24 @@ def next_check(
     return None
 
 
+def awaits(
+    cases: Iterable[Case], view: RunView, account: str, now: float, round_timeout: float, has_budget: bool
+) -> str | None:
+    """Why contributions that were drawn have not been replayed by anybody, as far as `account` knows: what they wait
+    for. None where there are none, or where the account checks one now."""
+    cases = list(cases)
+    unchecked = [case for case in cases if not case.verdicts]
+    if not unchecked or next_check(cases, view, account, now, round_timeout, has_budget) is not None:
+        return None
+    mine = [case for case in unchecked if may_check(view, case.drawn, account)]
+    if not mine:
+        return "for others: who has a part in a replica's work does not check it, nor does who has no seat"
+    if not has_budget:
+        return "for more of the seconds that audit_share allows"
+    waits = min(turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout + case.since - now for case in mine)
+    return f"for checkers that the draw puts before this node; its turn is in {max(0.0, waits):.0f} s"
+
+
 def may_check(view: RunView, drawn: Drawn, account: str) -> bool:
     """Whether a verdict of the account counts: it holds a seat in another replica and has no part in the work."""
     slot = view.slot_of(account)

@@ -7,19 +7,20 @@ is not the version shows, whoever publishes it.
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlx.ground import durable
+import msgspec
+
+from dlx.ground import durable, untyped
 from dlx.ground.durable import file_hash
+from dlx.ground.printable import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.shown import text
 from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import parse
 from dlx.training.recipe.strict import ManifestError
@@ -58,14 +59,14 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     """What a pulled folder says of itself. Raises Failure unless its files are those that it lists; where they
     are longer than a version can be none is read."""
     try:
-        listed, stated = _small(folder / SUMS), json.loads(_small(folder / PROVENANCE))
+        listed, stated = _small(folder / SUMS), untyped.decode(_small(folder / PROVENANCE))
         if (size := _size(folder)) > (most := _most_bytes(folder)):
             raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {most:,}")
         if listed != _sums(folder):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, folder)}")
-        if others := sorted(text(path.name) for path in folder.iterdir() if not path.is_file()):
+        if others := sorted(printable(path.name) for path in folder.iterdir() if not path.is_file()):
             raise Failure(f"{folder}: no plain file: {', '.join(others[:8])}")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
     if not isinstance(stated, dict):
         raise Failure(f"{folder}: its {PROVENANCE} is none")
@@ -74,7 +75,7 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 def published(view: RunView, version: int) -> list[dict[str, str]]:
     """Who says where the version can be had, oldest first: `account`, `uri`, and `checkpoint`, the sha256 (hex) of the
-    list of files there. Anybody's text: `shown.text` before a terminal."""
+    list of files there. Anybody's text."""
     return [
         {"account": one.account, "uri": one.uri, "checkpoint": one.folder.hex()}
         for one in view.checkpoints
@@ -160,5 +161,5 @@ def _differences(listed: bytes, folder: Path) -> str:
         "missing": [name for name in stated if name not in there],
         "not listed": [name for name in there if name not in stated],
     }
-    said = [f"{kind}: {', '.join(sorted(map(text, names))[:8])}" for kind, names in kinds.items() if names]
+    said = [f"{kind}: {', '.join(sorted(map(printable, names))[:8])}" for kind, names in kinds.items() if names]
     return "; ".join(said) or "they are listed in another way"

@@ -12,12 +12,12 @@ import msgspec
 
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobError, read_blob
+from dlx.ground.printable import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index import EventIndex
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.view import RunView
-from dlx.node.home import shown
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.plans import Terms, finished
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
@@ -183,7 +183,7 @@ def readable(
             except LedgerUnavailable:
                 raise
             except Exception as error:
-                why = shown.text(f"{type(error).__name__}: {error}")
+                why = printable(f"{type(error).__name__}: {error}")
                 unreadable.append(UnreadableRun(run="0x" + run.hex(), why=why))
     return found, unreadable
 

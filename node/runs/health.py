@@ -190,7 +190,7 @@ def _versions() -> Finding:
     try:
         extras.require("train")
     except extras.MissingExtra as error:
-        return Finding("versions", FAIL, f"{said}: {error}", 'pip install "dlx-node[train]"')
+        return Finding("versions", FAIL, f"{said}: {error}", extras.install("train"))
     return Finding("versions", PASS, said)
 
 

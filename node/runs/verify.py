@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ground.durable import file_hash
+from dlx.ground.printable import printable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import RunView
 from dlx.node.archive.blobs import Blobs
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.home.errors import Failure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
-from dlx.node.home.shown import text
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
 from dlx.node.runs.pull import provenance, read_vocabulary
@@ -116,7 +116,7 @@ def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: B
         mend = "another release of transformers writes another config.json: compare, or pull again"
         yield Finding("config", FAIL, f"not what the run's manifest and data give: {', '.join(differs)}", mend)
     elif names - known:
-        more = ", ".join(map(text, sorted(names - known)[:8]))
+        more = ", ".join(map(printable, sorted(names - known)[:8]))
         if whole:
             yield Finding("config", FAIL, f"files that no version has: {more}", "remove them")
         else:

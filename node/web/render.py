@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dlx.ground.printable import printable
 from dlx.ledger.events import Convicted
 from dlx.ledger.typed import split_conviction
 from dlx.node.home import shown
@@ -59,7 +60,7 @@ def _environment() -> Environment:
         "compact": compact,
         "utc": utc,
         "clock": lambda seconds: utc(seconds).replace("T", " ").removesuffix("Z"),
-        "plain": lambda text: shown.text(str(text), 300),
+        "plain": lambda text: printable(str(text), 300),
         "cell_count": lambda row: sum(len(stage.cells) for stage in row.stages if stage is not None),
         "standing": _standing,
         "reports": _reports,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dlx
+import dlx.api
 from tests.history_builder import History
 
 pytest_plugins = ["tests.history_builder"]
@@ -32,6 +34,53 @@ def test_importing_takes_no_time_and_nothing_heavy() -> None:
     ]
     assert found[0][1] == []
     assert min(seconds for seconds, _ in found) < 0.3
+
+
+STATE = """
+import asyncio, gc, importlib, json, locale, logging, multiprocessing, os, signal, socket, sys, threading, warnings
+import numpy, requests, torch  # they change filters of warnings of their own
+
+def state():
+    return {
+        "recursion limit": sys.getrecursionlimit(),
+        "environment": dict(os.environ),
+        "signals": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
+        "locale": locale.setlocale(locale.LC_ALL),
+        "warnings": [str(one) for one in warnings.filters],
+        "threads": [one.name for one in threading.enumerate()],
+        "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype())],
+        "determinism": torch.are_deterministic_algorithms_enabled(),
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "event loops": str(asyncio.get_event_loop_policy().__class__),
+        "logging": [str(logging.root.handlers), logging.root.level, str(logging.getLoggerClass())],
+        "our logging": [str(logging.getLogger("dlx").handlers), logging.getLogger("dlx").level],
+        "hooks": [str(one) for one in (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook)],
+        "collector": [gc.isenabled(), *gc.get_threshold()],
+        "stack of threads": threading.stack_size(),
+        "sockets": socket.getdefaulttimeout(),
+        "folder": os.getcwd(),
+        "modules from": sys.path,
+        "streams": [sys.stdout.errors, sys.stderr.errors],
+        "umask": os.umask(os.umask(0o22)),
+    }
+"""
+
+
+@pytest.mark.parametrize("limit", [1_000, 50_000])
+def test_the_program_that_imports_it_stays_as_it_is(limit: int) -> None:
+    """Also when what its methods need is imported."""
+    modules = sorted(set(re.findall(r"from (dlx\.[a-z_.]+) import", Path(dlx.api.__file__).read_text())))
+    code = f"""{STATE}
+sys.setrecursionlimit({limit})
+before = state()
+import dlx
+for module in {modules!r}:
+    importlib.import_module(module)
+after = state()
+print(json.dumps({{name: [before[name], after[name]] for name in before if before[name] != after[name]}}))
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+    assert json.loads(found.stdout) == {}
 
 
 def test_a_run_is_found_by_id_prefix_or_alone(honest_history: History, run: dlx.Run) -> None:
@@ -83,7 +132,7 @@ def test_a_version_is_pulled_and_loaded(run: dlx.Run, tmp_path: Path) -> None:
 
 def test_a_model_without_torch_names_the_extra(run: dlx.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(dlx.DlxError, match=r'pip install "dlx-node\[train\]"'):
+    with pytest.raises(dlx.DlxError, match=r'the extra "train": pip install .*\[train\]"'):
         run.load()
 
 

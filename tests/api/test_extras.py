@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dlx.node.home.extras import EXTRAS
+from dlx.node.home.extras import EXTRAS, install
 from tests.history_builder import History
 
 pytest_plugins = ["tests.history_builder"]
@@ -61,15 +63,39 @@ def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], t
     if arguments[0] not in ("run", "demo"):
         arguments = [*arguments, "--datadir", str(tmp_path / "home")]
     _, error = without((extra,), *arguments, code=3)
-    assert error.strip() == f'dlx-node: this needs the extra "{extra}": pip install "dlx-node[{extra}]"'
+    assert error.strip() == f'dlx-node: this needs the extra "{extra}": {install(extra)}'
     assert not (tmp_path / "home" / "chain").exists()
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, 'pip install "dlx-node[web]"'),
+        ({"url": "file:///a%20b/dlx", "dir_info": {"editable": True}}, 'pip install --editable "/a b/dlx[web]"'),
+        ({"url": "file:///b/dlx", "dir_info": {}}, 'pip install "/b/dlx[web]"'),
+        ({"url": "file:///b/dlx_node-0.1.0-py3-none-any.whl"}, 'pip install "/b/dlx_node-0.1.0-py3-none-any.whl[web]"'),
+        (
+            {"url": "https://example.org/dlx", "vcs_info": {"vcs": "git", "commit_id": "ab"}},
+            'pip install "dlx-node[web] @ git+https://example.org/dlx"',
+        ),
+        ({"nonsense": 1}, 'pip install "dlx-node[web]"'),
+    ],
+)
+def test_an_extra_comes_from_where_the_rest_came_from(
+    origin: object, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index is asked for a name that nobody may have registered there."""
+    text = None if origin is None else json.dumps(origin)
+    found = SimpleNamespace(read_text=lambda name: {"direct_url.json": text}[name])
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: found)
+    assert install("web") == command
 
 
 def test_a_plot_says_which_extra_it_needs(honest_history: History, tmp_path: Path) -> None:
     where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
     where += ["--datadir", tmp_path]
     _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=3)
-    assert 'pip install "dlx-node[plot]"' in error
+    assert install("plot") in error
     assert "5.5000" in without((*EXTRAS,), "history", *where)[0]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.ground import blob_index, blobs, room
+from dlx.ground import blob_index, blobs, locks, room
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, piece_bytes
 from dlx.ground.partial import Partial
 
@@ -166,15 +166,15 @@ def test_a_finished_download_is_not_opened_again_by_who_saw_it_before(tmp_path, 
     """Between opening the file and locking it, its owner moved it to its place."""
     store, data = BlobStore(tmp_path), os.urandom(SIZE)
     first = download(store, data, 0)
-    lock, finished = first.__class__.__init__.__globals__["fcntl"].flock, []
+    take, finished = locks.take, []
 
-    def finish_first(file: int, how: int) -> None:
+    def finish_first(file: int, path: Path) -> bool:
         if not finished:
             finished.append(first.finish())
             first.close()
-        lock(file, how)
+        return take(file, path)
 
-    monkeypatch.setattr("dlx.ground.partial.fcntl.flock", finish_first)
+    monkeypatch.setattr(locks, "take", finish_first)
     second = store.partial(hashlib.sha256(data).digest(), SIZE)
     second.discard()
     second.close()

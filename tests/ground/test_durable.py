@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob, write_blob
 from dlx.ground.durable import write_bytes, write_chunks
+from dlx.ground.errors import Unsuited
 
 
 def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
@@ -83,3 +85,33 @@ def test_a_link_is_pointed_elsewhere_at_once(tmp_path: Path) -> None:
         durable.point(link, target)
         assert os.readlink(link) == target
     assert list(tmp_path.iterdir()) == [link]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_new_file_is_made_where_there_are_no_hard_links(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT, some networks' file systems: their answer is made, since a mount needs more rights."""
+
+    def refuses(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuses)
+    durable.create(tmp_path / "key", b"secret")
+    assert (tmp_path / "key").read_bytes() == b"secret" and (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        durable.create(tmp_path / "key", b"another")
+    durable.share(tmp_path / "key", tmp_path / "copy")
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [b"secret"] * 2
+
+
+def test_no_secret_is_written_where_everybody_could_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on FAT or WSL's /mnt/c, where a mode is taken and forgotten."""
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, mode=0o777: opened(path, flags, mode | 0o055))
+    with pytest.raises(Unsuited, match=r"on a file system without modes, .* choose a place"):
+        durable.create(tmp_path / "key", b"secret")
+    assert not list(tmp_path.iterdir()) and not durable.keeps_modes(tmp_path)
+    write_bytes(tmp_path / "weights", b"public")
+    monkeypatch.undo()
+    assert durable.keeps_modes(tmp_path)

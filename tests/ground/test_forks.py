@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlx.ground import places
 from dlx.ground.forks import Forked, ForkServer
 from tests.patience import PATIENCE
 
@@ -105,3 +107,18 @@ def test_a_server_that_stopped_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         fork(server, "pass", tmp_path / "log")
     assert not os.path.exists(server.path)
+
+
+@pytest.mark.parametrize("at", ["subprocess.Popen", "socket.socket"])
+def test_a_server_that_cannot_start_leaves_nothing(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor tries again and again."""
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(places, "_SOCKET_PATH", 1000)
+    monkeypatch.setattr(f"dlx.ground.forks.{at}", refuses)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        Server()
+    assert not list(tmp_path.iterdir())

@@ -135,7 +135,7 @@ def test_killed_under_load_it_loses_no_acknowledged_transaction_and_changes_no_r
         process.wait()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_cleanly_while_a_client_is_connected(tmp_path: Path, sent: signal.Signals) -> None:
     process, url = start(tmp_path, lasting_port())
     try:

@@ -80,14 +80,17 @@ def test_events_of_later_contracts_are_passed_over():
         assert decode_log(parse_log({**joined(), **PLACE, "topics": topics}), 5) is None
 
 
-def test_text_that_is_no_utf8_is_no_reason_to_stop():
+def test_text_of_strangers_is_text_and_no_reason_to_stop():
     account = bytes(12) + bytes.fromhex(ACCOUNT[2:])
-    data = eth_abi.encode(["bytes[]"], [[b"/ip4/1.2.3.4", b"\xff\xfe"]])
+    data = eth_abi.encode(["bytes[]"], [[b"/ip4/1.2.3.4", b"\xff\x1b"]])
     changed = decode_log(parse_log(log(AddressesChanged, [account], data)), 5)
     assert isinstance(changed, AddressesChanged) and changed.multiaddrs == ("/ip4/1.2.3.4", "\ufffd\ufffd")
-    data = eth_abi.encode(["bytes32", "bytes"], [b"\1" * 32, b"\xc3("])
+    data = eth_abi.encode(["bytes32", "bytes"], [b"\1" * 32, b"\xc3(\x1b[2J\n"])
     published = decode_log(parse_log(log(CheckpointPublished, [RUN, (7).to_bytes(32, "big"), account], data)), 5)
-    assert isinstance(published, CheckpointPublished) and (published.round, published.uri) == (7, "\ufffd(")
+    assert isinstance(published, CheckpointPublished) and (published.round, published.uri) == (
+        7,
+        "\ufffd(\ufffd[2J\ufffd",
+    )
 
 
 def test_an_event_without_data():

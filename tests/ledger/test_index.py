@@ -9,6 +9,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.logs import IndexLost
 from dlx.ledger.rpc import Rpc
 
 CONTRACTS = Contracts(LEDGER, REGISTRY)
@@ -119,6 +120,22 @@ def test_a_locked_index_is_waited_for_and_then_done_without(fake_chain, rpc, ind
     holder.execute("ROLLBACK")
     index.sync(rpc)
     assert index.trouble is None and replicas(index.events(RUN)) == [1]
+
+
+def test_a_full_disk_is_named_and_the_ledger_read_into_memory(fake_chain, rpc, index, tmp_path):
+    fake_chain.mine(joined(replica=1))
+    index.sync(rpc)
+    (pages,) = index._file.db.execute("PRAGMA page_count").fetchone()
+    index._file.db.execute(f"PRAGMA max_page_count = {pages}")  # sqlite's own error of a full disk
+    for replica in range(2, 60):
+        fake_chain.mine(joined(replica=replica))
+    feed = EventFeed(lambda: index, RUN)
+    with pytest.raises(
+        IndexLost, match=rf"^the index of events {tmp_path}/index.db cannot be used: .* is full: the ledger"
+    ):
+        for _ in range(60):
+            feed.poll(rpc)
+    assert replicas(feed.poll(rpc).events) == list(range(1, 60)) and index.trouble is not None
 
 
 def test_an_index_that_cannot_be_kept_is_read_all_the_same(fake_chain, rpc, tmp_path):

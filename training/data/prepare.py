@@ -4,14 +4,13 @@ The data manifest is written last: whatever interrupts this leaves shards that n
 of its own also how far it was.
 """
 
-import fcntl
 import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from dlx.ground import durable
+from dlx.ground import durable, locks
 from dlx.ground.blobs import write_blob
+from dlx.ground.errors import Unsuited
 from dlx.training.data import shards, unfinished
 from dlx.training.data.formats import Document, Found, Source, find, read_all
 from dlx.training.data.shards import PREPARED, DataError, DataManifest, PreparationError, Shard, Split, TextError
@@ -99,7 +99,7 @@ def prepare_folder(
     try:
         with _alone(folder):
             return _prepare_here(preparation, folder, progress)
-    except DataError:
+    except (DataError, Unsuited):
         if is_new and not any(folder.iterdir()):
             folder.rmdir()
         raise
@@ -122,7 +122,7 @@ def adopt_folder(folder: Path, blobs: Path, progress: Progress = lambda done, to
     for problem in shards.check(manifest, folder, seen):
         raise DataError(f"{folder}: {problem.blob}: {problem.reason}")
     for blob in manifest.blobs():
-        _link(folder / blob.sha256, blobs / blob.sha256)
+        durable.share(folder / blob.sha256, blobs / blob.sha256)
     return _put_manifest(manifest, blobs)
 
 
@@ -131,26 +131,14 @@ def _put_manifest(manifest: DataManifest, blobs: Path) -> BlobRef:
     return BlobRef(sha256=write_blob(blobs, [content]).hex(), size=len(content))
 
 
-def _link(source: Path, target: Path) -> None:
-    """One file under two names, since blobs never change; a copy where the file system cannot do that."""
-    if target.exists():
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        with open(source, "rb") as file:
-            durable.write_chunks(target, iter(partial(file.read, _CHUNK), b""))
-
-
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Raises PreparationError while another process prepares data there."""
     opened = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not locks.take(opened, folder):
+            raise PreparationError(f"{folder}: another process prepares data there; wait for it, or name another")
         yield
-    except BlockingIOError:
-        raise PreparationError(f"{folder}: another process prepares data there; wait for it, or name another") from None
     finally:
         os.close(opened)
 

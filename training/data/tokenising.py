@@ -76,7 +76,13 @@ def tokenised(
         for batch in batches:
             yield _encoded(batch, vocabulary, dtype)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (vocabulary.content, vocabulary.separator, dtype))
+    given = vocabulary.content, vocabulary.separator, dtype
+    try:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, given)
+    except OSError as error:  # its locks lie in shared memory: a container may have none, or none that can be written
+        raise DataError(
+            f"no tokenising processes: shared memory (/dev/shm) cannot be used ({error.strerror}): use --workers 1"
+        ) from None
     waiting: deque[Future[Tokens]] = deque()
     try:
         for batch in batches:

@@ -1,9 +1,9 @@
 """A run's `tokenizer.json`: how text becomes token ids, and which token stands between documents."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlx.ground import untyped
 from dlx.training.data.shards import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, DataError, DataManifest, TextError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _load(content: bytes, origin: str) -> "Tokenizer":
         raise DataError(f"{origin}: expected a tokenizer.json of at most {MAX_TOKENIZER_BYTES >> 20} MiB")
     try:
         text = content.decode()
-        raw = json.loads(text)
+        raw = untyped.decode(text)
         if (raw.get("model") or {}).get("dropout"):
             raise DataError(f"{origin}: its BPE dropout gives other tokens each time; set model.dropout to null")
         tokenizer = Tokenizer.from_str(text)

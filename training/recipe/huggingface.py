@@ -5,19 +5,17 @@ Nothing of the folder is executed. What the run's model would compute differentl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dlx.ground import untyped
 from dlx.training.recipe.families import FAMILIES, config_class
 from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Model, parse_model
 from dlx.training.recipe.strict import ManifestError
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -76,7 +74,7 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
     if len(data) > limit:
         raise ManifestError(f"{path}: expected at most {limit} bytes")
     try:
-        found = msgspec.json.decode(data)
+        found = untyped.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
     if not isinstance(found, dict):

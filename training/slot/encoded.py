@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
+from dlx.ground import durable
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import combine, count
 from dlx.training.models.weights import Shapes, layout
@@ -132,7 +133,8 @@ class Placed:
         """The tensor's values from number `start` on. Raises OSError."""
         at, data = self._starts[name] + values.itemsize * start, values.reshape(-1).view(np.uint8).data
         while len(data):
-            count = os.pwrite(self._file.fileno(), data[:_PIECE], at)
+            with durable.naming(Path(self._file.name)):
+                count = os.pwrite(self._file.fileno(), data[:_PIECE], at)
             at, data = at + count, data[count:]
 
 

@@ -75,7 +75,8 @@ class _Tap:
         data = self._link.recv(kind, step, micro)
         if kind in self._came:
             self._received.update(data)
-            self._file.write(data)
+            with durable.naming(self._draft):
+                self._file.write(data)
         return data
 
     def end_segment(self) -> Sequence[bytes]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dlx.node.cli import app, demo
+from dlx.node.cli import app, demo, options
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
@@ -310,11 +311,11 @@ def test_deploying_again_gives_a_second_ledger_and_checks_the_chain_id(folder: P
     dlx("init", "--datadir", folder, "--insecure-devnet")
     found = json.loads(dlx("deploy", "--datadir", folder, "--json").stdout)
     assert found["ledger"] != chain.found["ledger"]
-    assert "is on chain 31337, not 5" in dlx("deploy", "--datadir", folder, "--chain-id", 5, code=1).stderr
+    assert "is on chain 31337, not 5" in dlx("deploy", "--datadir", folder, "--chain-id", 5, code=2).stderr
     for command in ("run", "list"), ("audit", "--run", "22" * 32):
         wrong = dlx(*command, "--datadir", folder, "--ledger", "0x" + "11" * 20, code=3).stderr
         assert "no code at 0x1111" in wrong and len(wrong.splitlines()) == 1
-    wrong = dlx("run", "list", "--datadir", folder, "--ledger", found["registry"], code=1).stderr
+    wrong = dlx("run", "list", "--datadir", folder, "--ledger", found["registry"], code=2).stderr
     assert "is not this version's TrainingLedger" in wrong
 
 
@@ -399,3 +400,67 @@ def test_an_interruption_before_anything_listens_ends_without_a_traceback(
     with pytest.raises(SystemExit) as raised:
         app.main([])
     assert raised.value.code == 130 and not capsys.readouterr().err
+
+
+STEERING = "\x1b[2J\x9b31m\u202e"  # clears a terminal, colours it, turns what follows around
+
+
+def test_what_strangers_say_steers_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(arguments: object) -> None:
+        raise Failure(f"a peer says: {STEERING}\nand more")
+
+    monkeypatch.setattr(app, "app", fails)
+    with pytest.raises(SystemExit):
+        app.main([])
+    options.note(STEERING)
+    options.say(f"first\n{STEERING}")
+    options.print_fields([("name", STEERING), ("other", options.amber(STEERING))])
+    options.print_table(["NAME"], [[STEERING]])
+    options.print_json({"name": STEERING})
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in [*out.splitlines(), *err.splitlines()])
+    assert err.splitlines()[0] == "dlx-node: a peer says: \ufffd[2J\ufffd31m\ufffd and more"
+    assert json.loads(out.splitlines()[-1]) == {"name": STEERING}
+
+
+def test_data_that_ends_too_soon_is_no_answer_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> None:
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("dlx.node.cli.options.folder", ended)
+    said = dlx("status", code=1).stderr
+    assert "Aborted" not in said and "data ended too soon in" in said and "test_cli.py, line" in said
+    assert "marshal data too short" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["start", "--help"]])
+def test_a_full_output_is_named(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "dlx.node.cli.app", *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, "dlx-node: standard output: No space left on device\n")
+
+
+def test_who_reads_no_further_is_told_nothing() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "dlx.node.cli.app", "start", "--help"]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_user_without_a_home_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container with a user's number that is in no list."""
+
+    def nobody(path: str) -> str:
+        return path
+
+    monkeypatch.setattr("os.path.expanduser", nobody)
+    said = dlx("status", code=2).stderr
+    assert "no home folder" in said and "--datadir" in said and "DLX_HOME" in said and len(said.splitlines()) == 1
+    assert "peer id" in dlx("init", "--datadir", tmp_path / "node", "--insecure-devnet").stdout
+    assert "no node runs" in dlx("status", code=3, DLX_HOME=str(tmp_path / "node")).stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dlx.ground import durable
 from dlx.node.home import identity, sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
@@ -162,12 +163,12 @@ def test_keys_are_listed_without_a_password(folder: Path) -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_an_account_moves_by_export_and_import(folder: Path, tmp_path: Path, plain: bool) -> None:
     out, new, word = tmp_path / "key", tmp_path / "new", tmp_path / "word"
-    word.write_text("a word of its own\n")
+    durable.write_bytes(word, b"a word of its own\n", durable.SECRET)
     dlx("keys", "export", "--out", out, *(["--plain"] if plain else []), "--datadir", folder)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     dlx("keys", "export", "--out", out, "--datadir", folder, code=1)  # never overwritten
     old = tmp_path / "old"
-    old.write_text("insecure-devnet\n")
+    durable.write_bytes(old, b"insecure-devnet\n", durable.SECRET)
     given = ["keys", "import", out, "--unlock", old, "--datadir", new, "--password-file", word, "--json"]
     if plain:
         out.chmod(0o644)
@@ -186,7 +187,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
     file, word = tmp_path / "key", tmp_path / "word"
     file.write_text(text)
     file.chmod(0o600)
-    word.write_text("word\n")
+    durable.write_bytes(word, b"word\n", durable.SECRET)
     dlx("keys", "import", file, "--datadir", tmp_path / "new", "--password-file", word, code=1)
     assert not (tmp_path / "new").exists()
 

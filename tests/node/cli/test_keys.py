@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dlx.ground import durable
 from dlx.ledger.typed import Contribution
 from dlx.node.home import identity, sealed
 from dlx.node.home.config import Settings
@@ -125,8 +126,8 @@ def test_the_accounts_password_locks_the_bundle(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(identity, "_SCRYPT_N", 4096)
     monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
     folder, right, wrong = tmp_path / "node", tmp_path / "right", tmp_path / "wrong"
-    right.write_text("correct\n")
-    wrong.write_text("other\n")
+    durable.write_bytes(right, b"correct\n", durable.SECRET)
+    durable.write_bytes(wrong, b"other\n", durable.SECRET)
     dlx("init", "--datadir", folder, "--password-file", right)
     export_to = ("keys", "export-signed", "--datadir", folder, "--out", tmp_path / "bundle")
     assert "does not open" in dlx(*export_to, "--password-file", wrong, code=1).stderr

@@ -1,5 +1,6 @@
 """The view of the chain: never dead in silence."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id
+from dlx.ledger.logs import IndexLost
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain
@@ -115,6 +117,28 @@ def test_a_silent_chain_is_waited_for_with_its_reason() -> None:
         assert supervisor.reasons() == (), "silence is not a failure of ours"
 
     follow(silent, stays)
+
+
+def test_a_full_disk_is_no_silence_and_no_reorg(caplog: pytest.LogCaptureFixture) -> None:
+    full = IndexLost("the index of events /d/events.sqlite cannot be used: database or disk is full")
+    half = update(1, CREATED, reorg=True, complete=False)
+    client = Client(update(2, CREATED, JOINED), full, half, update(3, CREATED, JOINED, LATER))
+
+    async def program(follower: Follower, supervisor: Supervisor) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def never_silent() -> None:
+                async for seen in follower.seen.values():
+                    assert follower.silence is None
+                    assert seen is None or seen.view.members() or seen.head.block == 3, "no half of a run"
+
+            nursery.start_soon(never_silent)
+            await until(follower, lambda seen: seen.head.block == 3)
+            nursery.cancel_scope.cancel()
+
+    with caplog.at_level(logging.INFO, "dlx"):
+        follow(client, program)
+    assert [line for line in caplog.messages if "clock" not in line] == [str(full)]
 
 
 def test_a_reorganised_chain_is_read_from_the_start() -> None:

@@ -1,14 +1,20 @@
 """How a node ends after a stop signal: its seat given back or kept, and nothing that holds it up."""
 
+import logging
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
+from dlx.ground import stopping
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.node.daemon.node import RETURN_SECONDS, Node
+from tests.patience import PATIENCE
 
 
 class Parts:
@@ -63,3 +69,55 @@ def test_a_return_that_the_chain_does_not_take_holds_nobody_up(
     monkeypatch.setattr("dlx.node.daemon.node.log", SimpleNamespace(warning=lambda line, **_: warned.append(line)))
     assert end(parts, for_good=True) == seconds
     assert warned == [said]
+
+
+class Signalled:
+    """What of a node hears a signal."""
+
+    def __init__(self) -> None:
+        self._seat, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
+        self.asked, self.left = trio.Event(), trio.Event()
+        self.for_good: bool | None = None
+
+    async def _leave(self, for_good: bool) -> None:
+        self.for_good = for_good
+        self.asked.set()
+        await self.left.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "for_good", "said"),
+    [
+        (signal.SIGINT, True, "stopping: finishing the step, then returning the slot"),
+        (signal.SIGTERM, False, "stopping: finishing the step; a second signal exits at once"),
+        (signal.SIGHUP, False, "the terminal closed: stopping: finishing the step; a second signal exits at once"),
+    ],
+)
+def test_every_signal_to_stop_is_told_and_a_terminal_that_closes_says_so_twice(
+    number: signal.Signals, for_good: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        node: Any = Signalled()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Node._await_signals, node)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(os.getpid(), number)
+            with trio.fail_after(PATIENCE):
+                await node.asked.wait()
+            os.kill(os.getpid(), signal.SIGHUP)  # the kernel's and the shell's: no second wish
+            await trio.testing.wait_all_tasks_blocked()
+            assert node.for_good == for_good and node._overview.stopping
+            nursery.cancel_scope.cancel()
+
+    with caplog.at_level(logging.INFO, "dlx"):
+        trio.run(main)
+    assert any(line.startswith(said) for line in caplog.messages)
+
+
+def test_what_was_started_to_outlive_its_terminal_does() -> None:
+    assert signal.SIGHUP in stopping.signals()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert stopping.signals() == (signal.SIGINT, signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -13,7 +13,7 @@ from dlx.ground import durable
 from dlx.ledger.fees import Limits
 from dlx.node.home import config
 from dlx.node.home.config import Settings
-from dlx.node.home.datadir import DataDir
+from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.ledgers import limits_of
 from dlx.training.models.placement import Placement
@@ -194,6 +194,16 @@ def test_secrets_that_others_can_read_are_refused(folder: DataDir, mode: int) ->
             folder.check_secrets()
         assert str(caught.value).endswith(f"mode is {mode:04o}: run `chmod 600 {path}`")
         os.chmod(path, 0o600)
+
+
+def test_a_file_system_without_modes_is_said_where_chmod_would_mend_nothing(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.create()
+    folder.node_key.write_text("")
+    monkeypatch.setattr(durable, "keeps_modes", lambda place: False)
+    with pytest.raises(NotPrivate, match=r"its mode is 0644: move it .* chmod changes nothing$"):
+        folder.check_secrets()
 
 
 def test_an_existing_secret_is_never_replaced(folder: DataDir) -> None:

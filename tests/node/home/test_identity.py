@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dlx.ground import durable
 from dlx.node.home import identity, sealed
 from dlx.node.home.config import Settings
-from dlx.node.home.datadir import DataDir
+from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
 
@@ -45,7 +46,7 @@ def test_a_second_creation_changes_nothing(devnet: DataDir) -> None:
 
 def test_the_password_file_locks_and_opens_the_keystore(folder: DataDir, tmp_path: Path) -> None:
     password_file = tmp_path / "password"
-    password_file.write_text("correct horse\nsecond line\n")
+    durable.write_bytes(password_file, b"correct horse\nsecond line\n", durable.SECRET)
     created = identity.create(folder, lambda: identity.password_in(password_file))
     assert created == identity.Created(node_key=True, account=True) and not identity.is_insecure(folder)
     (keystore,) = folder.keystore.iterdir()
@@ -55,9 +56,18 @@ def test_the_password_file_locks_and_opens_the_keystore(folder: DataDir, tmp_pat
     assert account.secret.hex() not in repr(account)
     with pytest.raises(UsageFailure, match="--password-file"):
         identity.load_account(folder, Settings())
-    password_file.write_text("wrong\n")
+    durable.write_bytes(password_file, b"wrong\n", durable.SECRET)
     with pytest.raises(Failure, match="does not open"):
         identity.load_account(folder, Settings(password_file=str(password_file)))
+
+
+def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    password_file = tmp_path / "password"
+    durable.write_bytes(password_file, b"correct horse\n")
+    with pytest.raises(NotPrivate, match=r"its mode is 0644: run `chmod 600 .*password`"):
+        identity.password_in(password_file)
+    with pytest.raises(UsageFailure, match=r"password/nothing cannot be read \(Not a directory\)$"):
+        identity.password_in(password_file / "nothing")
 
 
 @pytest.fixture
@@ -69,7 +79,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _password(folder: DataDir, text: str) -> Settings:
     path = folder.root.parent / f"password-{text}"
-    path.write_text(text)
+    durable.write_bytes(path, text.encode(), durable.SECRET)
     return Settings(password_file=str(path))
 
 

@@ -90,6 +90,22 @@ def test_the_next_checker_takes_over_where_nothing_was_heard(
     assert turns.next_check([case], view, first, 100, TIMEOUT, has_budget=False) is None
 
 
+def test_what_nobody_checked_says_for_what_it_waits(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
+    view, _ = run
+    first, second, *_ = order(view, case)
+    mate = view.holder(case.drawn.replica, 0)
+    assert mate is not None
+
+    def said(account: str, now: float = 100, case: Case = case, has_budget: bool = True) -> str | None:
+        return turns.awaits([case], view, account, now, TIMEOUT, has_budget)
+
+    assert said(first) is None, "it checks it now"
+    assert "turn is in 24 s" in str(said(second)) and "turn is in 4 s" in str(said(second, 120))
+    assert "audit_share" in str(said(first, has_budget=False))
+    assert "for others" in str(said(mate)) and "for others" in str(said("0x" + "11" * 20))
+    assert said(second, case=judged(case, **{first: Finding.HONEST})) is None, "it was checked"
+
+
 def test_an_alarm_makes_every_voter_of_the_stage_check_whatever_it_costs(
     run: tuple[RunView, tuple[Sealed, ...]], case: Case
 ) -> None:

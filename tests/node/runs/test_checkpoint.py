@@ -56,7 +56,7 @@ def test_whoever_pulls_sees_who_tells_the_truth(
     found = pulled(2, tmp_path / "model")
     assert [(one["account"], one["uri"], one["same"]) for one in found["published"]] == [
         (honest.account, "ipfs://true", True),
-        (liar.account, "https://\x1b[2Jfalse", False),
+        (liar.account, "https://\ufffd[2Jfalse", False),
     ]
     assert made["checkpoint"] == found["checkpoint"] and made["version"] == 2
     assert pulled(1, tmp_path / "older")["published"] == []

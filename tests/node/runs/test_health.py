@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dlx.ground import durable
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
 from dlx.ledger.rpc import Header
 from dlx.node.home.config import Settings
@@ -94,7 +95,7 @@ def test_a_wrong_password_is_found(folder: DataDir, tmp_path: Path) -> None:
     found, account = health.keys(folder, Settings())
     assert found.verdict == PASS and account is not None
     (folder.keystore / "INSECURE-DEVNET").unlink()
-    (tmp_path / "word").write_text("wrong\n")
+    durable.write_bytes(tmp_path / "word", b"wrong\n", durable.SECRET)
     found, account = health.keys(folder, Settings(password_file=str(tmp_path / "word")))
     assert (found.verdict, account) == (FAIL, None)
 
