@@ -192,16 +192,17 @@ def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tm
     (tmp_path / "blobs").mkdir()
     (tmp_path / "work").mkdir()
     ref = adopt_folder(prepared, tmp_path / "blobs")
-    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref))
+    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref), usage=None)
     told: list[str] = []
     blobs = Blobs([Folder(tmp_path / "blobs", own=False)], tmp_path / "work")
-    found, whole = pull.read_vocabulary(manifest, blobs, told.append)
-    assert whole and found is not None and (found.size, found.separator) == (320, 0)
+    found = pull.read_beside(manifest, blobs, told.append)
+    assert found.whole and found.vocabulary is not None
+    assert (found.vocabulary.size, found.vocabulary.separator) == (320, 0)
     lost = read_prepared(prepared).tokenizer
     assert not isinstance(lost, str)
     for folder in ("blobs", "work"):
         (tmp_path / folder / lost.sha256).unlink()
-    assert pull.read_vocabulary(manifest, blobs, told.append) == (None, False)
+    assert pull.read_beside(manifest, blobs, told.append) == (None, None, False)
     assert len(told) == 1 and lost.sha256 in told[0]
 
 
