@@ -98,7 +98,7 @@ def parse(data: bytes) -> Usage:
 
 def canonical_bytes(usage: Usage) -> bytes:
     """The blob: RFC 8785 JSON without what is at its default. Raises ManifestError where that is too long."""
-    data = rfc8785.dumps(msgspec.to_builtins(usage))
+    data = rfc8785.dumps({key: value for key, value in msgspec.to_builtins(usage).items() if value != {}})
     if len(data) > MAX_BYTES:
         raise ManifestError(f"usage: expected at most {MAX_BYTES} bytes of templates and tokens, got {len(data)}")
     return data
