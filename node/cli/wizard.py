@@ -161,15 +161,15 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
         config = parse_model(Model(read_config(folder, untie=False)))
     except ManifestError as error:
         raise UsageFailure(f"--model {given}: {error}") from None
-    length, tied = min(_LENGTH, config.positions_limit[1]), config.tie_word_embeddings
-    shared = config.vocab_size * config.embedding_width if tied else 0
-    path: Path | None = folder / "tokenizer.json"
+    length = min(_LENGTH, config.positions_limit[1])
+    shared = config.vocab_size * config.embedding_width if config.tie_word_embeddings else 0
+    tokenizer = folder / "tokenizer.json"
     try:
-        if not path.is_file() or Vocabulary.read(path).is_bytes:
-            path = None
-    except DataError as error:
+        known = tokenizer.is_file() and not Vocabulary.read(tokenizer).is_bytes
+    except DataError as error:  # `run create` says so too: a separator in the draft may mend it
+        known = True
         options.note(f"note: {error}")
-    return folder, config.layers, length, path, shared
+    return folder, config.layers, length, tokenizer if known else None, shared
 
 
 def _count(option: str, given: str, most: int, why: str = "") -> int:
