@@ -173,7 +173,11 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[Any, Any]:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_TEMPLATE_BYTES + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ManifestError(f"{path}: cannot be read ({reason})") from None
+            content = file.read(_MAX_TEMPLATE_BYTES + 1)
+        if len(content) > _MAX_TEMPLATE_BYTES:
+            raise ManifestError(f"{path}: expected at most {_MAX_TEMPLATE_BYTES} bytes")
+        return content.decode()
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ManifestError(f"{path}: expected UTF-8 text") from None

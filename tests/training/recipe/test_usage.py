@@ -99,6 +99,16 @@ def test_what_a_folder_cannot_mean_is_refused_by_file_and_key(files: Any, said: 
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [("é".encode() * (1 << 16) + b"x", "expected at most 131072 bytes"), (b"\xff", "expected UTF-8")],
+)
+def test_a_template_that_is_no_text_or_too_long_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(ManifestError, match=f"chat_template.jinja: {said}"):
+        read_usage(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("blob", "said"),
     [
         (b"", "not readable as JSON"),
