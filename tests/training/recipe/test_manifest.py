@@ -150,6 +150,7 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("inner.lr", "fast", "inner.lr: expected a number, got text"),
         ("inner.beta2", 1, "inner.beta2: expected a number < 1.0, got 1"),
         ("inner.secret", 1, "inner.secret: unknown key"),
+        ("usage", {"sha256": "ab" * 32, "size": 1 << 20}, "usage.size: expected at most 524288, got 1048576"),
         ("version", 1, "version: not a supported value, got 1"),
         ("precision", "float16", 'precision: not a supported value, got "float16"'),
         ("salt", "AB" * 32, f'salt: expected 64 lowercase hex digits, got "{"AB" * 32}"'),
