@@ -6,6 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
+TRANSFORMERS4 := .transformers4
 
 .PHONY: demo test test-slow bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz release-check man docs docs-test clean
 
@@ -21,8 +22,9 @@ TESTS = $(BIN)/pytest --ignore tests/benchmarks --ignore tests/docs --numprocess
 test: $(VENV)/.dev contracts/node_modules/.installed
 	$(TESTS) -m "not slow" $(ARGS)
 
-# A quarter of an hour: runs of several nodes that are killed, lied to and cut off, and long simulations.
-test-slow: $(VENV)/.dev contracts/node_modules/.installed
+# A quarter of an hour: runs of several nodes that are killed, lied to and cut off, long simulations, and what pulled
+# folders are to the last transformers 4.
+test-slow: $(VENV)/.dev contracts/node_modules/.installed $(TRANSFORMERS4)/.installed
 	$(TESTS) -m slow $(ARGS)
 
 check: $(VENV)/.dev contracts-check
@@ -111,7 +113,7 @@ docs-test: docs
 	$(BIN)/pytest tests/docs $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(SLITHER) contracts/node_modules contracts/out contracts/cache
+	rm -rf $(VENV) $(SLITHER) $(TRANSFORMERS4) contracts/node_modules contracts/out contracts/cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("dlx-node needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
@@ -135,6 +137,12 @@ $(VENV)/.docs: $(VENV)/.dev
 $(SLITHER)/.installed: requirements/slither.txt
 	$(PYTHON) -m venv $(SLITHER)
 	$(SLITHER)/bin/pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+# Only what differs from the environment, whose torch and other packages it is used with.
+$(TRANSFORMERS4)/.installed: requirements/transformers4.txt | $(VENV)/bin/python
+	rm -rf $(TRANSFORMERS4)
+	$(PIP) install --quiet --no-deps --target $(TRANSFORMERS4) --requirement $<
 	@touch $@
 
 contracts/node_modules/.installed: contracts/package.json contracts/package-lock.json

@@ -46,6 +46,8 @@ from dlx.training.outer.step import SealedPayload, apply_round, measure_round, s
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing
+from dlx.training.recipe.usage import Generation, Usage
+from dlx.training.recipe.usage import canonical_bytes as usage_bytes
 from dlx.training.slot.segments import segments_in
 from tests.patience import PATIENCE
 
@@ -73,6 +75,7 @@ TINY = {
     "rope_original_max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
+USAGE = Usage(version=1, chat_templates={"default": "{{ messages }}"}, generation=Generation(temperature=0.5))
 
 
 def _same_statement(statement: Contribution) -> Contribution:
@@ -232,7 +235,9 @@ class Network:
         for stage in range(STAGES):
             content = weights.serialise(initialise(draft, stage))
             genesis.append(BlobRef(write_blob(self.blobs, [content]).hex(), len(content)))
-        return complete(draft, genesis, self._data)
+        content = usage_bytes(USAGE)
+        usage = BlobRef(write_blob(self.blobs, [content]).hex(), len(content))
+        return complete(draft, genesis, self._data, usage=usage)
 
 
 class _Stage:

@@ -68,9 +68,14 @@ def command(
 
     text, size = _ask("A file or folder with the text, which will be public", data, None, _text)
     sizes = ", ".join(SIZES)
-    start, layers, length, tokenizer = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
+    start, layers, length, tokenizer, tied = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
     count = partial(_count, "--stages", most=layers, why=f"the model has {layers} layers")
     machines = _ask(f"Machines that share the model's {layers} layers", stages, 1, count)
+    if tied and machines > 1:
+        options.note(
+            f"note: the model's head is its embedding; in {machines} stages it gets weights of its own, "
+            f"{tied:,} parameters more"
+        )
     begin = _ask("Replicas that begin together", replicas, 2, partial(_count, "--replicas", most=64))
     once = suggested_rounds(size // (4 if tokenizer else 1), _BATCH * length, _STEPS, begin)
     said = f"Rounds ({shown.size(size)} of text: about once through it is {once})"
@@ -152,23 +157,32 @@ def _text(given: str) -> tuple[Path, int]:
     return path, size
 
 
-def _model(given: str) -> tuple[Path | Size, int, int, Path | None]:
-    """Folder or size, layers, tokens of a sample, and the tokenizer where it has one."""
+def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
+    """Folder or size, layers, tokens of a sample, the tokenizer where it has one and bytes are not its tokens, and the
+    weights that the embedding shares with the head."""
     from dlx.node.runs.draft_text import SIZES
+    from dlx.training.data.shards import DataError
+    from dlx.training.data.vocabulary import Vocabulary
     from dlx.training.recipe.huggingface import read_config
     from dlx.training.recipe.recipe import Model, parse_model
     from dlx.training.recipe.strict import ManifestError
 
     if given in SIZES:
-        return SIZES[given], SIZES[given].layers, SIZES[given].length, None
+        return SIZES[given], SIZES[given].layers, SIZES[given].length, None, 0
     folder = options.existing_folder(Path(given), "--model").absolute()
     try:
         config = parse_model(Model(read_config(folder, untie=False)))
     except ManifestError as error:
         raise UsageFailure(f"--model {given}: {error}") from None
-    tokenizer = folder / "tokenizer.json"
     length = min(_LENGTH, config.positions_limit[1])
-    return folder, config.layers, length, tokenizer if tokenizer.is_file() else None
+    shared = config.vocab_size * config.embedding_width if config.tie_word_embeddings else 0
+    tokenizer = folder / "tokenizer.json"
+    try:
+        known = tokenizer.is_file() and not Vocabulary.read(tokenizer).is_bytes
+    except DataError as error:  # `run create` says so too: a separator in the draft may mend it
+        known = True
+        options.note(f"note: {error}")
+    return folder, config.layers, length, tokenizer if known else None, shared
 
 
 def _count(option: str, given: str, most: int, why: str = "") -> int:

@@ -39,13 +39,15 @@ class PublicData:
         return manifest
 
     async def begin(self, manifest: Manifest) -> DataManifest:
-        """Have what every member needs from the start, sound: the list of the data and its tokenizer. What the list
-        says. Raises DataError."""
+        """Have what every member needs or keeps for others from the start, sound: the list of the data, its tokenizer,
+        and how the model is used. What the list says. Raises DataError."""
         named = manifest.data.manifest
         path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
         listed = shards.parse_data_manifest(path.read_bytes())
         if listed.tokenizer != "bytes":
             await self._have([listed.tokenizer], self._fetch_one, "the tokenizer")
+        if manifest.usage is not None:
+            await self._have([manifest.usage], self._fetch_one, "how the model is used")
         return listed
 
     async def first_weights(self, manifest: Manifest) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from dlx.ground import durable
 from dlx.ground.blobs import write_blob
+from dlx.ground.durable import file_hash
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
 from dlx.node.home import shown
@@ -25,6 +26,8 @@ from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.usage import Tokens, Usage, read_usage
+from dlx.training.recipe.usage import canonical_bytes as usage_bytes
 
 if TYPE_CHECKING:
     from dlx.training.data.prepare import Preparation
@@ -118,10 +121,11 @@ def _frozen(
         draft.data, source=[data_manifest.sha256], prepared="", tokenizer="", separator=None, field="text", raw=False
     )
     terms = msgspec.structs.replace(draft, data=data)
-    genesis = None
+    genesis = usage = None
     if draft.model.source:  # which tells nothing about its bytes
         genesis = _genesis(draft, datadir.blobs, progress)
-        source = ",".join(blob.sha256 for blob in genesis)
+        usage = _usage(Path(draft.model.source), data_manifest, datadir.blobs, progress)
+        source = ",".join(blob.sha256 for blob in [*genesis, *([usage] if usage else [])])
         terms = msgspec.structs.replace(terms, model=msgspec.structs.replace(draft.model, source=source))
     creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
     folder = datadir.state / "created"
@@ -131,7 +135,7 @@ def _frozen(
         if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
             return manifest
     genesis = genesis or _genesis(draft, datadir.blobs, progress)
-    manifest = complete(draft, genesis, data_manifest, lineage=_lineage(draft, progress))
+    manifest = complete(draft, genesis, data_manifest, lineage=_lineage(draft, progress), usage=usage)
     folder.mkdir(mode=0o700, exist_ok=True)
     durable.write_bytes(kept, canonical_bytes(manifest))
     return manifest
@@ -190,10 +194,35 @@ def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
     return lineage
 
 
+def _usage(folder: Path, data_manifest: BlobRef, blobs: Path, progress: Callable[[str], None]) -> BlobRef | None:
+    """How the model that the run starts from is used, as a blob: None where its folder says nothing of it, or the run's
+    tokens are others than the model's, of which all that speaks. Raises ManifestError."""
+    from dlx.training.data.shards import parse_data_manifest
+    from dlx.training.data.vocabulary import Vocabulary
+
+    found, theirs = read_usage(folder), folder / "tokenizer.json"
+    chosen = parse_data_manifest((blobs / data_manifest.sha256).read_bytes()).tokenizer
+    if theirs.is_file():
+        same = file_hash(theirs).hex() == chosen.sha256 if chosen != "bytes" else Vocabulary.read(theirs).is_bytes
+    else:
+        same = False
+    if same and found != Usage(version=1):
+        content = usage_bytes(found)
+        return BlobRef(write_blob(blobs, [content]).hex(), len(content))
+    if found.tokens != Tokens() or found.chat_templates:
+        progress(
+            f"warning: the run's tokenizer is not {theirs}: special tokens, chat template and generation settings of "
+            f"{folder} are left behind"
+        )
+    return None
+
+
 def _genesis(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> list[BlobRef]:
     from dlx.training.models import pretrained, stages, weights  # torch and transformers: seconds to import
 
     checkpoint = pretrained.Checkpoint(draft) if draft.model.source else None
+    if checkpoint and checkpoint.unties:
+        progress("the model's head is its embedding: in several stages it gets weights of its own")
     genesis = []
     for stage in range(len(draft.stages)):
         progress(f"{'reading' if checkpoint else 'drawing'} the first weights of stage {stage}")

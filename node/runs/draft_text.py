@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from dlx.training.recipe.advice import FINE_TUNING
+from dlx.training.recipe.recipe import Inner
+
 
 @dataclass(frozen=True)
 class Size:
@@ -96,6 +99,7 @@ def draft_text(given: Answers) -> str:
         f"licence = {_text(given.licence)}  # of the data: it stands in every pulled version",
         "# heldout = 0.05  # part of the text that nobody trains on",
         "",
+        *(_fine_tuning() if isinstance(given.model, Path) else []),
         "# [plan]",
         "# inner_steps = 10  # of a round, between two exchanges: more where links are slow",
         "",
@@ -112,6 +116,17 @@ def draft_text(given: Answers) -> str:
         "# share = 0.0625  # part of all work that others replay",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _fine_tuning() -> list[str]:
+    scratch = Inner()
+    return [
+        "[inner]  # a trained model bears a thirtieth of the rates that drawn weights want; large ones want less still",
+        f"lr = {FINE_TUNING.lr:g}  # of embeddings, norms and head: {scratch.lr:g} from scratch",
+        f"matrix_lr = {FINE_TUNING.matrix_lr:g}  # of the layers' matrices: {scratch.matrix_lr:g} from scratch",
+        f"# warmup = {scratch.warmup:g}  # part of the run in which the rates rise",
+        "",
+    ]
 
 
 def suggested_rounds(tokens: int, tokens_per_step: int, inner_steps: int, replicas: int) -> int:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx.ground import durable
 from dlx.ground.constants import MICRO
@@ -31,6 +31,8 @@ from dlx.training.models.weights import WeightsError
 from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, parse
 from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.usage import Usage
+from dlx.training.recipe.usage import parse as parse_usage
 
 _LOOK_SECONDS = 2.0  # between two looks at a run that is followed
 
@@ -97,8 +99,8 @@ def pull(
 ) -> dict[str, Any]:
     """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
     `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
-    be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer cannot be had, so
-    that a file is missing.
+    be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer or what the model
+    is used with cannot be had, so that a file is missing or another.
 
     Where the manifest has an average, it is the mean of that version and some before it that is written, and compared
     with what others published; `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
@@ -135,8 +137,8 @@ def pull(
             named = view.weights(stage, chosen).hex()[:16]
             progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
             files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, progress))
-        vocabulary, whole = read_vocabulary(manifest, blobs, progress)
-        model = export(manifest, files, work / "model", vocabulary)
+        vocabulary, usage, whole = read_beside(manifest, blobs, progress)
+        model = export(manifest, files, work / "model", vocabulary, usage)
         found = provenance(domain, view, chosen, mean) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
         durable.write_bytes(work / "model" / MANIFEST, canonical_bytes(manifest))
@@ -181,24 +183,40 @@ def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int])
     }
 
 
-def read_vocabulary(
-    manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]
-) -> tuple[Vocabulary | None, bool]:
-    """Of the run's data, None where its tokens are bytes; and whether that is it: where nobody has it, the weights are
-    of use without."""
-    named = manifest.data.manifest
+class Beside(NamedTuple):
+    """What the manifest names for the files beside the weights. `vocabulary`: of the run's data, None where its tokens
+    are bytes; `usage`: of the model that the run started from, None where there is none."""
+
+    vocabulary: Vocabulary | None
+    usage: Usage | None
+    whole: bool  # whether that is it: where nobody has a part, which is None then, the weights are of use without
+
+
+def read_beside(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Beside:
+    """`progress` hears what is missing."""
+    vocabulary, usage, whole, named = None, None, True, manifest.data.manifest
     try:
         content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()
         data = parse_data_manifest(content)
-        if data.tokenizer == "bytes":
-            return None, True
-        path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
-        return Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer"), True
+        if data.tokenizer != "bytes":
+            path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
+            vocabulary = Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer")
     except BlobMissing as error:
         progress(f"no copy of the run's tokenizer: {error}")
+        whole = False
     except DataError as error:
         progress(f"no tokenizer is written: {error}")
-    return None, False
+        whole = False
+    try:
+        if manifest.usage is not None:
+            usage = parse_usage(blobs.get(bytes.fromhex(manifest.usage.sha256), manifest.usage.size).read_bytes())
+    except BlobMissing as error:
+        progress(f"no copy of the model's chat template and special tokens: {error}")
+        whole = False
+    except ManifestError as error:
+        progress(f"no chat template and special tokens are written: {error}")
+        whole = False
+    return Beside(vocabulary, usage, whole)
 
 
 def read_manifest(view: RunView, blobs: Blobs) -> Manifest:

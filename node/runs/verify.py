@@ -17,7 +17,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
-from dlx.node.runs.pull import provenance, read_vocabulary
+from dlx.node.runs.pull import provenance, read_beside
 from dlx.training.models.export import ExportError, described, stage_hashes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.average import members
@@ -30,7 +30,7 @@ _WEIGHTS = "model.safetensors"
 
 def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterator[Finding]:
     """What each of the folder's files comes to. `view`: of the run that its provenance names; `blobs`: where the run's
-    tokenizer may be had."""
+    tokenizer and what the model is used with may be had."""
     try:
         stated = read_provenance(folder)
     except Failure as error:
@@ -107,8 +107,8 @@ def _mean(found: Sequence[bytes], replay: Replay, mean: Sequence[int]) -> Findin
 def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: Blobs) -> Iterator[Finding]:
     """Config and tokenizer decide what the weights say; the card only what people read."""
     said: list[str] = []
-    vocabulary, whole = read_vocabulary(manifest, blobs, said.append)
-    expected = {CARD: card(manifest, recorded).encode()} | (described(manifest, vocabulary) if whole else {})
+    vocabulary, usage, whole = read_beside(manifest, blobs, said.append)
+    expected = {CARD: card(manifest, recorded).encode()} | (described(manifest, vocabulary, usage) if whole else {})
     known = {*expected, PROVENANCE, MANIFEST, SUMS, _WEIGHTS}
     names = {path.name for path in folder.iterdir()}
     differs = sorted(name for name, content in expected.items() if not _has(folder / name, content))
@@ -120,7 +120,7 @@ def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: B
         if whole:
             yield Finding("config", FAIL, f"files that no version has: {more}", "remove them")
         else:
-            why = f"not compared, for want of the run's tokenizer: {more} ({'; '.join(said)})"
+            why = f"not compared, for want of the run's tokenizer or chat template: {more} ({'; '.join(said)})"
             yield Finding("config", WARN, why, "name a folder with the run's blobs by --blobs")
     else:
         yield Finding("config", PASS, "config, tokenizer and card are what the run's manifest and data give")

@@ -139,11 +139,16 @@ class Completions:
                 raise Refused(401, "the token is missing or wrong: Authorization: Bearer TOKEN")
 
     def _prepared(self, asked: _Completion | _Chat) -> tuple[list[int], Sampling]:
+        from dlx.training.models.evaluate import EvaluateError
         from dlx.training.models.generate import Sampling
 
         writer = self._writer
         if isinstance(asked, _Chat):
-            prompt = writer.tokens(writer.chat([{"role": one.role, "content": one.text} for one in asked.messages]))
+            try:
+                said = writer.chat([{"role": one.role, "content": one.text} for one in asked.messages])
+            except EvaluateError as error:
+                raise Refused(400, str(error)) from None
+            prompt = writer.tokens(said)
         else:
             prompt = writer.tokens(asked.text)
         room = writer.context - max(1, len(prompt))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlx.node.devnet.devnet import Devnet
+from dlx.training.data.vocabulary import Vocabulary
 from tests.e2e.devnets import BLOCK_TIME, Watched
 from tests.node.command import dlx
 
@@ -43,7 +44,7 @@ eviction_time = 60
 @pytest.mark.slow
 def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     root, source = tmp_path / "devnet", Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     torch.manual_seed(0)
@@ -51,6 +52,8 @@ def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> 
     config = LlamaConfig(vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
     base = LlamaForCausalLM(config).eval()
     base.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)
+    (tmp_path / "base" / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
     text = DRAFT.format(rounds=ROUNDS, source=source).replace('"base"', f'"{tmp_path / "base"}"')
 
     devnet = Devnet.create(root, ROUNDS, 1, STAGES, lambda line: None, text, BLOCK_TIME)
@@ -68,6 +71,9 @@ def test_a_tied_checkpoint_is_tuned_in_two_stages_and_pulled(tmp_path: Path) -> 
         devnet.stop()
 
     first, tuned = (AutoModelForCausalLM.from_pretrained(tmp_path / f"model-{version}") for version in (0, 2))
+    said = [{"role": "user", "content": "Hello"}]
+    chosen = AutoTokenizer.from_pretrained(tmp_path / "model-2")
+    assert chosen.apply_chat_template(said, tokenize=False) == "Hello"
     ids = torch.frombuffer(bytearray(source.read_bytes()[5000:9096]), dtype=torch.uint8).long().view(64, 64)
     with torch.inference_mode():
         assert torch.equal(first(ids).logits, base(ids).logits)

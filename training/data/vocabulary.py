@@ -1,10 +1,21 @@
 """A run's `tokenizer.json`: how text becomes token ids, and which token stands between documents."""
 
+import json
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlx.ground import untyped
-from dlx.training.data.shards import MAX_TOKENIZER_BYTES, MAX_VOCABULARY, DataError, DataManifest, TextError
+from dlx.training.data.shards import (
+    BYTE_VALUES,
+    MAX_TOKENIZER_BYTES,
+    MAX_VOCABULARY,
+    DataError,
+    DataManifest,
+    TextError,
+)
+from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.usage import end_of_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,23 +33,44 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, separator: str | int | None = None) -> "Vocabulary":
-        """The tokenizer in a file; `separator` is a token's text or id, None the first of ENDS. Raises DataError."""
+        """The tokenizer in a file; `separator` is a token's text or id, None the first of ENDS, else what the files
+        beside it (tokenizer_config.json, generation_config.json) say ends a text. Raises DataError."""
         try:
             with open(path, "rb") as file:
                 content = file.read(MAX_TOKENIZER_BYTES + 1)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        return cls.parse(content, separator, str(path))
+        tokenizer = _load(content, str(path))
+        if separator is None and _first_end(tokenizer) is None:
+            separator = _end_beside(path)
+        return cls._of(tokenizer, content, separator, str(path))
 
     @classmethod
     def parse(cls, content: bytes, separator: str | int | None, origin: str) -> "Vocabulary":
         """The same from bytes, which may come from anyone; `origin` names them in errors."""
-        tokenizer = _load(content, origin)
+        return cls._of(_load(content, origin), content, separator, origin)
+
+    @classmethod
+    def _of(cls, tokenizer: "Tokenizer", content: bytes, separator: str | int | None, origin: str) -> "Vocabulary":
         ids = tokenizer.get_vocab(with_added_tokens=True).values()
         size = max(ids, default=0) + 1
         if not 2 <= size <= MAX_VOCABULARY:
             raise DataError(f"{origin}: expected a vocabulary of 2 to {MAX_VOCABULARY} tokens, got {size}")
         return cls(content, tokenizer, size, _separator(tokenizer, separator, origin))
+
+    @classmethod
+    @cache
+    def of_bytes(cls) -> "Vocabulary":
+        """That of data without a tokenizer: a byte-level BPE without merges whose ids are the bytes of the text."""
+        from tokenizers import Tokenizer, decoders, pre_tokenizers
+        from tokenizers.models import BPE
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        tokenizer = Tokenizer(BPE(vocab={letter: byte for byte, letter in bytes_to_unicode().items()}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        content = json.dumps(json.loads(tokenizer.to_str()), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return cls(content.encode(), tokenizer, BYTE_VALUES, 0)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text on its own, without special tokens around it: the same for any grouping of texts."""
@@ -47,15 +79,25 @@ class Vocabulary:
         except Exception as error:
             raise TextError(f"the tokenizer cannot encode the text ({_line(error)})") from None
 
-    def folder_files(self, max_length: int) -> dict[str, Any]:
-        """tokenizer.json (its very bytes) and tokenizer_config.json (a dict): what `AutoTokenizer` loads."""
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self._tokenizer.id_to_token(self.separator),
-            "model_max_length": max_length,
-            "clean_up_tokenization_spaces": False,
-        }
-        return {"tokenizer.json": self.content, "tokenizer_config.json": settings}
+    def id_of(self, text: str) -> int | None:
+        """Of the token that is spelled so; None where there is none."""
+        found = self._tokenizer.token_to_id(text)
+        return None if found is None else int(found)
+
+    @property
+    def end(self) -> str:
+        """The separator as text."""
+        return str(self._tokenizer.id_to_token(self.separator))
+
+    @property
+    def has_special(self) -> bool:
+        """Whether there are special tokens that count as such where a text spells them out."""
+        return any(token.special for token in self._tokenizer.get_added_tokens_decoder().values())
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether the ids are a text's bytes, as those of `of_bytes` are."""
+        return bool(json.loads(self.content) == json.loads(Vocabulary.of_bytes().content))
 
 
 def tokenizer_problem(manifest: DataManifest, blobs: Path) -> str | None:
@@ -96,15 +138,25 @@ def _separator(tokenizer: "Tokenizer", wanted: str | int | None, origin: str) ->
         if wanted < 0 or wanted >= MAX_VOCABULARY or tokenizer.id_to_token(wanted) is None:
             raise DataError(f"{origin}: has no token of id {wanted} to stand between documents")
         return wanted
-    for text in ENDS if wanted is None else (wanted,):
-        found = tokenizer.token_to_id(text)
-        if found is not None:
-            return int(found)
+    found = _first_end(tokenizer) if wanted is None else tokenizer.token_to_id(wanted)
+    if found is not None:
+        return int(found)
     if wanted is not None:
         raise DataError(f"{origin}: has no token {wanted!r} to stand between documents")
     raise DataError(
         f"{origin}: which of its tokens ends a document is not clear: name one (data.separator, or --separator)"
     )
+
+
+def _first_end(tokenizer: "Tokenizer") -> int | None:
+    return next((found for text in ENDS if (found := tokenizer.token_to_id(text)) is not None), None)
+
+
+def _end_beside(path: Path) -> str | int | None:
+    try:
+        return end_of_text(path.parent)
+    except ManifestError as error:
+        raise DataError(str(error)) from None
 
 
 def _line(error: BaseException) -> str:

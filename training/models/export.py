@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dlx.ground import durable
@@ -15,39 +16,48 @@ from dlx.training.data.shards import BYTE_VALUES
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
+from dlx.training.recipe.family import Config
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import parse_model
+from dlx.training.recipe.usage import Ids, Tokens, Usage
 
 
 class ExportError(ValueError):
     """The model cannot be exported there, or from these files."""
 
 
-def export(manifest: Manifest, stage_files: Sequence[Path], out: Path, vocabulary: Vocabulary | None = None) -> bytes:
-    """Write `out` (config.json, model.safetensors, a tokenizer), loadable by `AutoModelForCausalLM.from_pretrained`.
+def export(
+    manifest: Manifest,
+    stage_files: Sequence[Path],
+    out: Path,
+    vocabulary: Vocabulary | None = None,
+    usage: Usage | None = None,
+) -> bytes:
+    """Write `out` (config.json, model.safetensors, a tokenizer), loadable by `AutoModelForCausalLM.from_pretrained` of
+    transformers 4 and 5.
 
     `stage_files` are the canonical weights of all stages in order; `vocabulary` is that of the run's data, None where
-    its tokens are bytes. The folder appears complete or not at all. Returns the sha256 of model.safetensors. Raises
-    ExportError, also when `out` exists and is not an empty folder.
+    its tokens are bytes; `usage` what the manifest names as such. The folder appears complete or not at all. Returns
+    the sha256 of model.safetensors. Raises ExportError, also when `out` exists and is not an empty folder.
     """
     if len(stage_files) != len(manifest.stages):
         raise ExportError(f"expected one file per stage ({len(manifest.stages)}), got {len(stage_files)}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ExportError(f"{out}: already exists; name a new or an empty folder")
-    merged: dict[str, np.ndarray] = {}
+    merged, layout = dict[str, np.ndarray](), parse_model(manifest.model).layout
     for stage, path in enumerate(stage_files):
         try:
             arrays = weights.read_arrays(path, stage_shapes(manifest, stage))
         except weights.WeightsError as error:
             raise ExportError(f"stage {stage}: {error}") from None
         for name, values in arrays.items():
-            merged |= {one.name: values[one.place] for one in pieces(name, values.shape)}
+            merged |= {layout.exported(one.name): values[one.place] for one in pieces(name, values.shape)}
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir(parents=True)
-        digest = weights.write(merged, temporary / "model.safetensors")
-        for name, content in described(manifest, vocabulary).items():
+        digest = weights.write(merged, temporary / "model.safetensors", exported=True)
+        for name, content in described(manifest, vocabulary, usage).items():
             durable.write_bytes(temporary / name, content)
         durable.move(temporary, out)
     except OSError as error:
@@ -61,9 +71,11 @@ def stage_hashes(manifest: Manifest, model: Path) -> list[bytes]:
     """The sha256 of each stage's canonical weights, as an exported model.safetensors has them. Raises ExportError where
     that is none, or of another model."""
     stages = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
-    parts = {one.name: one.shape for shapes in stages for name, shape in shapes.items() for one in pieces(name, shape)}
+    exported = parse_model(manifest.model).layout.exported
+    parts = [one for shapes in stages for name, shape in shapes.items() for one in pieces(name, shape)]
     try:
-        arrays = weights.Stored(model, parts)
+        stored = weights.Stored(model, {exported(one.name): one.shape for one in parts}, exported=True)
+        arrays = weights.Lazy({one.name: one.shape for one in parts}, lambda name: stored[exported(name)])
         return [weights.weights_hash(weights.Lazy(shapes, partial(_assembled, arrays, shapes))) for shapes in stages]
     except (OSError, weights.WeightsError) as error:
         raise ExportError(f"{model}: {error}") from None
@@ -76,48 +88,93 @@ def _assembled(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
     return whole
 
 
-def described(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, bytes]:
+def described(manifest: Manifest, vocabulary: Vocabulary | None, usage: Usage | None) -> dict[str, bytes]:
     """The folder's files beside the weights: config and tokenizer, the same whoever writes them."""
-    return {
-        name: content
-        if isinstance(content, bytes)
-        else (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-        for name, content in _describe(manifest, vocabulary).items()
+    model, usage = parse_model(manifest.model), usage or Usage(version=1)
+    if vocabulary is None and model.vocab_size == BYTE_VALUES:
+        vocabulary = Vocabulary.of_bytes()
+    end = vocabulary.separator if vocabulary else 0
+    tables = {
+        "config.json": _config(model, usage, end),
+        "generation_config.json": _generation(model, usage, end),
     }
-
-
-def _describe(manifest: Manifest, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """The folder's JSON files, some as their very bytes."""
-    model = parse_model(manifest.model)
-    config, end = transformers_config(model), _DOCUMENT_END if vocabulary is None else vocabulary.separator
-    config.architectures, config.eos_token_id = [model.layout.architecture], end
-    described = config.to_diff_dict()
-    del described["transformers_version"]  # whoever exports the version writes the same bytes
-    files = {"config.json": described, "generation_config.json": {"do_sample": True, "eos_token_id": end}}
+    files = {}
     if vocabulary is not None:
-        files |= vocabulary.folder_files(config.max_position_embeddings)
-    elif config.vocab_size == BYTE_VALUES:
-        files |= _byte_tokenizer(config.max_position_embeddings)
+        tables["tokenizer_config.json"] = _tokenizer(model, usage, vocabulary)
+        files["tokenizer.json"] = vocabulary.content
+    for name, table in tables.items():
+        files[name] = (json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     return files
 
 
-_DOCUMENT_END = 0  # of bytes
+def _config(model: Config, usage: Usage, end: int) -> dict[str, Any]:
+    """What the run decides is stated, also where it is a default of this release of transformers."""
+    config = transformers_config(model)
+    whole, described = config.to_dict(), config.to_diff_dict()
+    stated = {*model.__struct_fields__, *model.transformers_options(), *Ids.__struct_fields__}
+    described |= {key: whole[key] for key in stated if key in whole} | model.transformers4_options()
+    described |= {"architectures": [model.layout.architecture]} | _known_ids(model, usage.ids)
+    if described["eos_token_id"] is None:
+        described["eos_token_id"] = end
+    del described["transformers_version"]  # whoever exports the version writes the same bytes
+    return described
 
 
-def _byte_tokenizer(max_length: int) -> dict[str, dict]:
-    """A byte-level BPE without merges whose token ids are the bytes of the text."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+def _generation(model: Config, usage: Usage, end: int) -> dict[str, Any]:
+    """The source's settings, but that the token between the run's documents ends a text too."""
+    theirs = msgspec.to_builtins(usage.generation) or {"do_sample": True}
+    known = {key: value for key, value in _known_ids(model, usage.generation).items() if value is not None}
+    ends = known.get("eos_token_id", _known_ids(model, usage.ids)["eos_token_id"])
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    ends = ends if end in ends else [*ends, end]
+    others = {key: value for key, value in theirs.items() if key not in Ids.__struct_fields__}
+    return others | known | {"eos_token_id": ends[0] if len(ends) == 1 else ends}
 
-    characters = bytes_to_unicode()
-    tokenizer = Tokenizer(BPE(vocab={character: byte for byte, character in characters.items()}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    settings = {
+
+def _known_ids(model: Config, ids: Ids) -> dict[str, Any]:
+    """None for each that the model has no embedding of."""
+    known: dict[str, Any] = {}
+    for key in Ids.__struct_fields__:
+        value = getattr(ids, key)
+        if isinstance(value, list):
+            value = [one for one in value if one < model.vocab_size] or None
+        known[key] = None if isinstance(value, int) and value >= model.vocab_size else value
+    return known
+
+
+def _tokenizer(model: Config, usage: Usage, vocabulary: Vocabulary) -> dict[str, Any]:
+    """By which `AutoTokenizer` gives the ids that were trained on, and no token that the model has no embedding of."""
+
+    def known(text: str) -> bool:
+        found = vocabulary.id_of(text)
+        return found is not None and found < model.vocab_size
+
+    tokens: dict[str, Any] = {key: None for key in Tokens.__struct_fields__}
+    for key, value in msgspec.to_builtins(usage.tokens).items():
+        tokens[key] = (
+            [one for one in value if known(one)] if isinstance(value, list) else value if known(value) else None
+        )
+    settings: dict[str, Any] = {
+        # Its file as it is: any class of a family's own would make another tokenizer of the same vocabulary.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": characters[_DOCUMENT_END],
-        "model_max_length": max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": model.positions_limit[1],
         "clean_up_tokenization_spaces": False,
     }
-    return {"tokenizer.json": json.loads(tokenizer.to_str()), "tokenizer_config.json": settings}
+    if model.family in _OWN_CLASS:
+        settings["trust_remote_code"] = True
+    if not vocabulary.has_special:  # a text that spells the end's token does not end there
+        settings["split_special_tokens"] = True
+    if usage.padding_side is not None:
+        settings["padding_side"] = usage.padding_side
+    if usage.chat_templates:
+        templates = [{"name": name, "template": text} for name, text in sorted(usage.chat_templates.items())]
+        alone = usage.chat_templates.get("default") if len(templates) == 1 else None
+        settings["chat_template"] = templates if alone is None else alone
+    return settings | tokens | {"eos_token": tokens["eos_token"] or vocabulary.end}
+
+
+# Families for which transformers 5 takes a tokenizer class of its own whatever `tokenizer_class` says. With the key
+# `trust_remote_code` that class reads the whole tokenizer.json in place of its vocabulary alone. Nothing else reads the
+# key in that file, and there is no code in the folder that could be trusted.
+_OWN_CLASS = ("qwen2",)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dlx.training.models.evaluate import EvaluateError
+from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
 
@@ -46,9 +47,13 @@ class Writer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt that a conversation comes to: by the model's own template, else as roles and lines."""
+        """The prompt that a conversation comes to: by the model's own template, a stranger's program that runs in the
+        sandbox of transformers, else as roles and lines. Raises EvaluateError where the template takes no such one."""
         if self._tokenizer.chat_template:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            try:
+                return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            except Exception as error:  # whatever the template brings about
+                raise EvaluateError(f"the model's chat template refuses this ({first_line(error)})") from None
         said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
         return f"{said}assistant:"
 

@@ -29,6 +29,7 @@ class Checkpoint:
         self._layout = parse_model(draft.model).layout
         self._tokens, self._head = f"{self._layout.tokens}.weight", f"{self._layout.head}.weight"
         self._tied = read_config(self._folder, untie=False)["tie_word_embeddings"]
+        self.unties = self._tied and not parse_model(draft.model).tie_word_embeddings  # the head becomes a copy
         self._places = self._find(
             {one.name: one.shape for stage in self._stages for name in stage for one in pieces(name, stage[name])}
         )

@@ -1,8 +1,9 @@
 """Canonical safetensors files: one byte string for one set of named float32 tensors.
 
 The layout is the one safetensors 0.8 writes (names in code point order, header padded with spaces to 8 bytes, no
-metadata). It is written down here so that no later version of the library can change a run's hashes; every reader of
-safetensors can load the files, and `sha256sum` gives the weights hash.
+metadata but in the file of a Hugging Face folder, where transformers 4 looks for the format). It is written down here
+so that no later version of the library can change a run's hashes; every reader of safetensors can load the files, and
+`sha256sum` gives the weights hash.
 
 A stage's state need never be in memory twice: files are read (`Stored`) and written (`Writer`) one tensor after the
 other, in the order of the names, and a mapping may make its tensors when it is asked for them (`Lazy`). Written from
@@ -87,21 +88,29 @@ class Stored(Lazy[np.ndarray]):
 
     The file must hold exactly the tensors of `shapes`. Its size and header are compared with the only ones possible
     before anything else is read, so nothing of a hostile file is ever parsed. With `finite` no value may be infinite or
-    NaN. With `sha256`, the file's name as a blob, the bytes must have that hash: whoever reads in order finds out with
-    the last tensor, also about values; whoever does not before the first one. What this process has written or hashed
-    is not hashed again. What is read `once` does not stay in the page cache.
+    NaN. `exported`: the file of a Hugging Face folder. With `sha256`, the file's name as a blob, the bytes must have
+    that hash: whoever reads in order finds out with the last tensor, also about values; whoever does not before the
+    first one. What this process has written or hashed is not hashed again. What is read `once` does not stay in the
+    page cache.
 
     Opening and reading raise WeightsError; with `sha256` Damaged where the bytes do not have that hash or the file is
     not there; OSError for trouble that is not the file's. A file that is removed meanwhile can still be read.
     """
 
     def __init__(
-        self, path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False, once: bool = False
+        self,
+        path: Path,
+        shapes: Shapes,
+        *,
+        sha256: bytes | None = None,
+        finite: bool = False,
+        once: bool = False,
+        exported: bool = False,
     ) -> None:
         super().__init__(shapes, self._read)
         self.path, self._sha256 = path, sha256
         self._finite, self._is_finite = finite, True  # whether it must be, and is as far as it was read
-        header, self._starts, self._size = layout(shapes)
+        header, self._starts, self._size = layout(shapes, exported)
         self._digest, self._seen = hashlib.sha256(header), len(header)  # and the bytes read from the front on
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  as long as the object
@@ -207,16 +216,25 @@ class Stored(Lazy[np.ndarray]):
 
 class Writer:
     """The canonical file of float32 tensors that come one after the other: a `ground.streamed.Stream`, with the same
-    arguments. Whoever adds a tensor can go on with the next one while threads do the work."""
+    arguments; `exported`: see Stored. Whoever adds a tensor can go on with the next one while threads do the work."""
 
-    def __init__(self, shapes: Shapes, folder: Path | None = None, *, tree: bool = False, cached: bool = True) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        folder: Path | None = None,
+        *,
+        tree: bool = False,
+        cached: bool = True,
+        exported: bool = False,
+    ) -> None:
         self._shapes, self._left = shapes, sorted(shapes, reverse=True)
         self._came = 0  # values of the next tensor
-        self._stream = Stream(folder, file_size(shapes), tree=tree, cached=cached)
+        self._header, _, size = layout(shapes, exported)
+        self._stream = Stream(folder, size, tree=tree, cached=cached)
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
-        self._stream.feed(_header(self._shapes))
+        self._stream.feed(self._header)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,9 +283,9 @@ def tree_root(tensors: Values) -> bytes:
     return _written(tensors, tree=True).root
 
 
-def write(tensors: Values, path: Path) -> bytes:
-    """Write the canonical file to `path` atomically; returns its sha256."""
-    return _written(tensors, path.parent, path).sha256
+def write(tensors: Values, path: Path, *, exported: bool = False) -> bytes:
+    """Write the canonical file to `path` atomically; returns its sha256. `exported`: see Stored."""
+    return _written(tensors, path.parent, path, exported=exported).sha256
 
 
 def write_blob(tensors: Values, folder: Path, *, cached: bool = True) -> bytes:
@@ -293,9 +311,9 @@ def file_size(shapes: Shapes) -> int:
     return layout(shapes).size
 
 
-def layout(shapes: Shapes) -> Layout:
-    """Of the canonical file of tensors of these shapes."""
-    header = _header(shapes)
+def layout(shapes: Shapes, exported: bool = False) -> Layout:
+    """Of the canonical file of tensors of these shapes; `exported`: see Stored."""
+    header = _header(shapes, exported)
     return Layout(header, *_offsets(shapes, len(header)))
 
 
@@ -340,8 +358,9 @@ def _written(
     *,
     tree: bool = False,
     cached: bool = True,
+    exported: bool = False,
 ) -> Written:
-    with Writer(shapes_of(tensors), folder, tree=tree, cached=cached) as writer:
+    with Writer(shapes_of(tensors), folder, tree=tree, cached=cached, exported=exported) as writer:
         for name in sorted(tensors):
             writer.add(name, tensors[name])
         return writer.finish(path)
@@ -356,8 +375,9 @@ def _chunks(tensors: Values) -> Iterator[Any]:
         yield array(tensors[name]).reshape(-1).view(np.uint8)
 
 
-def _header(shapes: Shapes) -> bytes:
-    entries, offset = {}, 0
+def _header(shapes: Shapes, exported: bool = False) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}} if exported else {}
+    offset = 0
     for name in sorted(shapes):
         end = offset + 4 * math.prod(shapes[name])
         entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [offset, end]}

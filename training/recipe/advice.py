@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from dlx.training.recipe.draft import Draft
-from dlx.training.recipe.recipe import Outer
+from dlx.training.recipe.recipe import Inner, Outer
 
 ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
 
@@ -14,6 +14,11 @@ _CURED = 0.9  # a setting that is advised has a margin
 # Up to how many replicas which outer rate and momentum (Nesterov) were best in MuLoCo (arXiv 2505.23725), Muon inside.
 PAIRS = ((4, 0.7, 0.6), (8, 0.9, 0.8), (64, 1.0, 0.9))
 _TOO_FAR = 2.0  # times as far as such a pair goes
+
+# Rates for a model that is trained already: a thirtieth of those for drawn weights (docs/operator.md, section 7.2, has
+# what they do). What is warned of is more than three times as much.
+FINE_TUNING = Inner(lr=1.3e-4, matrix_lr=3.3e-4)
+_TOO_FAST = 3.5
 
 
 def stable_below(outer: Outer) -> float:
@@ -46,6 +51,7 @@ def warnings(draft: Draft) -> list[str]:
             f"of the error, as it does early in a run or in a short one: {_cure(outer)}lower "
             + " or ".join(f"outer.{key}" for key in used)
         )
+    found += _too_fast(draft.inner) if draft.model.source else []
     replicas, lr, momentum = next(pair for pair in PAIRS if draft.max_replicas <= pair[0])
     if outer.momentum and _reach(outer.lr, outer.momentum) > _TOO_FAR * _reach(lr, momentum):
         found.append(
@@ -65,6 +71,20 @@ def warnings(draft: Draft) -> list[str]:
             f"learning rate is still high: rounds of adaptive.min_inner_steps {adaptive.min_inner_steps} take {needed}"
         )
     return found
+
+
+def _too_fast(inner: Inner) -> list[str]:
+    """Rates that a trained model does not bear."""
+    keys = ("lr",) if inner.optimiser == "adamw" else ("lr", "matrix_lr")
+    pairs = [(f"inner.{key}", getattr(inner, key), getattr(FINE_TUNING, key)) for key in keys]
+    fast = [pair for pair in pairs if pair[1] > _TOO_FAST * pair[2]]
+    if not fast:
+        return []
+    given, usual = (", ".join(f"{pair[0]} {pair[one]:.2g}" for pair in fast) for one in (1, 2))
+    return [
+        f"model.source is trained already, and {given} may undo that sooner than it learns: such rates suit drawn "
+        f"weights; a trained model wants about {usual}"
+    ]
 
 
 def _reach(lr: float, momentum: float) -> float:

@@ -84,6 +84,7 @@ def complete(
     data_manifest: BlobRef,
     salt: bytes | None = None,
     lineage: Lineage | None = None,
+    usage: BlobRef | None = None,
 ) -> Manifest:
     """The manifest of a new run; `salt` (32 bytes) is random unless given. Raises ManifestError."""
     shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field not in ("data", "model")}
@@ -91,7 +92,7 @@ def complete(
     salt_hex = (secrets.token_bytes(32) if salt is None else salt).hex()
     shared["model"], shared["retention"] = Model(draft.model.config), draft.retention or Retention()
     data_ = Data(manifest=data_manifest, **data)
-    manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=data_, lineage=lineage)
+    manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=data_, lineage=lineage, usage=usage)
     return parse(canonical_bytes(manifest))
 
 

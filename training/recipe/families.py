@@ -66,6 +66,9 @@ class _GroupedQueries(Config, frozen=True, kw_only=True):
     def transformers_options(self) -> dict[str, Any]:
         return {"rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta}}
 
+    def transformers4_options(self) -> dict[str, Any]:
+        return {"rope_theta": self.rope_theta}
+
     @classmethod
     def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
         return {"rope_theta": theirs["rope_parameters"]["rope_theta"]}
@@ -108,10 +111,17 @@ class LlamaConfig(_LlamaLike, frozen=True, kw_only=True):
 
     def transformers_options(self) -> dict[str, Any]:
         options = super().transformers_options()
-        if self.rope_type != "default":
-            scaling = {key: getattr(self, f"rope_{key}") for key in _SCALING}
-            options["rope_parameters"] |= {"rope_type": self.rope_type} | scaling
+        options["rope_parameters"] |= self._scaling
         return options
+
+    def transformers4_options(self) -> dict[str, Any]:
+        return super().transformers4_options() | {"rope_scaling": self._scaling or None}
+
+    @property
+    def _scaling(self) -> dict[str, Any]:
+        if self.rope_type == "default":
+            return {}
+        return {"rope_type": self.rope_type} | {key: getattr(self, f"rope_{key}") for key in _SCALING}
 
     @classmethod
     def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +172,9 @@ class Qwen3MoeConfig(_WithHeadDim, frozen=True, kw_only=True):
 
     def transformers_options(self) -> dict[str, Any]:
         return super().transformers_options() | {"num_experts": self.num_experts}
+
+    def transformers4_options(self) -> dict[str, Any]:
+        return super().transformers4_options() | {"num_experts": self.num_experts}
 
     @classmethod
     def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,6 +252,10 @@ class Gemma3TextConfig(_GroupedQueries, frozen=True, kw_only=True):
                 "sliding_attention": {"rope_type": "default", "rope_theta": self.rope_local_base_freq},
             },
         }
+
+    def transformers4_options(self) -> dict[str, Any]:
+        keys = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")
+        return {key: getattr(self, key) for key in keys}
 
     @classmethod
     def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,6 +388,9 @@ class GptNeoxConfig(Config, frozen=True, kw_only=True):
     def transformers_options(self) -> dict[str, Any]:
         rope = {"rope_theta": self.rotary_emb_base, "partial_rotary_factor": self.rotary_pct}
         return {"rope_parameters": {"rope_type": "default", **rope}}
+
+    def transformers4_options(self) -> dict[str, Any]:
+        return {"rotary_emb_base": self.rotary_emb_base, "rotary_pct": self.rotary_pct}
 
     @classmethod
     def from_transformers(cls, theirs: Mapping[str, Any]) -> dict[str, Any]:

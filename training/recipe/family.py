@@ -29,12 +29,17 @@ class Layout(Struct, frozen=True):
     norms_from_zero: bool = False  # a norm multiplies by 1 + its weight
     residual_outputs: tuple[str, ...] = ()  # endings of weights that start smaller by sqrt(2 x layers)
     not_weights: tuple[str, ...] = (".rotary_emb.inv_freq",)  # endings of buffers that old checkpoints hold
-    renamed: tuple[tuple[str, str], ...] = ()  # (beginning in old checkpoints, beginning now)
+    renamed: tuple[tuple[str, str], ...] = ()  # (beginning in checkpoints of transformers 4, which 5 reads too; now)
 
     @property
     def base(self) -> str:
         """The base model's name, which some checkpoints leave out."""
         return self.tokens.partition(".")[0]
+
+    def exported(self, name: str) -> str:
+        """A tensor's name in a Hugging Face folder that transformers 4 and 5 can read."""
+        pairs = ((old, new) for old, new in self.renamed if name.startswith(new))
+        return next((old + name[len(new) :] for old, new in pairs), name)
 
     def sharding(self, name: str) -> Sharding:
         """How tensor parallelism cuts the parameter `name`: as its rule says, but for what this family leaves whole."""
@@ -123,6 +128,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def transformers_options(self) -> dict[str, Any]:
         """Keywords of the transformers config class, beyond the keys of the same name."""
+        return {}
+
+    def transformers4_options(self) -> dict[str, Any]:
+        """What a config.json says besides for transformers 4, in whose words for the same."""
         return {}
 
     @classmethod

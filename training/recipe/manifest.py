@@ -13,6 +13,7 @@ from dlx.ground import untyped
 from dlx.training.recipe.recipe import BlobRef, Recipe, Retention, Samples, Sha256, Tokens, parse_model
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert, fail, refuse_absent
+from dlx.training.recipe.usage import MAX_BYTES as MAX_USAGE_BYTES
 
 MAX_BYTES = 256 * 1024  # of a manifest, and of a draft
 
@@ -32,6 +33,7 @@ class Lineage(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Manifest(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
     lineage: Lineage | None = None  # a manifest states it all the same
+    usage: BlobRef | None = None  # likewise; see training.recipe.usage
     salt: Sha256
     genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
     data: Data
@@ -51,6 +53,8 @@ def parse(data: bytes) -> Manifest:
     check(manifest, parse_model(manifest.model))
     if len(manifest.genesis) != len(manifest.stages):
         fail("genesis", f"expected one blob per stage ({len(manifest.stages)})", len(manifest.genesis))
+    if manifest.usage is not None and manifest.usage.size > MAX_USAGE_BYTES:
+        fail("usage.size", f"expected at most {MAX_USAGE_BYTES}", manifest.usage.size)
     if canonical_bytes(manifest) != data:
         refuse_absent(raw, msgspec.to_builtins(manifest), "")
         raise ManifestError("manifest: expected canonical JSON (RFC 8785)")

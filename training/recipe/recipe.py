@@ -155,7 +155,7 @@ class Audit(Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What drafts and manifests share; a draft leaves out what is at its default, a manifest states everything."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     name: Name
     model: Model
     stages: Stages

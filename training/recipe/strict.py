@@ -70,6 +70,11 @@ _PLAIN = (
     ("`array`", "a list"),
     ("`object`", "a table"),
     ("`null`", "nothing"),
+    ("`float | null`", "a number"),
+    ("`int | null`", "a whole number"),
+    ("`str | null`", "text"),
+    ("`bool | null`", "true or false"),
+    ("`int | array | null`", "a whole number or a list of them"),
     ("`bool | int | float | str`", "a plain value"),
 )
 

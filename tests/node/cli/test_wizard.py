@@ -4,12 +4,16 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlx.node.runs.draft_text import even, suggested_rounds
+from dlx.training.data.vocabulary import Vocabulary
+from dlx.training.recipe.advice import warnings
 from dlx.training.recipe.draft import draft_from_toml
 from tests.node.command import Terminal, dlx
+from tests.training import texts
 from tests.training.recipe.test_families import CASES
 
 
@@ -57,6 +61,43 @@ def test_it_starts_from_a_hugging_face_folder(text: Path, tmp_path: Path) -> Non
     dlx("run", "new", out, "--data", text, "--model", model, "--rounds", "3", "--name", "mine")
     draft = draft_from_toml(out)
     assert (draft.name, draft.rounds, draft.model.source) == ("mine", 3, str(model))
+    assert not warnings(draft), "its rates are those of a trained model"
+    assert draft.inner.lr < 1e-3 and "[inner]  # a trained model" in out.read_text()
+
+
+def test_it_says_that_a_tied_model_is_untied_in_several_stages(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    tied = {**CASES["llama"][0], "tie_word_embeddings": True}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(tied))
+    given = ["--data", text, "--model", tmp_path / "model"]
+    assert "4,096 parameters more" in dlx("run", "new", tmp_path / "two.toml", *given, "--stages", "2").stderr
+    assert "parameters more" not in dlx("run", "new", tmp_path / "one.toml", *given, "--stages", "1").stderr
+
+
+def test_a_pulled_model_of_bytes_goes_on_with_bytes(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CASES["llama"][0]))
+    (tmp_path / "model" / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)  # as `pull` writes them
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "Ā"}')
+    dlx("run", "new", tmp_path / "run.toml", "--data", text, "--model", tmp_path / "model")
+    assert not draft_from_toml(tmp_path / "run.toml").data.tokenizer
+
+
+@pytest.mark.parametrize(
+    "files", [{"tokenizer_config": {"eos_token": "+"}}, {"generation_config": {"eos_token_id": 11}}]
+)
+def test_the_end_of_a_text_is_the_models_own(files: dict[str, Any], text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    texts.tokenizer(model / "tokenizer.json", ["<unk>"])
+    (model / "config.json").write_text(json.dumps({**CASES["llama"][0], "vocab_size": 320}))
+    given = ["--data", text, "--model", model]
+    said = dlx("run", "new", tmp_path / "unclear.toml", *given).stderr
+    assert "which of its tokens ends a document is not clear" in said
+    for name, table in files.items():
+        (model / f"{name}.json").write_text(json.dumps(table))
+    assert "not clear" not in dlx("run", "new", tmp_path / "run.toml", *given).stderr
+    tokenizer = Path(draft_from_toml(tmp_path / "run.toml").data.tokenizer)
+    assert Vocabulary.read(tokenizer).separator == 11, "as `run create` reads it"
 
 
 def test_a_person_is_asked(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

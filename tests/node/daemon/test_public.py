@@ -85,14 +85,16 @@ def test_what_is_here_is_not_asked_for_and_one_that_nobody_has_keeps_none_of_the
     assert not any(exchange.answers.values()) and store.has(NAME)
 
 
-def test_a_node_begins_with_the_list_of_the_data_and_without_the_data_or_any_weights(tmp_path: Path) -> None:
+def test_a_node_begins_with_the_lists_of_a_run_and_without_its_data_or_any_weights(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
-    listed = canonical_bytes(LISTED)
-    named = BlobRef(hashlib.sha256(listed).hexdigest(), len(listed))
-    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=named), genesis=[BlobRef(NAME.hex(), len(GOOD))])
-    exchange: Any = Exchange(store, {bytes.fromhex(named.sha256): [listed]})
+    blobs = {hashlib.sha256(content).digest(): content for content in (canonical_bytes(LISTED), b'{"version":1}')}
+    named, usage = (BlobRef(name.hex(), len(content)) for name, content in blobs.items())
+    manifest: Any = SimpleNamespace(
+        data=SimpleNamespace(manifest=named), usage=usage, genesis=[BlobRef(NAME.hex(), len(GOOD))]
+    )
+    exchange: Any = Exchange(store, {name: [content] for name, content in blobs.items()})
     assert trio.run(PublicData(store, exchange).begin, manifest) == LISTED
-    assert store.hashes() == {bytes.fromhex(named.sha256)}
+    assert store.hashes() == blobs.keys(), "and how the model is used, for whoever pulls"
 
 
 def test_a_mirror_has_all_data_and_the_first_weights_of_all_stages_and_keeps_them(tmp_path: Path) -> None:

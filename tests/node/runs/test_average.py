@@ -71,7 +71,8 @@ def _mean(history: History, versions: list[int]) -> dict[str, np.ndarray]:
 
 
 def _model(folder: Path, like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return weights.read_arrays(folder / "model.safetensors", {name: one.shape for name, one in like.items()})
+    shapes = {name: one.shape for name, one in like.items()}
+    return dict(weights.Stored(folder / "model.safetensors", shapes, exported=True))
 
 
 def _verdicts(history: History, folder: Path, blobs: Path | None, work: Path) -> dict[str, str]:

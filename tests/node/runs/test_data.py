@@ -1,11 +1,13 @@
 """`dlx-node data`, and how runs and nodes take prepared and private data."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.archive.blobs import Blobs, Folder
@@ -220,17 +222,66 @@ def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tm
     (tmp_path / "blobs").mkdir()
     (tmp_path / "work").mkdir()
     ref = adopt_folder(prepared, tmp_path / "blobs")
-    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref))
+    manifest: Any = SimpleNamespace(data=SimpleNamespace(manifest=ref), usage=None)
     told: list[str] = []
     blobs = Blobs([Folder(tmp_path / "blobs", own=False)], tmp_path / "work")
-    found, whole = pull.read_vocabulary(manifest, blobs, told.append)
-    assert whole and found is not None and (found.size, found.separator) == (320, 0)
+    found = pull.read_beside(manifest, blobs, told.append)
+    assert found.whole and found.vocabulary is not None
+    assert (found.vocabulary.size, found.vocabulary.separator) == (320, 0)
     lost = read_prepared(prepared).tokenizer
     assert not isinstance(lost, str)
     for folder in ("blobs", "work"):
         (tmp_path / folder / lost.sha256).unlink()
-    assert pull.read_vocabulary(manifest, blobs, told.append) == (None, False)
+    assert pull.read_beside(manifest, blobs, told.append) == (None, None, False)
     assert len(told) == 1 and lost.sha256 in told[0]
+
+
+def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.RunRecord, Path, list[str]]:
+    """A run that starts from a model's folder, its blobs, and what its creator was told."""
+    (tmp_path / name).mkdir(exist_ok=True)
+    head, _, rest = DRAFT.partition("[model.config]")
+    rest = rest[rest.index("[data]") :].replace('source = ["text/*.txt"]', data)
+    (tmp_path / name / "run.toml").write_text(f'{head}[model]\nsource = "{model}"\n{rest}')
+    folder, told = DataDir(tmp_path / name / "home"), list[str]()
+    folder.create()
+    record = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), told.append)  # type: ignore[arg-type]
+    return record, folder.blobs, told
+
+
+def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
+    rows: Path, prepared: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=320, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
+    LlamaForCausalLM(config).save_pretrained(model)
+    shutil.copy(tokenizer, model)
+    settings = {"eos_token": texts.END, "chat_template": "{{ messages }}"}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    record, folder, told = _tuned(tmp_path, "a", 'prepared = "../out"', model)
+    manifest = parse((folder / record.manifest).read_bytes())
+    assert any("its rates" in one or "inner.lr 0.004" in one for one in told), told
+    assert any("head" in one for one in told) == (len(manifest.stages) > 1)
+    (tmp_path / "work").mkdir()
+    found = pull.read_beside(manifest, Blobs([Folder(folder, own=False)], tmp_path / "work"), told.append)
+    assert found.whole and found.usage is not None
+    assert found.usage.chat_templates == {"default": "{{ messages }}"}
+    assert found.usage.tokens.eos_token == texts.END
+    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run == record.run
+    (model / "chat_template.jinja").write_text("another")
+    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run != record.run, "another template, another run"
+
+    assert manifest.usage is not None
+    for place in (folder, tmp_path / "work"):
+        (place / manifest.usage.sha256).unlink()
+    lost = pull.read_beside(manifest, Blobs([Folder(folder, own=False)], tmp_path / "work"), told.append)
+    assert (lost.vocabulary is not None, lost.usage, lost.whole) == (True, None, False)
+    assert "chat template" in told[-1]
+
+    record, folder, told = _tuned(tmp_path, "b", 'source = ["../in"]\nfield = "body"', model)
+    assert parse((folder / record.manifest).read_bytes()).usage is None
+    assert any("are left behind" in one for one in told), "of another tokenizer, here bytes, all that says nothing"
 
 
 def test_a_contribution_says_that_its_data_is_private() -> None:

@@ -30,7 +30,7 @@ from dlx.node.runs.pull import follow, pull
 from dlx.node.runs.verify import verify
 from dlx.training.recipe.draft import DraftModel
 from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
-from tests.history_builder import History
+from tests.history_builder import USAGE, History
 from tests.node.command import dlx
 
 pytest_plugins = ["tests.history_builder"]
@@ -70,7 +70,11 @@ def found(honest_history: History, tmp_path: Path) -> Callable[..., dict[str, st
 def test_a_folder_that_was_pulled_is_what_it_says(folder: Path, found: Callable[..., dict[str, str]]) -> None:
     fine = dict.fromkeys(("files", "record", "manifest", "weights", "config"), "PASS")
     assert found(folder) == fine
-    assert found(folder, blobs=False) == fine | {"config": "WARN"}, "its tokenizer could be anybody's"
+    assert found(folder, blobs=False) == fine | {"config": "WARN"}, "its tokenizer and template could be anybody's"
+    settings, generation = (
+        json.loads((folder / f"{one}_config.json").read_text()) for one in ("tokenizer", "generation")
+    )
+    assert settings["chat_template"] == USAGE.chat_templates["default"] and generation["temperature"] == 0.5
     card, stated = (folder / "README.md").read_text(), json.loads((folder / "provenance.json").read_text())
     assert f"dlx:{stated['chain_id']}/{stated['ledger']}/{stated['run']}@3" in card
     assert "dlx-node verify . " in card and "not stated" in card and stated["stages"][1]["weights"] in card
@@ -84,6 +88,8 @@ def test_a_folder_that_was_pulled_is_what_it_says(folder: Path, found: Callable[
         ("config.json", "config"),
         ("README.md", "config"),
         ("tokenizer.json", "config"),
+        ("tokenizer_config.json", "config"),
+        ("generation_config.json", "config"),
         ("code.py", "config"),
     ],
 )

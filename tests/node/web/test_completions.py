@@ -14,15 +14,21 @@ import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
+from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.evaluate import EvaluateError
-from dlx.training.models.export import _byte_tokenizer
 from dlx.training.models.generate import Sampling, Writer, _overlap
 
 CONTEXT = 64
 
 
+# Roles in turns, as many published templates want them.
+TEMPLATE = """{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}\
+{% for one in messages %}[{{ one.role }}]{{ one.content }}{% endfor %}\
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("model")
@@ -32,8 +38,13 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
         num_key_value_heads=2, max_position_embeddings=CONTEXT, eos_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    for name, content in _byte_tokenizer(CONTEXT).items():
-        (folder / name).write_text(json.dumps(content))
+    (folder / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "Ā"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> Writer:
     return Writer(folder)
 
 
@@ -113,6 +124,17 @@ def test_requests_of_other_shapes_that_clients_send_are_the_same_request(writer:
         assert asked(app, "POST", "/v1/completions", wrong).status_code == 400
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     assert asked(app, "POST", "/v1/chat/completions", {"messages": image}).status_code == 400
+
+
+def test_a_conversation_is_asked_as_the_models_own_template_has_it(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    own = Writer(folder)
+    (folder / "chat_template.jinja").unlink()
+    hello = {"role": "user", "content": "hi"}
+    assert own.chat([hello]) == "[user]hi[assistant]"
+    app = Completions(own, "mine").app()
+    answer = asked(app, "POST", "/v1/chat/completions", {"messages": [hello | {"role": "assistant"}]})
+    assert answer.status_code == 400 and "begin with the user" in answer.json()["error"]["message"]
 
 
 def test_models_completions_and_chats_are_answered(writer: Writer) -> None:

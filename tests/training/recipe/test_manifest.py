@@ -69,7 +69,7 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "a32c7b74380fb2251ccc52c6052689e749badb16031e841ba73a732e1c04d599"
+    assert manifest_hash(manifest).hex() == "e6f8bcbdc7d0f5a2ceb499d620757922256a8fac4bf3d828597316a407c4abce"
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:
@@ -150,7 +150,8 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("inner.lr", "fast", "inner.lr: expected a number, got text"),
         ("inner.beta2", 1, "inner.beta2: expected a number < 1.0, got 1"),
         ("inner.secret", 1, "inner.secret: unknown key"),
-        ("version", 2, "version: not a supported value, got 2"),
+        ("usage", {"sha256": "ab" * 32, "size": 1 << 20}, "usage.size: expected at most 524288, got 1048576"),
+        ("version", 1, "version: not a supported value, got 1"),
         ("precision", "float16", 'precision: not a supported value, got "float16"'),
         ("salt", "AB" * 32, f'salt: expected 64 lowercase hex digits, got "{"AB" * 32}"'),
         ("salt", "ab" * 32 + "\n", "salt: expected 64 lowercase hex digits"),

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from dlx.training.recipe.advice import stable_below, warnings
 from dlx.training.recipe.draft import draft_from_toml
 from dlx.training.recipe.recipe import Outer
 from dlx.training.recipe.strict import ManifestError
+from tests.training.recipe.test_families import CASES
 
 PAPER = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1)
 
@@ -130,3 +132,39 @@ def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) ->
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
     assert "waits for every exchange" in warning
     assert not warnings(draft_from_toml(draft(tmp_path, tables="[plan]\ninner_steps = 20\n" + at_once.format(20))))
+
+
+SOURCE = """
+name = "tune"
+rounds = 4
+stages = [[0, 3]]
+[model]
+source = "hf"
+[data]
+source = ["text.txt"]
+sequence_length = 16
+batch_size = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ("", "inner.lr 0.004, inner.matrix_lr 0.01 may undo that"),
+        ("lr = 1e-4", "about inner.matrix_lr 0.00033"),
+        ("matrix_lr = 1e-4", "about inner.lr 0.00013"),
+        ('optimiser = "adamw"\nlr = 1e-2', "about inner.lr 0.00013"),
+        ('optimiser = "adamw"\nlr = 2e-5', ""),
+        ("lr = 4e-4\nmatrix_lr = 1e-3", ""),
+    ],
+)
+def test_who_trains_a_trained_model_at_the_rates_of_drawn_weights_is_warned(
+    tmp_path: Path, inner: str, said: str
+) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(CASES["llama"][0]))
+    (tmp_path / "text.txt").write_text("some text")
+    (tmp_path / "run.toml").write_text(f"{SOURCE}[inner]\n{inner}")
+    found = warnings(draft_from_toml(tmp_path / "run.toml"))
+    assert [said in one for one in found] == [True] * bool(said), found
+    assert not warnings(draft_from_toml(draft(tmp_path, tables=f"[inner]\n{inner}"))), "weights that are drawn bear it"
