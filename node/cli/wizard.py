@@ -162,7 +162,7 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
     weights that the embedding shares with the head."""
     from dlx.node.runs.draft_text import SIZES
     from dlx.training.data.shards import DataError
-    from dlx.training.data.vocabulary import Vocabulary
+    from dlx.training.data.vocabulary import Vocabulary, is_bytes
     from dlx.training.recipe.huggingface import read_config
     from dlx.training.recipe.recipe import Model, parse_model
     from dlx.training.recipe.strict import ManifestError
@@ -177,12 +177,13 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
     length = min(_LENGTH, config.positions_limit[1])
     shared = config.vocab_size * config.embedding_width if config.tie_word_embeddings else 0
     tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file() or is_bytes(tokenizer):
+        return folder, config.layers, length, None, shared
     try:
-        known = tokenizer.is_file() and not Vocabulary.read(tokenizer).is_bytes
-    except DataError as error:  # `run create` says so too: a separator in the draft may mend it
-        known = True
+        Vocabulary.read(tokenizer)
+    except DataError as error:  # as `run create` will say: a separator in the draft may mend it
         options.note(f"note: {error}")
-    return folder, config.layers, length, tokenizer if known else None, shared
+    return folder, config.layers, length, tokenizer, shared
 
 
 def _count(option: str, given: str, most: int, why: str = "") -> int:

@@ -198,14 +198,14 @@ def _usage(folder: Path, data_manifest: BlobRef, blobs: Path, progress: Callable
     """How the model that the run starts from is used, as a blob: None where its folder says nothing of it, or the run's
     tokens are others than the model's, of which all that speaks. Raises ManifestError."""
     from dlx.training.data.shards import parse_data_manifest
-    from dlx.training.data.vocabulary import Vocabulary
+    from dlx.training.data.vocabulary import is_bytes
 
     found, theirs = read_usage(folder), folder / "tokenizer.json"
     chosen = parse_data_manifest((blobs / data_manifest.sha256).read_bytes()).tokenizer
-    if theirs.is_file():
-        same = file_hash(theirs).hex() == chosen.sha256 if chosen != "bytes" else Vocabulary.read(theirs).is_bytes
+    if chosen == "bytes":
+        same = is_bytes(theirs)
     else:
-        same = False
+        same = theirs.is_file() and file_hash(theirs).hex() == chosen.sha256
     if same and found != Usage(version=1):
         content = usage_bytes(found)
         return BlobRef(write_blob(blobs, [content]).hex(), len(content))

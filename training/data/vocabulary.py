@@ -94,10 +94,14 @@ class Vocabulary:
         """Whether there are special tokens that count as such where a text spells them out."""
         return any(token.special for token in self._tokenizer.get_added_tokens_decoder().values())
 
-    @property
-    def is_bytes(self) -> bool:
-        """Whether the ids are a text's bytes, as those of `of_bytes` are."""
-        return bool(json.loads(self.content) == json.loads(Vocabulary.of_bytes().content))
+
+def is_bytes(path: Path) -> bool:
+    """Whether a file is the tokenizer of `Vocabulary.of_bytes`, in whatever way it is written."""
+    try:
+        with open(path, "rb") as file:
+            return bool(json.loads(file.read(MAX_TOKENIZER_BYTES)) == json.loads(Vocabulary.of_bytes().content))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def tokenizer_problem(manifest: DataManifest, blobs: Path) -> str | None:

@@ -77,8 +77,7 @@ def test_it_says_that_a_tied_model_is_untied_in_several_stages(text: Path, tmp_p
 def test_a_pulled_model_of_bytes_goes_on_with_bytes(text: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CASES["llama"][0]))
-    (tmp_path / "model" / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)  # as `pull` writes them
-    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "Ā"}')
+    (tmp_path / "model" / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)  # as `pull` writes it
     dlx("run", "new", tmp_path / "run.toml", "--data", text, "--model", tmp_path / "model")
     assert not draft_from_toml(tmp_path / "run.toml").data.tokenizer
 

@@ -279,6 +279,7 @@ def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     assert (lost.vocabulary is not None, lost.usage, lost.whole) == (True, None, False)
     assert "chat template" in told[-1]
 
+    (model / "tokenizer.json").write_text("{}")
     record, folder, told = _tuned(tmp_path, "b", 'source = ["../in"]\nfield = "body"', model)
     assert parse((folder / record.manifest).read_bytes()).usage is None
     assert any("are left behind" in one for one in told), "of another tokenizer, here bytes, all that says nothing"
