@@ -71,7 +71,8 @@ def diloco(
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
     time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for after the
-    first round, in which nodes measure; empty: all, always. `parts`: a name of PARTS, in place of the own rule."""
+    first round, in which nodes measure; 0: it is not there; empty: all, always. `parts`: a name of PARTS, in place of
+    the own rule."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
         if not compressed:
             chosen = {manifest.codec.name: Uncompressed(manifest.codec.name)}
@@ -80,7 +81,9 @@ def diloco(
             patches.enter_context(patch.object(outer, "parts", PARTS[parts]))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
         slots = [
-            _Member(run, (replica, replicas), dataset, steps[replica] if steps else None) for replica in range(replicas)
+            _Member(run, (replica, replicas), dataset, steps[replica] if steps else None)
+            for replica in range(replicas)
+            if not steps or steps[replica]
         ]
         ranks, sent = Ranks(manifest), 0
         for round in range(manifest.rounds):

@@ -20,7 +20,7 @@ import typer
 from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
 
 STEPS = 20  # of a round, which the fast ones take
-# The inner steps of each replica, the fast ones first: what is compared is that mixture with the fast ones alone.
+# The inner steps of each replica: each mixture is compared with its fast ones alone, which train on the same samples.
 MIXTURES = [
     (STEPS, 5),
     (STEPS, 2),
@@ -68,15 +68,15 @@ def main(
         (name, policy, steps): [_job(*chosen[name], policy, steps, parts, seed, rounds) for seed in range(seeds)]
         for name in chosen
         for policy in rules
-        for steps in dict.fromkeys([*map(fast_ones, MIXTURES), *MIXTURES])
+        for steps in dict.fromkeys([*map(alone, MIXTURES), *MIXTURES])
     }
     results = train_all([job for jobs in wanted.values() for job in jobs], out, workers)
     rows = []
     sys.stdout.write("method    policy       inner steps of each         loss    without the slow   difference\n")
     for (name, policy, steps), jobs in wanted.items():
         if steps in MIXTURES:
-            alone = [results[job.key] for job in wanted[name, policy, fast_ones(steps)]]
-            rows.append(row := _row(name, policy, steps, [results[job.key] for job in jobs], alone))
+            without = [results[job.key] for job in wanted[name, policy, alone(steps)]]
+            rows.append(row := _row(name, policy, steps, [results[job.key] for job in jobs], without))
             shown = (
                 f"{name:<9} {policy:<12} {', '.join(map(str, steps)):<25} {row['loss']:>7.4f}  {row['alone']:>17.4f}"
             )
@@ -86,9 +86,9 @@ def main(
         json_file.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def fast_ones(steps: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a mixture, those that take all steps of a round."""
-    return tuple(count for count in steps if count == STEPS)
+def alone(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a mixture, those that take all steps of a round, as if the others were not there."""
+    return tuple(count if count == STEPS else 0 for count in steps)
 
 
 def _among(asked: list[str] | None, known: Any, option: str) -> list[str]:
@@ -104,9 +104,9 @@ def _job(method: Method, lr: float, policy: str, steps: tuple[int, ...], parts: 
     return Job(method, setting, lr, seed, rounds * STEPS)
 
 
-def _row(name: str, policy: str, steps: tuple[int, ...], found: list[Result], alone: list[Result]) -> dict[str, Any]:
+def _row(name: str, policy: str, steps: tuple[int, ...], found: list[Result], fast: list[Result]) -> dict[str, Any]:
     """`difference`: of the losses of equal seeds, in the mean, with its standard error (0 of one seed)."""
-    losses, without = [one["loss"] for one in found], [one["loss"] for one in alone]
+    losses, without = [one["loss"] for one in found], [one["loss"] for one in fast]
     differences = [loss / other - 1 for loss, other in zip(losses, without, strict=True)]
     spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
     return {
