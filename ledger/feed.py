@@ -11,7 +11,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index import START, EventIndex, Head, Mark
-from dlx.ledger.logs import Unsettled
+from dlx.ledger.logs import IndexLost, Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc import Header, Rpc
@@ -199,6 +199,8 @@ class _Tracker:
         if tip is None or tip.hash != newest.hash:
             try:
                 self._index.read(rpc, newest)
+            except IndexLost:  # no chain node's fault
+                raise
             except Unsettled as error:
                 return self._nothing(newest, error)
         self._unsettled = 0

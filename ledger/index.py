@@ -18,7 +18,7 @@ from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.indexfile import PLACED, IndexFile
-from dlx.ledger.logs import Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.logs import IndexLost, Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc import Header, Rpc
 from dlx.ledger.typed import Domain
 
@@ -120,8 +120,8 @@ class EventIndex:
                 known = Head(last.number, last.hash, last.time)
                 if progress is not None:
                     progress(last.number, newest.number)
-        except (LedgerUnavailable, RpcError):
-            if known is first:
+        except (LedgerUnavailable, RpcError) as error:
+            if known is first or isinstance(error, IndexLost):
                 raise
 
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import settings
 # Before torch and numpy are imported, and for all processes that tests start: threads of a small model mostly wait for
 # each other where other workers take the cores, and burn them while they wait.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# What tests start hears of a closed terminal, also where they run under nohup themselves.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A property has no deadline, which a busy machine would miss, and the same examples each time, so that no change is
 # blamed for what another one left. For others: `make test ARGS="--hypothesis-profile default"`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -63,7 +64,7 @@ def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], t
     if arguments[0] not in ("run", "demo"):
         arguments = [*arguments, "--datadir", str(tmp_path / "home")]
     _, error = without((extra,), *arguments, code=3)
-    assert error.strip() == f'dlx-node: this needs the extra "{extra}": {install(extra)}'
+    assert re.fullmatch(rf'dlx-node: this needs the extra "{extra}": pip install .*\[{extra}\]"\n', error)
     assert not (tmp_path / "home" / "chain").exists()
 
 
@@ -95,7 +96,7 @@ def test_a_plot_says_which_extra_it_needs(honest_history: History, tmp_path: Pat
     where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
     where += ["--datadir", tmp_path]
     _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=3)
-    assert install("plot") in error
+    assert '[plot]"' in error
     assert "5.5000" in without((*EXTRAS,), "history", *where)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,7 +296,6 @@ def _no_receipts_at_all(chain: Chain) -> Lie:
     [
         *(
             _cut,
-            _cut_in_the_middle,
             _in_another_block,
             _at_another_index,
             _added,
@@ -313,6 +313,16 @@ def test_no_lie_passes(chain: Chain, look: Callable[..., Report], lie: Callable[
     (failure,) = _failures(report)
     assert failure.check == "chain node" and client.rpc.name in failure.detail, report.text()
     assert report.text().startswith(f"not proven to --head {chain.head}")
+
+
+def test_a_block_s_logs_that_are_kept_back_are_found_or_missed(chain: Chain, look: Callable[..., Report]) -> None:
+    """A new block's are asked for again in other words; of an older one the receipts' roots tell."""
+    with lying(chain, _cut_in_the_middle(chain)) as client:
+        report = look(client, chain.run, chain.head)
+    if failures := _failures(report):
+        assert [one.check for one in failures] == ["chain node"], report.text()
+    else:
+        assert report.text().startswith("proven to block") and re.search(r"\bseal +4 ", report.text()), report.text()
 
 
 def test_a_parallel_history_under_the_true_head_s_hash_fails(

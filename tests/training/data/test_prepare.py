@@ -308,7 +308,7 @@ def test_a_prepared_folder_becomes_the_same_blobs_and_a_damaged_one_none(
     blob = adopt_folder(tmp_path / "out", tmp_path / "a")
     assert blob == prepare_blobs(recipe, tmp_path / "direct")
     assert sorted(os.listdir(tmp_path / "a")) == sorted(os.listdir(tmp_path / "direct"))
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("another file system")))
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "another file system")))
     assert adopt_folder(tmp_path / "out", tmp_path / "b") == blob
     assert list(shards.check(shards.read_data_manifest(tmp_path / "b" / blob.sha256), tmp_path / "b")) == []
     shard = shards.read_prepared(tmp_path / "out").heldout[0]
