@@ -249,9 +249,9 @@ def outer(
     nesterov: bool,
 ) -> tuple[list[float], list[float] | None]:
     """One tensor of V[t+1], and of the momentum."""
-    effective = [count * each for count, each in zip(steps, multipliers, strict=True)]
-    total = 32768 * sum(count * each for count, each in zip(steps, effective, strict=True))
-    parts = [single(each * max(effective) / total) for each in effective]
+    counted = [count for count, each in zip(steps, multipliers, strict=True) if each]
+    total = 32768 * sum(count * count for count in counted)
+    parts = [single(count * each * max(counted) / total) for count, each in zip(steps, multipliers, strict=True)]
     acc = [0.0] * len(version)
     for gradient, part in zip(gradients, parts, strict=True):
         acc = [single(sum_ + single(value * part)) for sum_, value in zip(acc, gradient, strict=True)]

@@ -1,10 +1,11 @@
 """The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
-`clip` scales every contribution down to the (lower) median norm of an inner step: a replica that took a quarter of the
-steps has moved a quarter as far, and is no measure for one that took them all. `clip+cosine` also drops those that pull
+`clip` scales every contribution down to the norm of an inner step that is the (lower) median of all steps taken: a
+replica that took a quarter of the steps has moved a quarter as far, or somewhat more, and is no measure for one that
+took them all. `clip+cosine` also drops those that pull
 against the others: one at a time, the one whose cosine with the weighted, clipped sum of the others is lowest, as long
 as that is below the threshold and fewer than half are dropped. One at a time, because one bad contribution turns the
-sum that good ones are held against. So somebody who counts in full always remains, and of two nobody is dropped.
+sum that good ones are held against. So most always remain, and of two nobody is dropped.
 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits: the proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from dlx.ground.constants import UNIT
 
@@ -29,30 +31,31 @@ Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload wit
 
 @dataclass(frozen=True)
 class Measured:
-    """What decides about the multipliers of one seal: the float64 norm of each decoded payload divided by its inner
-    steps, and those that pull against the others (index, cosine when its turn came), in the order in which they are
+    """What decides about the multipliers of one seal: the factor, at most 1, that scales each contribution down to the
+    median, and those that pull against the others (index, cosine when its turn came), in the order in which they are
     dropped. The last ones may lie within the band above the threshold."""
 
-    norms_per_step: tuple[float, ...]
+    factors: tuple[float, ...]
     outliers: tuple[tuple[int, float], ...] = ()
 
 
 def measure(policy: str, steps: Sequence[int], gram: Gram) -> Measured:
     """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order: their inner
     steps and the inner products of their decoded payloads. Of these `clip` looks at the diagonal only."""
-    per_step = tuple(math.sqrt(gram[index][index]) / count for index, count in enumerate(steps))
-    return Measured(per_step, _outliers(steps, per_step, gram) if policy == "clip+cosine" else ())
+    norms = [math.sqrt(gram[index][index]) for index in range(len(steps))]
+    factors = _factors(steps, norms)
+    return Measured(factors, _outliers(steps, norms, factors, gram) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
     """What a proposer seals: Q1.15 integers, UNIT for a contribution that counts in full."""
     dropped = _dropped(measured, THRESHOLD)
-    return tuple(0 if index in dropped else one for index, one in enumerate(_clipped(measured.norms_per_step)))
+    return tuple(0 if index in dropped else one for index, one in enumerate(_clipped(measured.factors)))
 
 
 def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     """Why no honest proposer can have sealed these multipliers, given one's own measurement; None: it can."""
-    clipped = _clipped(measured.norms_per_step)
+    clipped = _clipped(measured.factors)
     if len(sealed) != len(clipped):
         return f"{len(sealed)} multipliers for {len(clipped)} contributions"
     must, may = _dropped(measured, THRESHOLD - BAND), _dropped(measured, THRESHOLD + BAND)
@@ -64,10 +67,11 @@ def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     return None
 
 
-def _outliers(steps: Sequence[int], per_step: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
+def _outliers(
+    steps: Sequence[int], norms: Sequence[float], factors: Sequence[float], gram: Gram
+) -> tuple[tuple[int, float], ...]:
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
-    parts = [count * factor for count, factor in zip(steps, _factors(per_step), strict=True)]
-    norms = [math.sqrt(gram[index][index]) for index in range(len(steps))]
+    parts = [count * factor for count, factor in zip(steps, factors, strict=True)]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
     while len(found) < (len(steps) - 1) // 2:
         cosines = _cosines(left, parts, norms, gram)
@@ -103,10 +107,13 @@ def _dropped(measured: Measured, threshold: float) -> set[int]:
     return found
 
 
-def _factors(per_step: Sequence[float]) -> list[float]:
-    median = sorted(per_step)[(len(per_step) - 1) // 2] if per_step else 0.0
-    return [median / norm if norm > median else 1.0 for norm in per_step]
+def _factors(steps: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+    """Down to the lower median of the norms of a step, each as often as its replica took steps."""
+    ordered = sorted((norm / count, count) for norm, count in zip(norms, steps, strict=True))
+    taken = accumulate(count for _, count in ordered)
+    median = next((norm for (norm, _), so_far in zip(ordered, taken, strict=True) if 2 * so_far >= sum(steps)), 0.0)
+    return tuple(min(1.0, median * count / norm) if norm > 0 else 1.0 for norm, count in zip(norms, steps, strict=True))
 
 
-def _clipped(per_step: Sequence[float]) -> tuple[int, ...]:
-    return tuple(round(UNIT * factor) for factor in _factors(per_step))
+def _clipped(factors: Sequence[float]) -> tuple[int, ...]:
+    return tuple(round(UNIT * factor) for factor in factors)

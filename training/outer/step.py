@@ -157,12 +157,12 @@ def outer_step(
 
 
 def parts(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
-    """Each contribution's part of g, a float32.
+    """Each contribution's part of g, a float32: steps_i x multiplier_i x longest / (32768 x sum(steps_j^2)), over those
+    whose multiplier is above 0; multiplier / (32768 x n) among n equals.
 
-    With e_i = steps_i x multiplier_i the part is e_i x max(e) / (32768 x sum(steps_j x e_j)): 1 / n among n equals.
-    Where each has moved so far as it took steps, g is as long as what the longest of them did, however short the others
-    are, so that a slow replica adds what it found and shortens no round; weights by steps alone would (compare
-    FedNova, arXiv 2007.07481). What the policy has dropped weighs nowhere. Raises OuterError.
+    Where each has moved as far as it took steps, g is as long as what the longest of them did: a slow replica adds what
+    it found and shortens no round, as weights by steps alone would (FedAvg; compare FedNova, arXiv 2007.07481). What
+    the policy has dropped takes nothing from the others. Raises OuterError for numbers that no seal can have.
 
     Examples:
         One that took all steps of a round, and one that took a quarter of them:
@@ -173,10 +173,10 @@ def parts(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
     for taken, multiplier in zip(steps, multipliers, strict=True):
         if taken <= 0 or not 0 <= multiplier < 2 * UNIT:
             raise OuterError(f"a contribution of {taken} steps with the multiplier {multiplier}")
-    effective = [taken * multiplier for taken, multiplier in zip(steps, multipliers, strict=True)]
-    longest, total = max(effective), sum(taken * one for taken, one in zip(steps, effective, strict=True))
+    counted = [taken for taken, multiplier in zip(steps, multipliers, strict=True) if multiplier]
+    longest, total = max(counted, default=0), max(1, sum(taken * taken for taken in counted))
     # Exact integers, one correctly rounded float64 division, one rounding to float32.
-    return [rounded(one * longest / (total * UNIT)) if one else 0.0 for one in effective]
+    return [rounded(taken * by * longest / (total * UNIT)) for taken, by in zip(steps, multipliers, strict=True)]
 
 
 def start_hash(manifest: Manifest, stage: int, version: Path, own: Path, plan: Plan) -> bytes:

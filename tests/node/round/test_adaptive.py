@@ -150,12 +150,12 @@ class Weighing(Simulation):
     """The last account's payloads are ten times too large and point the other way; each machine rounds differently."""
 
     def measured(self, member: Member, listed: tuple) -> Measured:
-        wobble = random.Random(member.account).uniform(-1e-12, 1e-12)
+        wobble = random.Random(member.account).uniform(0, 1e-12)
         accounts = [signed.contribution.account for signed in listed]
         loud = max(self.members)
-        norms = tuple(10.5 if account == loud else 1.0 + wobble for account in accounts)
+        factors = tuple(1 / (10.5 + wobble) if account == loud else 1.0 - wobble for account in accounts)
         filters = self.rules.policy == "clip+cosine" and loud in accounts and len(accounts) > 2
-        return Measured(norms, ((accounts.index(loud), -0.9 + wobble),) if filters else ())
+        return Measured(factors, ((accounts.index(loud), -0.9 + wobble),) if filters else ())
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("clip", round(UNIT / 10.5)), ("clip+cosine", 0)])

@@ -66,6 +66,9 @@ def test_a_slow_replica_is_no_measure_for_a_fast_one() -> None:
     equal = [mixed(str(index), 1.0) for index in range(4)]
     found = multipliers(measure("clip", [20, 20, 20, 5], equal.__getitem__))
     assert min(found[:3]) > 0.9 * UNIT and 0.2 * UNIT < found[3] < 0.3 * UNIT
+    longer = [mixed(str(index), 1.0, 0.4) for index in range(3)]  # short rounds move further a step
+    found = multipliers(measure("clip", [20, 5, 5, 5], [mixed("f", 1.0), *longer].__getitem__))
+    assert found[0] == UNIT and max(found[1:]) < 0.7 * UNIT, "three are most of the replicas, not of the steps"
 
 
 def test_two_contributions_are_clipped_to_the_smaller() -> None:
@@ -78,7 +81,7 @@ def test_cosines_are_with_the_mean_of_the_clipped_others() -> None:
     measured = measure("clip+cosine", tokens, gradients.__getitem__)
     flat = [torch.cat([t.double().flatten() for t in one.values()]) for one in gradients]
     per_step = [float(one.norm()) / count for one, count in zip(flat, tokens, strict=True)]
-    median = sorted(per_step)[1]
+    median = sorted(per_step)[1]  # the first two took 960 of 1,664 steps
     others = sum(tokens[at] * flat[at] * min(1.0, median / per_step[at]) for at in (0, 1, 3))
     expected = float(torch.nn.functional.cosine_similarity(flat[2], others, 0))
     ((dropped, cosine),) = measured.outliers
@@ -114,22 +117,21 @@ def test_payloads_of_zeros_are_no_reason_to_fail() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(-1, BAND, exclude_max=True)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-1, BAND, exclude_max=True)), min_size=1, max_size=8),
     st.floats(-1e-12, 1e-12),
 )
 def test_whoever_measures_the_same_payloads_agrees(contributions: list[tuple[float, float]], rounding: float) -> None:
-    norms, cosines = zip(*contributions, strict=True)
-    outliers = list(enumerate(cosines))[: (len(norms) - 1) // 2]
-    mine = Measured(norms, tuple(outliers))
+    factors, cosines = zip(*contributions, strict=True)
+    outliers = list(enumerate(cosines))[: (len(factors) - 1) // 2]
+    mine = Measured(factors, tuple(outliers))
     seen = ((index, cosine + rounding) for index, cosine in outliers)
     stops = tuple(takewhile(lambda one: one[1] < BAND, seen))
-    other = Measured(tuple(norm * (1 + rounding) for norm in norms), stops)
+    other = Measured(tuple(factor * (1 + rounding) for factor in factors), stops)
     assert disagreement(mine, multipliers(other)) is None
-    assert max(multipliers(mine)) == UNIT, "somebody counts in full"
 
 
 def test_a_multiplier_that_is_two_units_off_is_refused() -> None:
-    measured = Measured((1.0, 1.0, 3.0))
+    measured = Measured((1.0, 1.0, 1 / 3))
     own = multipliers(measured)
     for index, by, fine in (
         (2, 1, True),
@@ -152,7 +154,7 @@ def test_the_filter_may_go_either_way_only_at_its_threshold() -> None:
     assert judge(BAND / 2, 0) is judge(BAND / 2, UNIT) is judge(-BAND / 2, 0) is judge(-BAND / 2, UNIT) is None
     assert judge(2 * BAND, UNIT) is judge(-2 * BAND, 0) is None
     assert "norm a step gives" in (judge(2 * BAND, 0) or "") and "pulls against" in (judge(-2 * BAND, UNIT) or "")
-    assert "norm a step gives" in (disagreement(Measured((1.0, 1.0, 2.0)), (UNIT, UNIT, UNIT)) or "")
+    assert "norm a step gives" in (disagreement(Measured((1.0, 1.0, 0.5)), (UNIT, UNIT, UNIT)) or "")
 
 
 @pytest.mark.parametrize("rule", ["clip", "clip+cosine"])
