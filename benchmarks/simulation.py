@@ -42,13 +42,21 @@ def _by_steps(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
 
 
 def _fednova(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
-    total = sum(count * by for count, by in zip(steps, multipliers, strict=True))
-    return [rounded(by * max(steps) / total) for by in multipliers]
+    return [rounded(by * max(steps) / (sum(steps) * UNIT)) for by in multipliers]
 
 
-# What a contribution may weigh in the sum: as much as it took steps (FedAvg, arXiv 1602.05629), or its mean step as
-# much as it took steps, times the longest's (FedNova, arXiv 2007.07481).
-PARTS: dict[str, Callable[[Sequence[int], Sequence[int]], list[float]]] = {"steps": _by_steps, "fednova": _fednova}
+def _squares(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
+    total = sum(count * count for count in steps) * UNIT
+    return [rounded(count * by * max(steps) / total) for count, by in zip(steps, multipliers, strict=True)]
+
+
+# What a contribution may weigh in the sum: as much as it took steps (FedAvg, arXiv 1602.05629); that, the sum as long
+# as the longest; or its mean step as much as it took steps, times the longest's (FedNova, arXiv 2007.07481).
+PARTS: dict[str, Callable[[Sequence[int], Sequence[int]], list[float]]] = {
+    "steps": _by_steps,
+    "squares": _squares,
+    "fednova": _fednova,
+}
 
 
 class Point(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.simulation import PARTS
 from benchmarks.trainings import Job, Method, Result, Setting, finite, prepare, train_all
 
 STEPS = 20  # of a round, which the fast ones take
@@ -26,6 +27,7 @@ MIXTURES = [
     (STEPS, 2),
     (STEPS, STEPS, 5, 5),
     (STEPS, 5, 5, 5),
+    (STEPS, 10, 10, 10),
     (STEPS, 10, 5, 2),
     (STEPS, *[2] * 7),
 ]
@@ -52,7 +54,7 @@ def main(
         list[str] | None, typer.Option("--policy", help=f"Of {', '.join(POLICIES)}; may be repeated.")
     ] = None,
     parts: Annotated[
-        str, typer.Option(help="Another rule of what a contribution weighs: steps (FedAvg) or fednova.")
+        str, typer.Option(help="Another rule of what a contribution weighs: steps (FedAvg), squares or fednova.")
     ] = "",
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
@@ -61,6 +63,8 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Train every mixture under every policy, and its fast ones alone."""
+    if parts and parts not in PARTS:
+        raise typer.BadParameter(f"{parts}: expected one of {', '.join(PARTS)}", param_hint="--parts")
     chosen = {name: METHODS[name] for name in _among(only, METHODS, "--only")}
     rules = _among(policies, POLICIES, "--policy")
     prepare(SETTING, out)
@@ -108,7 +112,7 @@ def _row(name: str, policy: str, steps: tuple[int, ...], found: list[Result], fa
     """`difference`: of the losses of equal seeds, in the mean, with its standard error (0 of one seed)."""
     losses, without = [one["loss"] for one in found], [one["loss"] for one in fast]
     differences = [loss / other - 1 for loss, other in zip(losses, without, strict=True)]
-    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    spread = statistics.stdev(differences) if len(differences) > 1 and all(map(math.isfinite, differences)) else 0.0
     return {
         "method": name,
         "policy": policy,

@@ -250,8 +250,10 @@ def outer(
 ) -> tuple[list[float], list[float] | None]:
     """One tensor of V[t+1], and of the momentum."""
     counted = [count for count, each in zip(steps, multipliers, strict=True) if each]
-    total = 32768 * sum(count * count for count in counted)
-    parts = [single(count * each * max(counted) / total) for count, each in zip(steps, multipliers, strict=True)]
+    total = 32768 * sum(count**3 for count in counted)
+    parts = [
+        single(count * count * each * max(counted) / total) for count, each in zip(steps, multipliers, strict=True)
+    ]
     acc = [0.0] * len(version)
     for gradient, part in zip(gradients, parts, strict=True):
         acc = [single(sum_ + single(value * part)) for sum_, value in zip(acc, gradient, strict=True)]

@@ -71,7 +71,7 @@ def _outliers(
     steps: Sequence[int], norms: Sequence[float], factors: Sequence[float], gram: Gram
 ) -> tuple[tuple[int, float], ...]:
     # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
-    parts = [count * factor for count, factor in zip(steps, factors, strict=True)]
+    parts = [count * count * factor for count, factor in zip(steps, factors, strict=True)]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
     while len(found) < (len(steps) - 1) // 2:
         cosines = _cosines(left, parts, norms, gram)

@@ -136,7 +136,7 @@ def test_a_step_is_the_one_of_the_design(rule: str, stage: Callable[[str], _Stag
         total = np.zeros_like(version)
         for one in payloads:
             gradient = codec("int4").decode(one.payload.read_bytes(), run.shapes, PLAN)[name].numpy()
-            total = total + gradient * np.float32(one.steps * 640 / (640 * 640 + 64 * 64 + 3 * 3))
+            total = total + gradient * np.float32(one.steps**2 * 640 / (640**3 + 64**3 + 3**3))
         if chosen.momentum:
             momentum = momentum * np.float32(chosen.momentum) + total
             total = total + momentum * np.float32(chosen.momentum) if chosen.nesterov else momentum
@@ -203,8 +203,8 @@ def test_an_empty_seal_changes_nothing(stage: Callable[[str], _Stage]) -> None:
     [[(640, 32768)] * 3, [(640, 1), (1, 65535)], [(2**64 - 1, 32768), (1, 32768)], [(3, 7), (5, 11), (7, 13)]],
 )
 def test_parts_are_exact_ratios_rounded_once(contributions: list[tuple[int, int]]) -> None:
-    longest, total = max(t for t, _ in contributions), sum(t * t for t, _ in contributions)
-    exact = (Fraction(t * m * longest, total * 32768) for t, m in contributions)
+    longest, total = max(t for t, _ in contributions), sum(t**3 for t, _ in contributions)
+    exact = (Fraction(t * t * m * longest, total * 32768) for t, m in contributions)
     assert step.parts(*zip(*contributions, strict=True)) == [
         struct.unpack("f", struct.pack("f", float(one)))[0] for one in exact
     ]

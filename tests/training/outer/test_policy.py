@@ -82,7 +82,7 @@ def test_cosines_are_with_the_mean_of_the_clipped_others() -> None:
     flat = [torch.cat([t.double().flatten() for t in one.values()]) for one in gradients]
     per_step = [float(one.norm()) / count for one, count in zip(flat, tokens, strict=True)]
     median = sorted(per_step)[1]  # the first two took 960 of 1,664 steps
-    others = sum(tokens[at] * flat[at] * min(1.0, median / per_step[at]) for at in (0, 1, 3))
+    others = sum(tokens[at] ** 2 * flat[at] * min(1.0, median / per_step[at]) for at in (0, 1, 3))
     expected = float(torch.nn.functional.cosine_similarity(flat[2], others, 0))
     ((dropped, cosine),) = measured.outliers
     assert dropped == 2 and cosine == pytest.approx(expected, abs=1e-9) and cosine < -0.1

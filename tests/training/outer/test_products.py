@@ -81,7 +81,7 @@ def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured
     taken = sorted(np.concatenate([*every]).tolist(), key=lambda index: per_step[index])
     median = per_step[taken[(len(taken) - 1) // 2]]
     factors = tuple(min(1.0, median / norm) if norm > 0 else 1.0 for norm in per_step)
-    parts = [count * factor for count, factor in zip(steps, factors, strict=True)]
+    parts = [count * count * factor for count, factor in zip(steps, factors, strict=True)]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
     while len(found) < (len(steps) - 1) // 2:
         cosines = {}
