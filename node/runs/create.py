@@ -18,7 +18,7 @@ from dlx.ledger.typed import run_id
 from dlx.node.home import shown
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import PROVENANCE, read_provenance
+from dlx.node.runs.checkpoint import PROVENANCE, check_files, read_provenance, run_manifest
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training.balance.history import with_retention
 from dlx.training.recipe import advice
@@ -183,6 +183,7 @@ def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
         return None
     try:
         stated = read_provenance(folder)
+        check_files(folder, run_manifest(folder, stated["manifest"]))
         if stated.get("average"):
             raise Failure(f"{folder} has the mean of several versions: a run starts from one, `dlx-node pull --sealed`")
         found = {key: stated[key] for key in Lineage.__struct_fields__}
