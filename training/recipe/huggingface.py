@@ -76,9 +76,8 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """A file of at most `limit` bytes; a pipe, which would never end, is none. Raises ManifestError in one line."""
-    if path.exists() and not path.is_file():
-        raise ManifestError(f"{path}: is no plain file")
+    """A file of at most `limit` bytes. Raises ManifestError in one line."""
+    refuse_pipe(path)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -87,6 +86,12 @@ def read_bytes(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise ManifestError(f"{path}: expected at most {limit} bytes")
     return data
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises ManifestError for what is there and no plain file, such as a pipe, whose opening would never end."""
+    if path.exists() and not path.is_file():
+        raise ManifestError(f"{path}: is no plain file")
 
 
 def first_line(error: BaseException) -> str:
