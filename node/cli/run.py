@@ -56,7 +56,7 @@ def create(
     account = load_account(folder, settings)
     with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress(json) as progress:
         record = create.create_run(
-            manifest, folder, client, progress.say, progress.show, lambda what: _agree(public_data, what)
+            manifest, folder, client, lambda what: _agree(public_data, what), progress.say, progress.show
         )
     if json:
         options.print_json(record)

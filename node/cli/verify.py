@@ -9,8 +9,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.finding import Finding, exit_code
+from dlx.node.home.errors import Failure
+from dlx.node.home.finding import FAIL, Finding, exit_code
 
 
 def command(
@@ -51,23 +51,23 @@ def command(
 
     try:
         stated = read_provenance(model)
-        named = str(stated["run"])
-    except KeyError:
-        raise UsageFailure(f"{model} names no run") from None
-    except Failure as error:  # which run it would be does not matter then
-        _tell([Finding("files", "FAIL", str(error), AGAIN)], json)
+    except Failure as error:
+        _tell([Finding("record", FAIL, str(error), AGAIN)], json)
+    run = bytes.fromhex(stated["run"].removeprefix("0x"))
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     with (
         open_ledger(settings, folder) as client,
         open_index(client) as index,
-        open_sources(client, find.resolve(index, named), places, options.note) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-verify-") as work,
     ):
-        view = find.view_of(index, find.resolve(index, named))
-        from_ = [one for one in sources if not offline or isinstance(one, Folder)]
-        blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
-        _tell(verify(model, client.domain, view, blobs_), json, stated)
+        if run not in index.runs():
+            said = f"the ledger {client.ledger} has no run {stated['run']}"
+            _tell([Finding("record", FAIL, said, "name the run's own ledger by --ledger")], json)
+        with open_sources(client, run, places, options.note) as sources:
+            from_ = [one for one in sources if not offline or isinstance(one, Folder)]
+            blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
+            _tell(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
 
 
 def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:

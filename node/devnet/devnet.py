@@ -302,7 +302,7 @@ class Devnet:
         settings = self.settings
         account = identity.load_account(folder, settings)
         with open_ledger(settings, folder, account.secret) as client:
-            return create.create_run(self.root / "run.toml", folder, client, progress).run
+            return create.create_run(self.root / "run.toml", folder, client, lambda what: None, progress).run
 
     def _last_port(self) -> int:
         """The port of the last start; 0, a free one, at first."""

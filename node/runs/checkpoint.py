@@ -7,6 +7,7 @@ is not the version shows, whoever publishes it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from collections.abc import Callable
@@ -22,15 +23,16 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.outer.average import members
-from dlx.training.recipe.manifest import parse
+from dlx.training.recipe.manifest import Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
 MANIFEST = "manifest.json"  # the run's, whose sha256 is on the ledger
 MAX_URI = 2048  # bytes
-_MOST_BYTES = 1 << 20  # of SUMS or PROVENANCE
+_MOST_BYTES = 1 << 20  # of SUMS, PROVENANCE or MANIFEST
 _BESIDE_WEIGHTS = 256 << 20  # bytes of all other files of a version: its tokenizer above all
+_RUN = re.compile("0x[0-9a-f]{64}")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S+")  # a scheme, and what it is of
 
 
@@ -44,33 +46,52 @@ def read_sums(folder: Path, view: RunView, version: int) -> bytes:
     """The sha256 of a pulled folder's list. Raises Failure unless the folder is that version, with the files
     listed, and what its run publishes as that version: the mean, where the manifest has an average."""
     stated = read_provenance(folder)
-    if (stated.get("run"), stated.get("version")) != ("0x" + view.run.hex(), version):
+    if (stated["run"], stated.get("version")) != ("0x" + view.run.hex(), version):
         raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
-    try:
-        mean = members(parse((folder / MANIFEST).read_bytes()).average, version)
-    except (OSError, ManifestError) as error:
-        raise Failure(f"{folder}: its {MANIFEST} is none ({error})") from None
+    manifest = run_manifest(folder, view.config.manifest.hex())
+    check_files(folder, manifest)
+    mean = members(manifest.average, version)
     if stated.get("average") != (mean if len(mean) > 1 else None):
         raise Failure(f"{folder} has the version itself, the run publishes means: pull it without --sealed")
     return file_hash(folder / SUMS)
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """What a pulled folder says of itself. Raises Failure unless its files are those that it lists; where they
-    are longer than a version can be none is read."""
+    """What a pulled folder says of itself, its `run` as 0x and 64 hex digits. Nothing is compared. Raises Failure."""
     try:
-        listed, stated = _small(folder / SUMS), untyped.decode(_small(folder / PROVENANCE))
-        if (size := _size(folder)) > (most := _most_bytes(folder)):
+        stated = untyped.decode(_small(folder / PROVENANCE))
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
+        raise _no_version(folder, error) from None
+    if not isinstance(stated, dict) or not _RUN.fullmatch(str(stated.get("run"))):
+        raise Failure(f"{folder}: its {PROVENANCE} names no run")
+    return stated
+
+
+def run_manifest(folder: Path, digest: str) -> Manifest:
+    """A pulled folder's manifest. Raises Failure unless `digest` (hex) is its sha256."""
+    try:
+        content = _small(folder / MANIFEST)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise Failure(f"{folder}: its {MANIFEST} is not the run's")
+        return parse(content)
+    except (OSError, ManifestError) as error:
+        raise _no_version(folder, error) from None
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Raises Failure unless a pulled folder's files are those that it lists; where they are longer than a version of
+    the manifest's run can be none is read."""
+    most = sum(blob.size for blob in manifest.genesis) + _BESIDE_WEIGHTS
+    try:
+        listed, size = _small(folder / SUMS), _size(folder)
+        if size > most:
             raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {most:,}")
-        if listed != _sums(folder):
-            raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, folder)}")
+        if listed != (found := _sums(folder)):
+            raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, found)}")
         if others := sorted(printable(path.name) for path in folder.iterdir() if not path.is_file()):
             raise Failure(f"{folder}: no plain file: {', '.join(others[:8])}")
-    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})") from None
-    if not isinstance(stated, dict):
-        raise Failure(f"{folder}: its {PROVENANCE} is none")
-    return stated
+    except (OSError, ValueError) as error:
+        raise _no_version(folder, error) from None
 
 
 def published(view: RunView, version: int) -> list[dict[str, str]]:
@@ -128,13 +149,8 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-def _most_bytes(folder: Path) -> int:
-    """Of all files of a version: its weights are those of the stages, which the folder's manifest lists."""
-    try:
-        stages = parse(_small(folder / MANIFEST)).genesis
-    except (OSError, ManifestError):
-        stages = []  # whoever has weights has a manifest that can be read
-    return sum(blob.size for blob in stages) + _BESIDE_WEIGHTS
+def _no_version(folder: Path, error: Exception) -> Failure:
+    return Failure(f"{folder} is no folder that `dlx-node pull` wrote ({error})")
 
 
 def _small(path: Path) -> bytes:
@@ -151,11 +167,10 @@ def _hash(path: Path) -> str:
     return file_hash(path).hex() if path.is_file() else "no file"
 
 
-def _differences(listed: bytes, folder: Path) -> str:
-    """What of a list the folder does not have, has otherwise, or has besides."""
-    pairs = (line.partition("  ")[::2] for line in listed.decode(errors="replace").splitlines())
-    stated = {name: digest for digest, name in pairs}
-    there = {path.name: _hash(path) for path in folder.iterdir() if path.name != SUMS}
+def _differences(listed: bytes, found: bytes) -> str:
+    """What of a list the files do not have, have otherwise, or have besides, by the list of what was found."""
+    lists = [[line.partition("  ") for line in one.decode(errors="replace").splitlines()] for one in (listed, found)]
+    stated, there = ({name: digest for digest, _, name in lines} for lines in lists)
     kinds = {
         "changed": [name for name in there if name in stated and there[name] != stated[name]],
         "missing": [name for name in stated if name not in there],

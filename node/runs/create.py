@@ -18,7 +18,7 @@ from dlx.ledger.typed import run_id
 from dlx.node.home import shown
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import PROVENANCE, read_provenance
+from dlx.node.runs.checkpoint import PROVENANCE, check_files, read_provenance, run_manifest
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training.balance.history import with_retention
 from dlx.training.recipe import advice
@@ -26,7 +26,7 @@ from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.recipe.strict import ManifestError
-from dlx.training.recipe.usage import Tokens, Usage, read_usage
+from dlx.training.recipe.usage import Usage, read_usage
 from dlx.training.recipe.usage import canonical_bytes as usage_bytes
 
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ def create_run(
     draft_path: Path,
     datadir: DataDir,
     client: LedgerClient,
+    agree: Callable[[str], None],
     progress: Callable[[str], None] = lambda line: None,
     show: Callable[[str], None] = lambda line: None,
-    agree: Callable[[str], None] = lambda what: None,
 ) -> RunRecord:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
-    `progress` hears each step, `show` how far the data is, `agree` which data will be public: it raises if it must not.
+    `agree` hears which data will be public, and raises if it must not be; `progress` hears each step, `show` how
+    far the data is.
 
     A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
     naming the key for a bad draft, DataError for bad sources, LedgerError.
@@ -68,8 +69,9 @@ def create_run(
     if not client.balance(client.account):  # said before hours go into a corpus
         raise Failure(f"account {client.account} has no funds to register the run with: send it some and try again")
     preparation = None if draft.data.prepared else _preparation(draft)
+    usage = _usage(draft, progress)
     agree(_what(draft, preparation))
-    manifest = _frozen(draft, preparation, datadir, client, progress, show)
+    manifest = _frozen(draft, preparation, usage, datadir, client, progress, show)
     digest = write_blob(datadir.blobs, [canonical_bytes(manifest)])
     run = run_id(client.chain_id, client.ledger, client.account, digest)
     existed = run in client.runs()
@@ -94,8 +96,23 @@ def _preparation(draft: Draft) -> Preparation:
 
     given = draft.data
     tokenizer = Path(given.tokenizer) if given.tokenizer else None
-    workers = os.cpu_count() or 1
-    return Preparation(draft.sources, given.heldout, tokenizer, given.separator, given.field, given.raw, workers)
+    return Preparation(
+        sources=draft.sources,
+        heldout=given.heldout,
+        tokenizer=tokenizer,
+        separator=given.separator,
+        field=given.field,
+        raw=given.raw,
+        workers=os.cpu_count() or 1,
+    )
+
+
+def _usage(draft: Draft, progress: Callable[[str], None]) -> Usage:
+    """How the model that the run starts from is used, by its folder. Raises ManifestError."""
+    found, left = read_usage(Path(draft.model.source)) if draft.model.source else (Usage(version=1), [])
+    for line in left:
+        progress(f"warning: {line}; it is left behind")
+    return found
 
 
 def _what(draft: Draft, preparation: Preparation | None) -> str:
@@ -109,6 +126,7 @@ def _what(draft: Draft, preparation: Preparation | None) -> str:
 def _frozen(
     draft: Draft,
     preparation: Preparation | None,
+    found: Usage,
     datadir: DataDir,
     client: LedgerClient,
     progress: Callable[[str], None],
@@ -124,7 +142,7 @@ def _frozen(
     genesis = usage = None
     if draft.model.source:  # which tells nothing about its bytes
         genesis = _genesis(draft, datadir.blobs, progress)
-        usage = _usage(Path(draft.model.source), data_manifest, datadir.blobs, progress)
+        usage = _usage_blob(found, Path(draft.model.source), data_manifest, datadir.blobs, progress)
         source = ",".join(blob.sha256 for blob in [*genesis, *([usage] if usage else [])])
         terms = msgspec.structs.replace(terms, model=msgspec.structs.replace(draft.model, source=source))
     creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
@@ -183,6 +201,7 @@ def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
         return None
     try:
         stated = read_provenance(folder)
+        check_files(folder, run_manifest(folder, stated["manifest"]))
         if stated.get("average"):
             raise Failure(f"{folder} has the mean of several versions: a run starts from one, `dlx-node pull --sealed`")
         found = {key: stated[key] for key in Lineage.__struct_fields__}
@@ -194,26 +213,29 @@ def _lineage(draft: Draft, progress: Callable[[str], None]) -> Lineage | None:
     return lineage
 
 
-def _usage(folder: Path, data_manifest: BlobRef, blobs: Path, progress: Callable[[str], None]) -> BlobRef | None:
-    """How the model that the run starts from is used, as a blob: None where its folder says nothing of it, or the run's
-    tokens are others than the model's, of which all that speaks. Raises ManifestError."""
+def _usage_blob(
+    found: Usage, folder: Path, data_manifest: BlobRef, blobs: Path, progress: Callable[[str], None]
+) -> BlobRef | None:
+    """How the model in a folder is used, as a blob: None where nothing was found of it, or the run's tokens are others
+    than the model's, of which all that speaks."""
+    if found == Usage(version=1):
+        return None
     from dlx.training.data.shards import parse_data_manifest
     from dlx.training.data.vocabulary import is_bytes
 
-    found, theirs = read_usage(folder), folder / "tokenizer.json"
+    theirs = folder / "tokenizer.json"
     chosen = parse_data_manifest((blobs / data_manifest.sha256).read_bytes()).tokenizer
     if chosen == "bytes":
         same = is_bytes(theirs)
     else:
         same = theirs.is_file() and file_hash(theirs).hex() == chosen.sha256
-    if same and found != Usage(version=1):
+    if same:
         content = usage_bytes(found)
         return BlobRef(write_blob(blobs, [content]).hex(), len(content))
-    if found.tokens != Tokens() or found.chat_templates:
-        progress(
-            f"warning: the run's tokenizer is not {theirs}: special tokens, chat template and generation settings of "
-            f"{folder} are left behind"
-        )
+    progress(
+        f"warning: the run's tokenizer is not {theirs}: special tokens, chat template, token ids and generation "
+        f"settings of {folder} are left behind"
+    )
     return None
 
 

@@ -16,37 +16,41 @@ from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.home.errors import Failure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.runs.card import CARD, card
-from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, published, read_provenance
+from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, check_files, published, run_manifest
 from dlx.node.runs.pull import provenance, read_beside
 from dlx.training.models.export import ExportError, described, stage_hashes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.average import members
-from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
-from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.manifest import Manifest
 
 AGAIN = "dlx-node pull --out DIR"
 _WEIGHTS = "model.safetensors"
 
 
-def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterator[Finding]:
-    """What each of the folder's files comes to. `view`: of the run that its provenance names; `blobs`: where the run's
-    tokenizer and what the model is used with may be had."""
-    try:
-        stated = read_provenance(folder)
-    except Failure as error:
-        yield Finding("files", FAIL, str(error), AGAIN)
-        return
-    yield Finding("files", PASS, f"those that {SUMS} lists; checkpoint {file_hash(folder / SUMS).hex()}")
+def verify(folder: Path, stated: dict[str, Any], domain: Domain, view: RunView, blobs: Blobs) -> Iterator[Finding]:
+    """What each of the folder's files comes to. `stated`: what its provenance says; `view`: of the run that it names;
+    `blobs`: where the run's tokenizer and what the model is used with may be had.
+
+    The ledger's hash comes first: the manifest that has it bounds how much of a strange folder is read.
+    """
     version = stated.get("version")
     newest = min(view.next_round(stage) for stage in range(view.config.stages))
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= newest:
         yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", AGAIN)
         return
-    manifest = _manifest(folder, view)
-    if isinstance(manifest, Finding):
-        yield manifest
+    try:
+        manifest = run_manifest(folder, view.config.manifest.hex())
+    except Failure as error:
+        yield Finding("manifest", FAIL, str(error), AGAIN)
         return
     yield Finding("manifest", PASS, "has the hash on the ledger")
+    try:
+        check_files(folder, manifest)
+    except Failure as error:
+        yield Finding("files", FAIL, str(error), AGAIN)
+        return
+    sums = file_hash(folder / SUMS).hex()
+    yield Finding("files", PASS, f"those that {SUMS} lists; checkpoint {sums}")
     mean = [version] if stated.get("average") is None else members(manifest.average, version)
     recorded = provenance(domain, view, version, mean)
     wrong = [key for key, value in recorded.items() if stated.get(key) != value]
@@ -57,20 +61,9 @@ def verify(folder: Path, domain: Domain, view: RunView, blobs: Blobs) -> Iterato
         yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
     yield _weights(folder, manifest, view, mean, blobs)
     yield from _others(folder, manifest, recorded, blobs)
-    sums = file_hash(folder / SUMS).hex()
     for one in published(view, version):
         if one["checkpoint"] == sums:
             yield Finding("published", PASS, f"{one['account']} names this checkpoint on the ledger")
-
-
-def _manifest(folder: Path, view: RunView) -> Manifest | Finding:
-    try:
-        path = folder / MANIFEST
-        if path.stat().st_size > MAX_BYTES or file_hash(path) != view.config.manifest:
-            return Finding("manifest", FAIL, f"{MANIFEST} is not the run's", AGAIN)
-        return parse(path.read_bytes())
-    except (OSError, ManifestError) as error:
-        return Finding("manifest", FAIL, f"{MANIFEST}: {error}", AGAIN)
 
 
 def _weights(folder: Path, manifest: Manifest, view: RunView, mean: Sequence[int], blobs: Blobs) -> Finding:

@@ -14,6 +14,7 @@ from dlx.training.data.shards import (
     DataManifest,
     TextError,
 )
+from dlx.training.recipe.huggingface import read_bytes
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import end_of_text
 
@@ -36,10 +37,9 @@ class Vocabulary:
         """The tokenizer in a file; `separator` is a token's text or id, None the first of ENDS, else what the files
         beside it (tokenizer_config.json, generation_config.json) say ends a text. Raises DataError."""
         try:
-            with open(path, "rb") as file:
-                content = file.read(MAX_TOKENIZER_BYTES + 1)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            content = read_bytes(path, MAX_TOKENIZER_BYTES)
+        except ManifestError as error:
+            raise DataError(str(error)) from None
         tokenizer = _load(content, str(path))
         if separator is None and _first_end(tokenizer) is None:
             separator = _end_beside(path)
@@ -98,9 +98,9 @@ class Vocabulary:
 def is_bytes(path: Path) -> bool:
     """Whether a file is the tokenizer of `Vocabulary.of_bytes`, in whatever way it is written."""
     try:
-        with open(path, "rb") as file:
-            return bool(json.loads(file.read(MAX_TOKENIZER_BYTES)) == json.loads(Vocabulary.of_bytes().content))
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_bytes(path, MAX_TOKENIZER_BYTES))
+        return bool(found == json.loads(Vocabulary.of_bytes().content))
+    except (ValueError, RecursionError):
         return False
 
 

@@ -124,9 +124,9 @@ def _generation(model: Config, usage: Usage, end: int) -> dict[str, Any]:
     """The source's settings, but that the token between the run's documents ends a text too."""
     theirs = msgspec.to_builtins(usage.generation) or {"do_sample": True}
     known = {key: value for key, value in _known_ids(model, usage.generation).items() if value is not None}
-    ends = known.get("eos_token_id", _known_ids(model, usage.ids)["eos_token_id"])
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    ends = ends if end in ends else [*ends, end]
+    ends = _as_list(known.get("eos_token_id", _known_ids(model, usage.ids)["eos_token_id"]))
+    if end not in ends:
+        ends = [*ends, end]
     others = {key: value for key, value in theirs.items() if key not in Ids.__struct_fields__}
     return others | known | {"eos_token_id": ends[0] if len(ends) == 1 else ends}
 
@@ -142,6 +142,11 @@ def _known_ids(model: Config, ids: Ids) -> dict[str, Any]:
     return known
 
 
+def _as_list(value: Any) -> list[Any]:
+    """Of a value that may be none, one or several."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _tokenizer(model: Config, usage: Usage, vocabulary: Vocabulary) -> dict[str, Any]:
     """By which `AutoTokenizer` gives the ids that were trained on, and no token that the model has no embedding of."""
 
@@ -151,9 +156,8 @@ def _tokenizer(model: Config, usage: Usage, vocabulary: Vocabulary) -> dict[str,
 
     tokens: dict[str, Any] = {key: None for key in Tokens.__struct_fields__}
     for key, value in msgspec.to_builtins(usage.tokens).items():
-        tokens[key] = (
-            [one for one in value if known(one)] if isinstance(value, list) else value if known(value) else None
-        )
+        texts = [one for one in _as_list(value) if known(one)]
+        tokens[key] = texts if isinstance(value, list) else next(iter(texts), None)
     settings: dict[str, Any] = {
         # Its file as it is: any class of a family's own would make another tokenizer of the same vocabulary.
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -67,19 +67,31 @@ def is_dropout(key: str) -> bool:
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The table in a JSON file of at most `limit` bytes. Raises ManifestError in one line."""
     try:
+        found = untyped.decode(read_bytes(path, limit))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
+    if not isinstance(found, dict):
+        raise ManifestError(f"{path}: expected a table")
+    return found
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """A file of at most `limit` bytes. Raises ManifestError in one line."""
+    refuse_pipe(path)
+    try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
     if len(data) > limit:
         raise ManifestError(f"{path}: expected at most {limit} bytes")
-    try:
-        found = untyped.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
-    if not isinstance(found, dict):
-        raise ManifestError(f"{path}: expected a table")
-    return found
+    return data
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises ManifestError for what is there and no plain file, such as a pipe, whose opening would never end."""
+    if path.exists() and not path.is_file():
+        raise ManifestError(f"{path}: is no plain file")
 
 
 def first_line(error: BaseException) -> str:

@@ -62,6 +62,7 @@ def _one_line(message: str, raw: Any, prefix: str) -> str:
 _PLAIN = (
     ("`str` matching regex '^[0-9a-f]{64}\\\\Z'", "64 lowercase hex digits"),
     ("`str` matching regex '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\\\\Z'", "1 to 64 letters, digits, '.', '_' or '-'"),
+    ("`str` matching regex '^[A-Za-z0-9_-]{1,64}\\\\Z'", "1 to 64 letters, digits, '_' or '-'"),
     ("`str` matching regex '^[ -~]*\\\\Z'", "printable ASCII text"),
     ("`float`", "a number"),
     ("`int`", "a whole number"),

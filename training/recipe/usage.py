@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.training.recipe.huggingface import MAX_CONFIG_BYTES, read_json
+from dlx.training.recipe.huggingface import MAX_CONFIG_BYTES, read_bytes, read_json
 from dlx.training.recipe.strict import ManifestError, convert
 
 MAX_BYTES = 512 * 1024  # of the blob
 _MAX_SETTINGS_BYTES = 8 << 20  # of a tokenizer_config.json: some list thousands of tokens
 _MAX_TEMPLATE_BYTES = 128 * 1024
+_MAX_TEMPLATES = 16
 
 _SETTINGS = "tokenizer_config.json"
+
+_Kind = TypeVar("_Kind", bound=Struct)
 
 _Token = Annotated[str, Meta(min_length=1, max_length=256)]
 _Tokens = Annotated[list[_Token], Meta(max_length=256)]
@@ -77,9 +80,18 @@ class Usage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True,
     version: Literal[1]
     tokens: Tokens = Tokens()
     padding_side: Literal["left", "right"] | None = None
-    chat_templates: Annotated[dict[_TemplateName, _Template], Meta(max_length=16)] = msgspec.field(default_factory=dict)
+    chat_templates: Annotated[dict[_TemplateName, _Template], Meta(max_length=_MAX_TEMPLATES)] = msgspec.field(
+        default_factory=dict
+    )
     ids: Ids = Ids()
     generation: Generation = Generation()
+
+
+class _Named(Struct, frozen=True):
+    """A chat template as a list of several has it."""
+
+    name: _TemplateName
+    template: Annotated[str, Meta(min_length=1)]
 
 
 def parse(data: bytes) -> Usage:
@@ -104,80 +116,115 @@ def canonical_bytes(usage: Usage) -> bytes:
     return data
 
 
-def read_usage(folder: Path) -> Usage:
-    """That of a Hugging Face folder, of unknown origin; what it has no file for stays empty, and keys that are none of
-    ours are left behind. Raises ManifestError in one line, which names file and key."""
-    settings = _settings(folder)
-    usage = {"version": 1, "chat_templates": _templates(folder, settings)}
-    usage |= {key: settings[key] for key in ("padding_side",) if key in settings}
-    return msgspec.structs.replace(
-        convert(usage, Usage, f"{folder / _SETTINGS}: "),
-        tokens=_tokens(folder, settings),
-        ids=_read(folder, "config.json", Ids),
-        generation=_read(folder, "generation_config.json", Generation),
+def read_usage(folder: Path) -> tuple[Usage, list[str]]:
+    """That of a Hugging Face folder, of unknown origin, and a line for each setting that is left behind because it
+    cannot be meant; what it has no file for stays empty, and keys that are none of ours are left behind in silence.
+
+    Raises ManifestError in one line, which names the file, for what is no JSON, no text or too long.
+    """
+    left: list[str] = []
+    settings = _table(folder, _SETTINGS, _MAX_SETTINGS_BYTES)
+    alone = {"version": 1} | {key: settings[key] for key in ("padding_side",) if key in settings}
+    usage = msgspec.structs.replace(
+        _kept(alone, Usage, folder / _SETTINGS, left),
+        tokens=_tokens(folder, settings, left),
+        chat_templates=_templates(folder, settings, left),
+        ids=_kept(_table(folder, "config.json"), Ids, folder / "config.json", left),
+        generation=_generation(folder, left),
     )
+    try:
+        canonical_bytes(usage)
+    except ManifestError as error:
+        raise ManifestError(f"{folder}: {error}") from None
+    return usage, left
 
 
 def end_of_text(folder: Path) -> str | int | None:
     """The text or id of the token that ends a text by the folder's tokenizer_config.json, else generation_config.json;
     None where they name none, or several. Raises ManifestError."""
-    ids = _read(folder, "generation_config.json", Generation).eos_token_id
-    return _tokens(folder, _settings(folder)).eos_token or (ids if isinstance(ids, int) else None)
+    ids = _generation(folder, []).eos_token_id
+    text = _tokens(folder, _table(folder, _SETTINGS, _MAX_SETTINGS_BYTES), []).eos_token
+    return text or (ids if isinstance(ids, int) else None)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    return _given(_table(folder, _SETTINGS, _MAX_SETTINGS_BYTES))
+def _tokens(folder: Path, settings: Mapping[str, Any], left: list[str]) -> Tokens:
+    older = folder / "special_tokens_map.json"
+    found = {
+        key: value
+        for path, table in ((older, _table(folder, older.name)), (folder / _SETTINGS, settings))
+        for key, value in msgspec.to_builtins(_kept(_as_texts(table), Tokens, path, left)).items()
+    }
+    return Tokens(**found)
 
 
-def _tokens(folder: Path, settings: dict[str, Any]) -> Tokens:
-    named = _given(_table(folder, "special_tokens_map.json")) | settings
-    if "additional_special_tokens" not in named and "extra_special_tokens" in named:  # as transformers 5 names them
-        named["additional_special_tokens"] = named["extra_special_tokens"]
-    texts = {key: _texts(named[key]) for key in Tokens.__struct_fields__ if key in named}
-    return convert(texts, Tokens, f"{folder / _SETTINGS}: ")
+def _generation(folder: Path, left: list[str]) -> Generation:
+    name = "generation_config.json"
+    return _kept(_table(folder, name), Generation, folder / name, left)
 
 
-def _read(folder: Path, name: str, kind: type[Any]) -> Any:
-    table = _given(_table(folder, name))
-    return convert({key: table[key] for key in kind.__struct_fields__ if key in table}, kind, f"{folder / name}: ")
+def _kept(table: Mapping[str, Any], kind: type[_Kind], where: Path, left: list[str]) -> _Kind:
+    """What the table has of the struct's keys; those that the struct does not take are told in `left`."""
+    kept: dict[str, Any] = {}
+    for key in kind.__struct_fields__:
+        if key in table:
+            try:
+                convert(kept | {key: table[key]}, kind, f"{where}: ")
+            except ManifestError as error:
+                left.append(str(error))
+            else:
+                kept[key] = table[key]
+    return convert(kept, kind)
 
 
 def _table(folder: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """Of a file that need not be there."""
-    return read_json(folder / name, limit) if (folder / name).exists() else {}
+    """Of a file that need not be there; what it says is nothing is left out."""
+    found = read_json(folder / name, limit) if (folder / name).exists() else {}
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
+def _as_texts(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table's tokens, which may be written as tables with their `content`, or under names, as their texts alone."""
+    texts = {key: _texts(table[key]) for key in Tokens.__struct_fields__ if key in table}
+    if "extra_special_tokens" in table:  # as transformers 5 names them
+        texts.setdefault("additional_special_tokens", _texts(table["extra_special_tokens"]))
+    return texts
 
 
 def _texts(value: Any) -> Any:
-    """Tokens that may be written as tables with their `content`, or under names, as their texts alone."""
-    if isinstance(value, dict):
-        return value["content"] if "content" in value else [_texts(one) for one in value.values()]
-    return [_texts(one) for one in value] if isinstance(value, list) else value
+    value = _text(value)
+    several = list(value.values()) if isinstance(value, dict) else value
+    return [_text(one) for one in several] if isinstance(several, list) else several
 
 
-def _templates(folder: Path, settings: dict[str, Any]) -> dict[Any, Any]:
+def _text(token: Any) -> Any:
+    return token["content"] if isinstance(token, dict) and "content" in token else token
+
+
+def _templates(folder: Path, settings: Mapping[str, Any], left: list[str]) -> dict[str, str]:
     """By name: those in files of their own come before those in the tokenizer's settings, as in transformers."""
-    given = settings.get("chat_template")
-    if isinstance(given, list):
-        found = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
-    else:
-        found = {} if given is None else {"default": given}
-    paths = {"default": folder / "chat_template.jinja"}
-    paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    return found | {name: _text(path) for name, path in paths.items() if path.exists()}
+    given = settings.get("chat_template", [])
+    listed = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    found = [(folder / _SETTINGS, one) for one in listed]
+    paths = [(folder / "chat_template.jinja", "default")]
+    paths += [(path, path.stem) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    found += [(path, {"name": name, "template": _content(path)}) for path, name in paths if path.exists()]
+    kept = dict[str, str]()
+    for where, one in found:
+        try:
+            template = convert(one if isinstance(one, dict) else {}, _Named, f"{where}: chat_template: ")
+        except ManifestError as error:
+            left.append(str(error))
+            continue
+        if len(template.template.encode()) > _MAX_TEMPLATE_BYTES:
+            raise ManifestError(f"{where}: chat_template: expected at most {_MAX_TEMPLATE_BYTES} bytes")
+        kept[template.name] = template.template
+    if len(kept) > _MAX_TEMPLATES:
+        raise ManifestError(f"{folder}: expected at most {_MAX_TEMPLATES} chat templates, got {len(kept)}")
+    return kept
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_TEMPLATE_BYTES + 1)
-        if len(content) > _MAX_TEMPLATE_BYTES:
-            raise ManifestError(f"{path}: expected at most {_MAX_TEMPLATE_BYTES} bytes")
-        return content.decode()
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
+        return read_bytes(path, _MAX_TEMPLATE_BYTES).decode()
     except UnicodeDecodeError:
         raise ManifestError(f"{path}: expected UTF-8 text") from None

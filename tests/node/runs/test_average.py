@@ -16,7 +16,7 @@ from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Folder
 from dlx.node.home import citation
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import read_sums, write_sums
+from dlx.node.runs.checkpoint import read_provenance, read_sums, write_sums
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.evaluation import evaluate
 from dlx.node.runs.pull import pull
@@ -79,7 +79,7 @@ def _verdicts(history: History, folder: Path, blobs: Path | None, work: Path) ->
     work.mkdir()
     sources = [] if blobs is None else [Folder(blobs, own=False)]
     some = Blobs(sources, work, lambda *what: None)
-    findings = verify(folder, history.client().domain, history.view(), some)
+    findings = verify(folder, read_provenance(folder), history.client().domain, history.view(), some)
     return {one.check: one.verdict for one in findings}
 
 

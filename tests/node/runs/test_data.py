@@ -131,13 +131,17 @@ class _Ledger(SimpleNamespace):
         pass
 
 
+def _agreed(what: str) -> None:
+    """The data may be public."""
+
+
 def _create(tmp_path: Path, name: str, data: str, vocab_size: int = 320) -> tuple[create.RunRecord, Path]:
     (tmp_path / name).mkdir(exist_ok=True)
     draft = DRAFT.replace("vocab_size = 256", f"vocab_size = {vocab_size}").replace('source = ["text/*.txt"]', data)
     (tmp_path / name / "run.toml").write_text(draft)
     folder = DataDir(tmp_path / name / "home")
     folder.create()
-    return create.create_run(tmp_path / name / "run.toml", folder, _Ledger()), folder.blobs  # type: ignore[arg-type]
+    return create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed), folder.blobs  # type: ignore[arg-type]
 
 
 def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
@@ -244,17 +248,21 @@ def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.Ru
     (tmp_path / name / "run.toml").write_text(f'{head}[model]\nsource = "{model}"\n{rest}')
     folder, told = DataDir(tmp_path / name / "home"), list[str]()
     folder.create()
-    record = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), told.append)  # type: ignore[arg-type]
+    record = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed, told.append)  # type: ignore[arg-type]
     return record, folder.blobs, told
+
+
+def _model(tmp_path: Path) -> Path:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=320, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
 def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     rows: Path, prepared: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=320, max_position_embeddings=64, tie_word_embeddings=True, **sizes)
-    LlamaForCausalLM(config).save_pretrained(model)
+    model = _model(tmp_path)
     shutil.copy(tokenizer, model)
     settings = {"eos_token": texts.END, "chat_template": "{{ messages }}"}
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -283,6 +291,26 @@ def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     record, folder, told = _tuned(tmp_path, "b", 'source = ["../in"]\nfield = "body"', model)
     assert parse((folder / record.manifest).read_bytes()).usage is None
     assert any("are left behind" in one for one in told), "of another tokenizer, here bytes, all that says nothing"
+
+
+def test_settings_that_training_never_reads_keep_no_model_from_it(rows: Path, tmp_path: Path) -> None:
+    model = _model(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
+    (model / "generation_config.json").write_text('{"temperature": 0.5}')
+    record, folder, told = _tuned(tmp_path, "a", 'source = ["../in"]\nfield = "body"', model)
+    assert parse((folder / record.manifest).read_bytes()).usage is None
+    warned = f"warning: {model / 'config.json'}: pad_token_id: expected a whole number >= 0, got -1; it is left behind"
+    assert warned in told
+    assert any("are left behind" in one for one in told), "also where there are ids and generation settings alone"
+
+
+def test_a_model_folder_that_is_refused_is_refused_before_the_data_is_frozen(rows: Path, tmp_path: Path) -> None:
+    model = _model(tmp_path)
+    (model / "generation_config.json").write_text("[")
+    with pytest.raises(ManifestError, match=r"generation_config\.json: not readable as JSON"):
+        _tuned(tmp_path, "a", 'source = ["../in"]\nfield = "body"', model)
+    assert not list((tmp_path / "a" / "home" / "blobs").iterdir())
 
 
 def test_a_contribution_says_that_its_data_is_private() -> None:

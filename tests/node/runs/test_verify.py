@@ -22,9 +22,10 @@ from dlx.node.audit.lineage import audit_lineage, is_here
 from dlx.node.audit.report import Report
 from dlx.node.cli.verify import _tell
 from dlx.node.home import citation
+from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.finding import Finding
-from dlx.node.runs.checkpoint import write_sums
+from dlx.node.runs.checkpoint import read_provenance, write_sums
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.pull import follow, pull
 from dlx.node.runs.verify import verify
@@ -52,17 +53,24 @@ def folder(pulled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def found(honest_history: History, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Check -> verdict; `blobs`: whether the run's tokenizer and data manifest can be had."""
-
-    def go(folder: Path, blobs: bool = True) -> dict[str, str]:
+def findings(honest_history: History, tmp_path: Path) -> Callable[..., list[Finding]]:
+    def go(folder: Path, blobs: bool = True) -> list[Finding]:
         work = tmp_path / f"work {blobs}"
         work.mkdir(exist_ok=True)
         sources = [Folder(honest_history.blobs, own=False)] if blobs else []
         some = Blobs(sources, work, lambda *what: None)
         domain, view = honest_history.client().domain, honest_history.view()
-        findings: list[Finding] = list(verify(folder, domain, view, some))
-        return {one.check: one.verdict for one in findings}
+        return list(verify(folder, read_provenance(folder), domain, view, some))
+
+    return go
+
+
+@pytest.fixture
+def found(findings: Callable[..., list[Finding]]) -> Callable[..., dict[str, str]]:
+    """Check -> verdict; `blobs`: whether the run's tokenizer and data manifest can be had."""
+
+    def go(folder: Path, blobs: bool = True) -> dict[str, str]:
+        return {one.check: one.verdict for one in findings(folder, blobs)}
 
     return go
 
@@ -99,10 +107,10 @@ def test_a_changed_file_is_found_though_the_list_was_made_anew(
     content = bytearray((folder / file).read_bytes()) if (folder / file).exists() else bytearray(b"x")
     content[-1] ^= 1
     (folder / file).write_bytes(content)
-    assert found(folder)["files"] == "FAIL", "the list no longer fits"
+    assert "FAIL" in (found(folder).get("files"), found(folder)["manifest"]), "the list no longer fits"
     write_sums(folder)
     verdicts = found(folder)
-    assert (verdicts["files"], verdicts[check]) == ("PASS", "FAIL")
+    assert verdicts[check] == "FAIL" and verdicts.get("files") != "FAIL"
 
 
 def test_files_that_are_longer_than_a_version_are_found_unread(
@@ -111,40 +119,83 @@ def test_files_that_are_longer_than_a_version_are_found_unread(
     with (folder / "model.safetensors").open("ab") as file:
         file.truncate(1 << 36)
     monkeypatch.setattr("dlx.node.runs.checkpoint.file_hash", lambda path: pytest.fail(f"{path} is read"))
-    assert found(folder) == {"files": "FAIL"}
+    assert found(folder) == {"manifest": "PASS", "files": "FAIL"}
     (folder / "manifest.json").unlink()
-    assert found(folder) == {"files": "FAIL"}
+    assert found(folder) == {"manifest": "FAIL"}
 
 
-def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(folder: Path) -> None:
+def test_a_false_manifest_does_not_decide_how_much_is_read(
+    honest_history: History, folder: Path, found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = honest_history.manifest
+    huge = [msgspec.structs.replace(blob, size=1 << 40) for blob in manifest.genesis]
+    (folder / "manifest.json").write_bytes(canonical_bytes(msgspec.structs.replace(manifest, genesis=huge)))
+    with (folder / "model.safetensors").open("ab") as file:
+        file.truncate(1 << 36)
+    monkeypatch.setattr("dlx.node.runs.checkpoint.file_hash", lambda path: pytest.fail(f"{path} is read"))
+    assert found(folder) == {"manifest": "FAIL"}
+
+
+def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(
+    folder: Path, findings: Callable[..., list[Finding]], capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "README.md").unlink()
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("/etc")
     os.mkfifo(folder / "a\x1b[31mpipe")
-    found = dlx("verify", folder, "--json", code=1)
-    (only,) = json.loads(found.stdout)["findings"]
-    assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in only["said"]
-    assert json.loads(found.stdout)["cite"] is None and only["verdict"] == "FAIL"
-    assert "FAIL  files" in dlx("verify", folder, code=1).stdout
+    last = findings(folder)[-1]
+    assert (last.check, last.verdict) == ("files", "FAIL")
+    assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in last.said
+    with pytest.raises(typer.Exit) as ended:
+        _tell(findings(folder), True)
+    assert ended.value.exit_code == 1 and json.loads(capsys.readouterr().out)["cite"] is None
 
 
-def test_lists_that_are_pipes_or_nested_or_name_a_pipe_are_findings(folder: Path) -> None:
-    def said() -> str:
-        (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
-        return str(only["said"])
-
+def test_lists_that_are_pipes_or_name_a_pipe_are_findings(folder: Path, findings: Callable[..., list[Finding]]) -> None:
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
     write_sums(folder)
-    assert "no plain file: tokenizer.json" in said(), "though the list has it"
-    (folder / "provenance.json").write_text("[" * 100_000)
-    assert "no folder that `dlx-node pull` wrote" in said()
-    (folder / "provenance.json").write_text(" " * (1 << 21))
-    assert "its provenance.json is too long" in said()
-    (folder / "SHA256SUMS").unlink()
-    os.mkfifo(folder / "SHA256SUMS")
-    assert "it has no file SHA256SUMS" in said()
+    assert "no plain file: tokenizer.json" in findings(folder)[-1].said, "though the list has it"
+    for name in ("SHA256SUMS", "manifest.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert f"it has no file {name}" in findings(folder)[-1].said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[" * 100_000, "no folder that `dlx-node pull` wrote"),
+        (" " * (1 << 21), "its provenance.json is too long"),
+        ("[]", "names no run"),
+        ("{}", "names no run"),
+        ('{"run": null}', "names no run"),
+        ('{"run": 5}', "names no run"),
+        ('{"run": "0x\x1b[31m"}', "no folder that `dlx-node pull` wrote"),
+        ('{"run": "0x\\u001b[31m"}', "names no run"),
+        (json.dumps({"run": "0x" + "ab" * 8}), "names no run"),
+    ],
+)
+def test_a_provenance_that_names_no_run_is_a_finding_without_asking_the_chain(
+    content: str, said: str, folder: Path
+) -> None:
+    (folder / "provenance.json").write_text(content)
+    (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
+    assert said in only["said"] and (only["check"], only["verdict"]) == ("record", "FAIL")
+    assert "FAIL  record" in dlx("verify", folder, code=1).stdout
+
+
+def test_a_run_that_the_ledger_does_not_have_is_a_finding(
+    honest_history: History, folder: Path, tmp_path: Path
+) -> None:
+    stated = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps(stated | {"run": "0x" + "ab" * 32}))
+    reach = ("--rpc-url", honest_history.rpc_url, "--chain-id", stated["chain_id"], "--ledger", stated["ledger"])
+    home = ("--datadir", tmp_path / "home", "--offline", "--json")
+    DataDir(tmp_path / "home").create()
+    (only,) = json.loads(dlx("verify", folder, *reach, *home, code=1).stdout)["findings"]
+    assert f"the ledger {stated['ledger']} has no run 0x{'ab' * 32}" in only["said"] and only["verdict"] == "FAIL"
 
 
 def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findings(
@@ -155,9 +206,9 @@ def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findin
     work = tmp_path / "work"
     work.mkdir()
     blobs = Blobs([Folder(honest_history.blobs, own=False)], work, lambda *what: None)
-    found = list(verify(folder, honest_history.client().domain, honest_history.view(), blobs))
+    stated = read_provenance(folder)
+    found = list(verify(folder, stated, honest_history.client().domain, honest_history.view(), blobs))
     assert found[-1].verdict == "FAIL" and found[-1].said.endswith(": a\ufffd[31m.py")
-    stated = json.loads((folder / "provenance.json").read_text())
     with pytest.raises(typer.Exit) as ended:
         _tell(found, True, {key: stated[key] for key in ("run", "version")})
     assert ended.value.exit_code == 1

@@ -59,7 +59,7 @@ def pulled(
 ) -> Iterator[dict[tuple[str, bool], tuple[Path, torch.Tensor]]]:
     """Of each family, with a tokenizer and with bytes: the folder, and the logits of what was trained."""
     base, found = source(tmp_path_factory.mktemp("source")), {}
-    vocabulary, usage = Vocabulary.read(base / "tokenizer.json"), read_usage(base)
+    vocabulary, usage = Vocabulary.read(base / "tokenizer.json"), read_usage(base)[0]
     for case in CASES:
         for tokenised in (True, False):
             config = full(CASES[case][0] | {"vocab_size": SIZE if tokenised else 256})

@@ -1,6 +1,7 @@
 """Runs that start from a Hugging Face folder: ordinary ones of every family, and those a stranger made."""
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -250,6 +251,14 @@ def test_files_that_are_no_checkpoint_are_refused_in_one_line(
     with pytest.raises(ManifestError) as caught:
         Checkpoint(_draft(folder, [[0, 3]]))
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_pipe_in_place_of_weights_is_refused_and_not_waited_for(llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map":{"a":"x.safetensors"}}')
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(ManifestError, match=r"x\.safetensors: is no plain file"):
+        Checkpoint(_draft(tmp_path, [[0, 3]]))
 
 
 def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How a model is used: read from folders of unknown origin, and from blobs of unknown origin."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,17 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
+def named(count: int, length: int) -> list[dict[str, str]]:
+    return [{"name": f"t{number}", "template": "x" * length} for number in range(count)]
+
+
+NESTED: Any = 3  # and deeper than Python calls itself
+for _ in range(900):
+    NESTED = [NESTED]
+
+
 def test_a_folder_with_nothing_says_nothing(tmp_path: Path) -> None:
-    assert read_usage(tmp_path) == Usage(version=1)
+    assert read_usage(tmp_path) == (Usage(version=1), [])
     assert end_of_text(tmp_path) is None
     assert canonical_bytes(Usage(version=1)) == b'{"version":1}'
 
@@ -50,7 +60,8 @@ def test_tokens_templates_and_settings_are_read_and_nothing_that_could_be_code(t
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    found = read_usage(tmp_path)
+    found, left = read_usage(tmp_path)
+    assert left == []
     assert found == Usage(
         version=1,
         tokens=Tokens(bos_token="<s>", eos_token="</s>", pad_token="<pad>", additional_special_tokens=["<image>"]),
@@ -81,21 +92,70 @@ def test_the_end_of_a_text_is_known_where_it_is_said_once(files: Any, end: str |
     ("files", "said"),
     [
         ({"tokenizer_config": {"eos_token": 3}}, "tokenizer_config.json: eos_token: expected text"),
-        ({"tokenizer_config": {"chat_template": "x" * (1 << 18)}}, "tokenizer_config.json: chat_templates"),
-        ({"tokenizer_config": {"chat_template": [{"name": "../x", "template": "x"}]}}, "chat_templates"),
-        ({"tokenizer_config": {"chat_template": 3}}, "chat_templates"),
+        ({"tokenizer_config": {"pad_token": ""}}, "tokenizer_config.json: pad_token: expected"),
+        ({"tokenizer_config": {"eos_token": NESTED}}, "tokenizer_config.json: eos_token: expected text"),
+        ({"special_tokens_map": {"eos_token": 3}}, "special_tokens_map.json: eos_token: expected text"),
+        ({"tokenizer_config": {"chat_template": [{"name": "../x", "template": "x"}]}}, "1 to 64 letters"),
+        ({"tokenizer_config": {"chat_template": [{"name": ["x"], "template": "y"}]}}, "name: expected text"),
+        ({"tokenizer_config": {"chat_template": ["x"]}}, "tokenizer_config.json: chat_template: name: missing"),
+        ({"tokenizer_config": {"chat_template": 3}}, "tokenizer_config.json: chat_template: template: expected text"),
+        ({"tokenizer_config": {"chat_template": ""}}, "tokenizer_config.json: chat_template: template: expected"),
         ({"tokenizer_config": {"padding_side": "up"}}, "padding_side: not a supported value"),
         ({"generation_config": {"temperature": -1}}, "generation_config.json: temperature: expected a number >= 0"),
+        ({"generation_config": {"top_k": -1}}, "generation_config.json: top_k: expected a whole number >= 0"),
         ({"generation_config": {"eos_token_id": "</s>"}}, "generation_config.json: eos_token_id: expected"),
+        ({"generation_config": {"eos_token_id": []}}, "generation_config.json: eos_token_id: expected"),
         ({"generation_config": {"do_sample": "evil"}}, "generation_config.json: do_sample: expected true or false"),
+        ({"config": {"pad_token_id": -1}}, "config.json: pad_token_id: expected a whole number >= 0, got -1"),
         ({"config": {"bos_token_id": 1 << 40}}, "config.json: bos_token_id: expected"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_left_behind_by_file_and_key(files: Any, said: str, tmp_path: Path) -> None:
+    found, (line,) = read_usage(write(tmp_path, **files))
+    assert found == Usage(version=1)
+    assert said in line and "\n" not in line and len(line) < 600
+    assert end_of_text(tmp_path) is None
+
+
+def test_what_is_left_behind_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    settings = {"eos_token": "</s>", "pad_token": "", "padding_side": "left"}
+    generation = {"temperature": 0.5, "top_k": -1}
+    write(tmp_path, tokenizer_config=settings, special_tokens_map={"pad_token": "<pad>"}, generation_config=generation)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "two words.jinja").write_text("x")
+    found, left = read_usage(tmp_path)
+    assert found == Usage(
+        version=1,
+        tokens=Tokens(eos_token="</s>", pad_token="<pad>"),
+        padding_side="left",
+        generation=Generation(temperature=0.5),
+    )
+    assert [line.partition(":")[0] for line in left] == [
+        f"{tmp_path}/{name}"
+        for name in ("tokenizer_config.json", "additional_chat_templates/two words.jinja", "generation_config.json")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer_config": {"chat_template": "x" * (1 << 18)}}, "tokenizer_config.json: chat_template: expected at"),
+        ({"tokenizer_config": {"chat_template": named(17, 1)}}, "expected at most 16 chat templates, got 17"),
+        ({"tokenizer_config": {"chat_template": named(5, 1 << 17)}}, "expected at most 524288 bytes"),
         ({"generation_config": [1]}, "generation_config.json: expected a table"),
     ],
 )
-def test_what_a_folder_cannot_mean_is_refused_by_file_and_key(files: Any, said: str, tmp_path: Path) -> None:
+def test_what_is_no_settings_or_too_long_is_refused(files: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         read_usage(write(tmp_path, **files))
-    assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert said in str(caught.value) and str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "config.json", "tokenizer_config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ManifestError, match=f"{name}: is no plain file"):
+        read_usage(tmp_path)
 
 
 @pytest.mark.parametrize(
