@@ -3,7 +3,6 @@
 What a feed tells lies in the index, which polling brings up to the chain's head.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,14 +10,13 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index import START, EventIndex, Head, Mark
-from dlx.ledger.logs import IndexLost, Unsettled
+from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc import Header, Rpc
 from dlx.ledger.view import RunView
 
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
-_READ_ANEW = 60.0  # seconds between two readings of all events, where a chain node leaves some out
 
 OpenIndex = Callable[[], EventIndex]  # an index of its own for each feed; may raise LedgerError
 
@@ -100,7 +98,7 @@ class RunFeed:
     def __init__(self, open_index: OpenIndex, run: bytes, confirmations: int = 0, keep: int | None = None) -> None:
         self._tracker, self._run, self._keep = _Tracker(open_index, confirmations), run, keep
         self._replays: tuple[RunReplay, NodesReplay] | None = None
-        self._agreed, self._read_anew_at = False, 0.0
+        self._agreed = self._contradicted = False  # by the ledger's heads: since all was there, and the last time
 
     @property
     def index(self) -> EventIndex:
@@ -110,8 +108,9 @@ class RunFeed:
     def poll(self, rpc: Rpc, wait: float = 0.0) -> RunUpdate:
         """As in EventFeed; raises what `Replay.advance` raises, too.
 
-        Once the first poll is complete, the run's heads have to be those that the ledger has. Where they are not, a
-        chain node left events out: all are read again, now and then, and Unsettled is raised until they fit.
+        In the first complete poll, and in the first after others, the run's heads have to be those that the ledger has.
+        Where they are not, Unsettled is raised until they fit: by a reorg meanwhile, or, from the second time in a row
+        on, because a chain node left events out; then all are read again, now and then.
         """
         reached = self._tracker.poll(rpc, wait)
         if self._replays is None:
@@ -119,16 +118,17 @@ class RunFeed:
         run, nodes = self._replays
         moved, reorg = run.advance(reached.until)
         others_moved, others_reorg = nodes.advance(reached.until)
+        self._agreed = self._agreed and reached.complete  # else what was missing may have been told as nothing
         if reached.complete and not self._agreed:
             if not _has_its_heads(rpc, run.view, self._tracker.index.contracts.ledger, reached.until):
-                if time.monotonic() >= self._read_anew_at:
-                    self._read_anew_at = time.monotonic() + _READ_ANEW
+                if self._contradicted:
                     self._tracker.index.forget()
+                self._contradicted = True
                 raise Unsettled(
                     f"the chain node at {rpc.name} left events of run 0x{self._run.hex()} out: the ledger has other "
                     "heads than they give; all are read again, and if this lasts, name another with --rpc-url"
                 )
-            self._agreed = True
+            self._agreed, self._contradicted = True, False
         return RunUpdate(
             reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete,
             self._tracker.index.recent(),
@@ -199,8 +199,6 @@ class _Tracker:
         if tip is None or tip.hash != newest.hash:
             try:
                 self._index.read(rpc, newest)
-            except IndexLost:  # no chain node's fault
-                raise
             except Unsettled as error:
                 return self._nothing(newest, error)
         self._unsettled = 0

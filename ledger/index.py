@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import merge
 from pathlib import Path
+from time import time as now
 from typing import Any
 
 from dlx.ledger.abi import TypedError
@@ -26,6 +27,7 @@ REGISTRY = b""  # what stands for a run in the registry's logs
 _BATCH = 256  # events decoded at once
 _TRIES = 5
 _CREATED, _SEALED = event_topic(RunCreated), event_topic(Sealed)
+_READ_ANEW = 60  # seconds between two readings of all events, where a chain node leaves some out
 _BARE_BLOCKS = 64  # newest blocks without logs that are remembered, so that little is read again after a reorg
 
 Place = tuple[int, int]  # of a log: its block and its index there
@@ -70,7 +72,7 @@ class EventIndex:
         """
         self.domain = Domain(chain_id, contracts.ledger)
         self.contracts = contracts
-        self._held = self._doubted = False  # see `held`
+        self._forgets_later = self._to_forget = False  # see `forgetting_at_end`
         self._file = IndexFile(path, chain_id, contracts.ledger, contracts.registry, contracts.since)
 
     @property
@@ -125,23 +127,27 @@ class EventIndex:
                 raise
 
     def forget(self) -> None:
-        """Drops everything: what was read contradicts itself, so the chain node left something out."""
-        if self._held:
-            self._doubted = True
+        """Drops everything: what was read contradicts itself, so the chain node left something out. Nothing within a
+        minute of the last time, in whichever process: a chain node that gives the same again is not read for ever."""
+        if self._forgets_later:
+            self._to_forget = True
             return
-        with self._writing():
-            self._drop_after(self.contracts.since - 1)
+        first = self.contracts.since - 1
+        with self._writing() as db:
+            (last,) = db.execute("SELECT max(time) FROM rollbacks WHERE block <= ?", (first,)).fetchone()
+            if last is None or not 0 <= now() - last < _READ_ANEW:
+                self._drop_after(first)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def forgetting_at_end(self) -> Iterator[None]:
         """What `forget` is to drop goes at the end of this: for who reads many runs, of which one may not be sound."""
-        self._held = True
+        self._forgets_later = True
         try:
             yield
         finally:
-            self._held = False
-            if self._doubted:
-                self._doubted = False
+            self._forgets_later = False
+            if self._to_forget:
+                self._to_forget = False
                 self.forget()
 
     def drop_snapshots(self, subject: bytes) -> None:
@@ -334,7 +340,7 @@ class EventIndex:
         for table in PLACED:
             db.execute(f"DELETE FROM {table} WHERE block > ?", (block,))
         db.execute("DELETE FROM blocks WHERE number > ?", (block,))
-        db.execute("INSERT INTO rollbacks (block) VALUES (?)", (block,))
+        db.execute("INSERT INTO rollbacks (block, time) VALUES (?, ?)", (block, int(now())))
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
         try:

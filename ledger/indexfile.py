@@ -16,9 +16,9 @@ from dlx.ground.errors import Unsuited
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.logs import IndexLost
 
-# 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a
-# node did not have.
-FORMAT = 10
+# 10: rollbacks without times; 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs
+# only; 1: may lack blocks that a node did not have.
+FORMAT = 11
 _BUSY_SECONDS = 5.0  # that a writer waits for another process's transaction
 _SCHEMA = """
     CREATE TABLE origin (chain_id INTEGER, ledger TEXT, registry TEXT, since INTEGER, epoch BLOB);
@@ -43,7 +43,7 @@ _SCHEMA = """
     CREATE TABLE snapshots (
         subject BLOB, block INTEGER, log_index INTEGER, state BLOB NOT NULL, PRIMARY KEY (subject, block, log_index)
     );
-    CREATE TABLE rollbacks (id INTEGER PRIMARY KEY AUTOINCREMENT, block INTEGER NOT NULL);
+    CREATE TABLE rollbacks (id INTEGER PRIMARY KEY AUTOINCREMENT, block INTEGER NOT NULL, time INTEGER NOT NULL);
 """
 PLACED = ("logs", "runs", "seals", "snapshots")  # tables whose rows belong to a block
 

@@ -3,9 +3,10 @@
 A chain node behind a load balancer may not have a block yet whose header another one gave, and answers a range over it
 with nothing. Asked by the block's hash it refuses, or answers with nothing, too. So only blocks that every chain node
 has by now are read by ranges. Of the others the header says whether logs of ours may be missing, and then all logs of
-the block have to make up its bloom. Whoever reads never advances past a block whose logs were not surely complete.
+the block have to make up its bloom. Whoever reads never advances past such a block whose logs were not surely complete.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -53,7 +54,7 @@ def fetch_logs(
         if first.parent != previous:
             raise Unsettled(f"block {start} stands on another block than the one read before")
         if is_old:  # for want of its logs the reading before may have ended here
-            yield first, _of_block(rpc, contracts, first)
+            yield first, _of_block(rpc, contracts, first, is_old=True)
             start += 1
     if recent[0].number > start:
         yield from _by_ranges(rpc, contracts, start, _parent(rpc, recent[0]))
@@ -98,21 +99,27 @@ def _recent(rpc: Rpc, start: int, end: Header) -> list[Header]:
     return found
 
 
-def _of_block(rpc: Rpc, contracts: Sequence[str], block: Header) -> list[Timed]:
-    if not block.has_logs:  # by the word of the chain node that has it
-        return []
+def _of_block(rpc: Rpc, contracts: Sequence[str], block: Header, is_old: bool = False) -> list[Timed]:
+    """Those of the contracts. `is_old`: every chain node has the block by now, so what none tells of counts as none."""
     bloom = proven_bloom(block.told)
-    if block.logs is not None and block.logs.of == tuple(contracts):
-        found = _parsed(rpc, block.logs.found)
+    named = {one for one in contracts if bloom is not None and _has(bloom, octets(one, 20))}
+    if bloom is not None and not named:
+        return []
+    told = None if block.logs is None or block.logs.of != tuple(contracts) else _parsed(rpc, block.logs.found)
+    if named and told is not None and _tell_of(told, named):
+        found = told
     else:
-        named = [one for one in contracts if bloom is None or _has(bloom, octets(one, 20))]
-        if not named:
-            return []
         query = {"address": list(contracts), "blockHash": "0x" + block.hash.hex()}
         found = insist(partial(_get_logs, rpc, query), f"the logs of block {block.number}")
-        if bloom is not None and not {log.address for log, _ in found}.issuperset(named):
-            whole = insist(partial(_whole, rpc, block, bloom), f"all logs of block {block.number}")
-            found = [one for one in whole if one[0].address in contracts]
+        if not _tell_of(found, named):
+            found = _elsewhere(rpc, query, named) or found
+        if bloom is not None and not _tell_of(found, named):
+            try:
+                whole = insist(partial(_whole, rpc, block, bloom), f"all logs of block {block.number}")
+                found = [one for one in whole if one[0].address in contracts]
+            except Unsettled:
+                if not is_old:
+                    raise
     logs = [log for log, _ in found]
     if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
@@ -123,6 +130,21 @@ def _has(bloom: int, value: bytes) -> bool:
     """Whether logs with this bloom may have the value: others set the same bits now and then."""
     bits = bloom_of([value])
     return bloom & bits == bits
+
+
+def _tell_of(logs: list[tuple[RawLog, int | None]], contracts: set[str]) -> bool:
+    """Whether each of the contracts has some of the logs."""
+    return {log.address for log, _ in logs} >= contracts
+
+
+def _elsewhere(rpc: Rpc, query: dict[str, Any], contracts: set[str]) -> list[tuple[RawLog, int | None]] | None:
+    """The logs from a chain node that tells of each of the contracts, where there are several: a small request."""
+    several = rpc.each()
+    for one in several if len(several) > 1 else ():
+        with contextlib.suppress(LedgerError):
+            if _tell_of(found := _get_logs(one, query), contracts):
+                return found
+    return None
 
 
 def _whole(rpc: Rpc, block: Header, bloom: int) -> list[tuple[RawLog, int | None]]:

@@ -85,9 +85,8 @@ class Replay(ABC):
                 self._load(state, (block, log_index))
                 self._after = block, log_index
                 return
-            except (msgspec.DecodeError, snapshot.Unusable, KeyError) as error:
+            except (msgspec.DecodeError, snapshot.Unusable, KeyError):  # read from the start, then
                 self._index.drop_snapshots(self.subject)
-                raise Unsettled(f"a snapshot is of no use ({error}): reading from the start") from None
         self._load(None, START)
 
     def _apply_all(self, until: int | None) -> None:

@@ -74,8 +74,12 @@ def read(index: EventIndex, run: bytes, first: int = 0) -> Iterator[SealRow]:
 
 def tokens_before(index: EventIndex, run: bytes, round: int) -> int:
     """Counted in all rounds before."""
-    query = "SELECT coalesce(sum(tokens), 0) FROM seals WHERE run = ? AND round < ? AND stage = 0"
-    return index.rows(query, run, round)[0][0]
+    query = (  # in halves, whose sums cannot overflow
+        "SELECT coalesce(sum(tokens >> 32), 0), coalesce(sum(tokens & 0xffffffff), 0) FROM seals "
+        "WHERE run = ? AND round < ? AND stage = 0"
+    )
+    ((high, low),) = index.rows(query, run, round)
+    return (high << 32) + low
 
 
 def outlines(index: EventIndex, run: bytes, until: Place) -> Iterator[Outline]:

@@ -30,7 +30,6 @@ class Header:
     parent: bytes
     time: int
     base_fee: int | None
-    has_logs: bool = True  # False: the chain node says that nothing in it has logs
     logs: "Logs | None" = field(default=None, compare=False)  # as the chain node told them with it
     told: Any = field(default=None, compare=False, repr=False)  # all that the chain node said of it
 
@@ -97,7 +96,9 @@ class Rpc:
 
         return self._endpoints.ask(send, self._timeout, time.monotonic() + patience)
 
-    def batch(self, method: str, calls: Sequence[Sequence[Any]], at_once: int = 500) -> Iterator[Any]:
+    def batch(
+        self, method: str, calls: Sequence[Sequence[Any]], at_once: int = 500, patience: float | None = None
+    ) -> Iterator[Any]:
         """The results of one method for the params of each call (plain JSON), in order; asked for in batches of at most
         `at_once` that shrink where the chain node refuses them. Raises as `call` does, where a single one fails."""
         done = 0
@@ -105,7 +106,10 @@ class Rpc:
             size = self._endpoints.next().batches[method]
             some = calls[done : done + min(at_once, size.most)]
             try:
-                found = [self.call(method, *some[0])] if len(some) == 1 else self._batch(method, some)
+                if len(some) == 1:
+                    found = [self.call(method, *some[0], patience=patience)]
+                else:
+                    found = self._batch(method, some, patience)
             except (RpcError, AnswerTooLarge) as error:
                 if len(some) == 1:
                     raise
@@ -142,13 +146,14 @@ class Rpc:
         except RpcError as error:
             return error
 
-    def _batch(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+    def _batch(self, method: str, calls: Sequence[Sequence[Any]], patience: float | None) -> list[Any]:
+        patience = self._patience if patience is None else patience
         request = _encoded_batch([(method, params) for params in calls])
 
         def send(one: Endpoint, timeout: float) -> list[Any]:
             return one.ask_all(method, request, len(calls), timeout)
 
-        found: list[Any] = self._endpoints.ask(send, self._timeout, time.monotonic() + self._patience)
+        found: list[Any] = self._endpoints.ask(send, self._timeout, time.monotonic() + patience)
         return found
 
     def each(self) -> "tuple[Rpc, ...]":
@@ -278,7 +283,6 @@ def _header(found: Any) -> Header:
             parent=bytes.fromhex(found["parentHash"][2:]),
             time=quantity(found["timestamp"], STORED),
             base_fee=None if found.get("baseFeePerGas") is None else quantity(found["baseFeePerGas"]),
-            has_logs=found.get("hasLogs") is not False,
             told=found,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -30,7 +30,7 @@ from dlx.ledger.rpc import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
-_PATIENCE = 2.0  # seconds for one look
+_PATIENCE = 2.0  # seconds for one look at one URL, or at all the others
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
 _STUCK_BLOCKS = 2  # that went by without it
 _WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
@@ -268,11 +268,12 @@ class Sender:
 
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
         """Of whichever version was mined; from any URL, once the nonce is used and the first has none."""
-        found = _receipt_from(self._rpc, pending)
+        found = _receipt_from(self._rpc, pending, _PATIENCE)
         if found is None and pending.nonce < self._highest:
-            for one in self._rpc.each():
+            others = self._rpc.each()
+            for one in others:
                 with contextlib.suppress(LedgerError):
-                    found = found or _receipt_from(one, pending)
+                    found = found or _receipt_from(one, pending, _PATIENCE / len(others))
         return found
 
     def _count(self) -> int:
@@ -326,8 +327,13 @@ class Sender:
             waits = used <= pending.nonce
             if here is None or (here.to, here.data) != (pending.to, pending.data):
                 if self._receipt(pending) is None:
-                    taker = None if waits else self._taker(pending.nonce, head)
-                    if waits or (taker is not None and taker not in pending.hashes):
+                    if waits:
+                        raise LedgerError(
+                            f"transaction {pending.hashes[-1]} is not sent again: it was given up before a block had "
+                            f"it, and nonce {pending.nonce} of {self.account} left to another"
+                        )
+                    taker = self._taker(pending.nonce, head)
+                    if taker is not None and taker not in pending.hashes:
                         raise LedgerError(f"another transaction of {self.account} took nonce {pending.nonce}")
                 return
             if stuck and waits:
@@ -522,11 +528,16 @@ class Sender:
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
 
-def _receipt_from(rpc: Rpc, pending: Pending) -> dict[str, Any] | None:
-    for known in reversed(pending.hashes):
-        receipt = rpc.call("eth_getTransactionReceipt", known, patience=_PATIENCE)
+def _receipt_from(rpc: Rpc, pending: Pending, patience: float) -> dict[str, Any] | None:
+    """The newest version's first, all in one exchange where the chain node takes batches; none is asked for after so
+    many seconds. Raises LedgerError, LedgerUnavailable."""
+    until, versions = time.monotonic() + patience, pending.hashes[::-1]
+    receipts = rpc.batch("eth_getTransactionReceipt", [(known,) for known in versions], patience=patience)
+    for known, receipt in zip(versions, receipts, strict=False):
         if receipt is not None:
             return checked(receipt, known)
+        if time.monotonic() >= until:
+            break
     return None
 
 

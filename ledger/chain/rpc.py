@@ -292,7 +292,7 @@ class Rpc:
         return None if granted is None else to_hex(granted)
 
     def _wait_for_block(self, known: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
-        """What a follower needs of the head, once it is another than the one it knows, with its logs of these contracts
+        """The header of the head, once it is another than the one it knows, with its logs of these contracts
         where one answer has room for them; null after some seconds."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_WAIT:
             raise RpcError(INVALID_PARAMS, f"invalid argument 1: 0 to {LONGEST_WAIT} seconds are needed")
@@ -300,7 +300,7 @@ class Rpc:
         if header is None:
             return None
         news = news_json(header)
-        if addresses is not None and news["hasLogs"]:
+        if addresses is not None and header.bloom:
             with suppress(RpcError):
                 news["logs"] = self._filters.logs({"address": addresses, "blockHash": news["hash"]})
         return news

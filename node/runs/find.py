@@ -176,7 +176,7 @@ def readable(
     """What `read` makes of each run, and the runs of which it makes nothing: whatever is wrong with one's events, the
     others are shown. Raises LedgerUnavailable, which says nothing about a run."""
     found, unreadable = [], []
-    with index.held():
+    with index.forgetting_at_end():
         for run in runs:
             try:
                 found.append(read(run))

@@ -236,8 +236,8 @@ class Reader:
             runs = self._index.runs()[::-1]
             source = self._source()
             lines, unreadable = find.readable(self._index, runs[first : first + RUNS], self._line_of)
-            if unreadable:
-                self._synced = 0.0  # what could not be read may have been forgotten
+            if self._index.tip is None:
+                self._synced = 0.0  # what could not be read was forgotten
             return RunsPage(source, lines, unreadable, len(runs), first)
 
     def run_page(

@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -183,6 +184,15 @@ def test_a_higher_fee_is_offered_when_the_base_fee_rises(fake_chain, sender, tmp
     receipt = sender.wait(pending, 30)
     miner.stop()
     assert receipt["transactionHash"] != pending.hashes[0] and files(tmp_path) == []
+
+
+def test_who_waits_for_what_was_given_up_is_told_so(fake_chain, sender):
+    """Its nonce is another call's by now, but unused."""
+    pending = sender.send(TO, b"a", 100_000)
+    sender._outbox.keep(replace(pending, expires=0.0))  # nobody asked again
+    assert sender.send(TO, b"b", 100_000).nonce == pending.nonce
+    with pytest.raises(LedgerError, match=rf"^transaction {pending.hashes[-1]} is not sent again: .* left to another$"):
+        sender.wait(pending, 30)
 
 
 def test_another_transaction_took_the_nonce(fake_chain, sender, tmp_path):

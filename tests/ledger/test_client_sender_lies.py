@@ -174,6 +174,23 @@ def test_a_nonce_that_another_took_is_known_by_the_block_that_has_it(fake_chain,
     assert len(entries(tmp_path)) == (kept == 2) and sender.send(TO, b"a", 100_000).nonce == (kept == 128)
 
 
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_slow_chain_node_is_asked_for_many_receipts_for_a_bounded_time(fake_chain, sender, monkeypatch, batches):
+    pending = sender.send(TO, b"a", 100_000)
+    fake_chain.mine()
+    sender.tend()
+    monkeypatch.setattr("dlx.ledger.sender._PATIENCE", 0.2)
+    asked = []
+    fake_chain.eth_getTransactionReceipt = lambda name: asked.append(name) or time.sleep(0.0 if batches else 0.1)
+    if not batches:
+        sender._rpc._endpoints.next().batches["eth_getTransactionReceipt"].refused(2)
+    versions = tuple(f"0x{n:064x}" for n in range(40))
+    began = time.monotonic()
+    assert sender._receipt(replace(pending, hashes=versions)) is None
+    assert time.monotonic() - began < 2.0 and asked[0] == versions[-1]
+    assert not batches or (set(asked) == set(versions) and len(fake_chain.exchanges[-1]) == 40)
+
+
 def test_a_nonce_of_which_nobody_gives_a_receipt_is_given_up_at_last_and_counts_as_paid(
     fake_chain, sender, tmp_path, monkeypatch, caplog
 ):

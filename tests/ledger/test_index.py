@@ -156,6 +156,25 @@ def test_what_contradicts_itself_is_read_anew(fake_chain, rpc, index):
     assert replicas(index.events(RUN)) == [1]
 
 
+def test_what_contradicts_itself_again_and_again_is_read_anew_once_a_minute(
+    fake_chain, rpc, index, tmp_path, monkeypatch
+):
+    """By all processes together: one run that cannot be read must not have everybody read the ledger for ever."""
+    fake_chain.mine(joined(replica=1))
+    index.sync(rpc)
+    index.forget()
+    other = EventIndex(tmp_path / "index.db", 31337, CONTRACTS)
+    other.sync(rpc)
+    mark = other.mark()
+    other.forget()
+    with other.forgetting_at_end():
+        other.forget()
+    assert other.undone(mark) is None and replicas(other.events(RUN)) == [1]
+    monkeypatch.setattr("dlx.ledger.index._READ_ANEW", 0)
+    other.forget()
+    assert other.undone(mark) == -1 and list(index.events()) == []
+
+
 def test_the_index_of_another_ledger_is_refused(index, tmp_path):
     index.close()
     with pytest.raises(LedgerError, match="belongs to another ledger"):

@@ -27,8 +27,8 @@ class Follower:
         self._feed: EventFeed = self.client.feed()
         self.told: list[str] = []
 
-    def poll(self) -> None:
-        for event in self.client.poll(self._feed).events:
+    def poll(self, wait: float = 0.0) -> None:
+        for event in self.client.poll(self._feed, wait).events:
             if isinstance(event, AddressesChanged):
                 self.told += event.multiaddrs
 
@@ -70,7 +70,7 @@ def test_a_block_whose_logs_are_left_out_is_asked_for_again(world, times):
         assert follower.told == expected
 
 
-def test_who_never_gives_them_is_named_and_not_passed_by_however_old_the_block_is(embedded):
+def test_who_never_gives_them_is_named_and_not_passed_by_while_the_block_is_young(embedded):
     (member,) = embedded.members([1])
     with FaultProxy(embedded.url) as proxy:
         follower = Follower(embedded, proxy.url)
@@ -95,6 +95,97 @@ def test_who_never_gives_them_is_named_and_not_passed_by_however_old_the_block_i
         proxy.lie = None
         follower.poll()
         assert follower.told == [expected]
+
+
+@pytest.mark.parametrize("news", [{"hasLogs": False}, {"hasLogs": False, "logs": []}, {"logs": []}])
+def test_that_there_are_none_is_believed_of_the_proven_bloom_only(embedded, news):
+    """Whoever tells of blocks, and of their logs with them, may say anything beside what the hash proves."""
+    (member,) = embedded.members([1])
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        until("it tells of blocks", lambda: not follower.poll(0.01) and follower.client.tells)
+        follower.told.clear()
+        proxy.lie = lambda method, params, result: (
+            result | news if isinstance(result, dict) and "parentHash" in result else result
+        )
+        expected = mined(member, "denied")
+        member.set_addresses([])
+        until("it is told", lambda: not follower.poll(0.2) and follower.told)
+        assert follower.told == [expected] and "dlx_waitForBlock" in proxy.seen
+
+
+def test_where_an_old_block_was_passed_by_the_heads_are_compared_again(embedded):
+    """A chain node that never gives a block's logs by its hash stops nobody, and has its word checked."""
+    clients = embedded.members([1, 2])
+    run = Run(clients, config(stages=1, min_replicas=2, round_timeout=10**6))
+    for client in clients:
+        client.join_run(run.id, 0)
+    run.poll()
+    names = [client.account for client in clients]
+    with FaultProxy(embedded.url) as proxy:
+        client = LedgerClient(proxy.url, embedded.ledger, chain_id=31337)
+        feed = client.follow(run.id)
+        assert client.poll(feed).complete
+        proxy.lie = left_out(10**9, "eth_getBlockReceipts")
+        run.send(0, names, names)
+        run.poll()
+        until("the block is suspect", lambda: not client.poll(feed).complete)
+        rises(clients[0], _MOST_LATE + 2)
+        refusals = []
+
+        def sealed() -> bool:
+            try:
+                return client.poll(feed).view.next_round(0) == 1
+            except Unsettled as error:
+                refusals.append(str(error))
+                return False
+
+        until("it is read by ranges", sealed)
+        assert f"left events of run 0x{run.id.hex()} out" in refusals[-1]
+
+
+def test_a_block_that_is_suspect_for_others_bits_is_read_whole_once(embedded, monkeypatch):
+    """One small request, then all its logs: 700 bytes for each, as they come without compression."""
+    (member,) = embedded.members([1])
+    monkeypatch.setattr("dlx.ledger.logs._has", lambda bloom, value: bloom != 0)
+    wholes = []
+
+    def busy(method, params, result):
+        if method == "eth_getLogs" and "address" not in params[0]:
+            wholes.append(params[0]["blockHash"])
+            first = {**result[0], "address": "0x" + "33" * 20, "topics": ["0x" + "44" * 32] * 3}
+            return result + [{**first, "logIndex": hex(1000 + i)} for i in range(1000)]
+        return result
+
+    with FaultProxy(embedded.url) as proxy:
+        follower = Follower(embedded, proxy.url)
+        follower.poll()
+        follower.told.clear()
+        proxy.lie = busy
+        block = member.set_addresses(["/dns4/busy/tcp/1"]).block
+        before, asked = sum(follower.client.rpc.traffic), len(proxy.seen)
+        until("it is told", lambda: not follower.poll() and follower.told)
+        assert 500_000 < sum(follower.client.rpc.traffic) - before < 900_000
+        assert proxy.seen[asked:].count("eth_getLogs") == 2, "by address, then whole"
+        follower.poll()
+        assert wholes == ["0x" + member.rpc.header(block).hash.hex()]
+
+
+def test_another_chain_node_is_asked_by_address_before_a_block_is_read_whole(embedded):
+    (member,) = embedded.members([1])
+    with FaultProxy(embedded.url) as proxy, FaultProxy(embedded.url) as other:
+        follower = Follower(embedded, proxy.url, other.url)
+        follower.poll()
+        follower.told.clear()
+        wholes = []
+        proxy.lie = left_out(10**9, "eth_getBlockReceipts")
+        other.lie = lambda method, params, result: (
+            wholes.append(params) or result if method == "eth_getLogs" and "address" not in params[0] else result
+        )
+        expected = mined(member, "by-address")
+        until("it is told", lambda: not follower.poll() and follower.told)
+        assert follower.told == [expected] and "eth_getLogs" in other.seen and not wholes
 
 
 def test_another_chain_node_is_asked_for_them(embedded):
@@ -155,7 +246,7 @@ def test_a_chain_of_quick_blocks_is_late_by_seconds(embedded):
 
 
 @pytest.mark.parametrize("what", ["all", "seals"])
-def test_a_history_that_lacks_events_does_not_give_the_heads_of_the_ledger(embedded, what):
+def test_a_history_that_lacks_events_does_not_give_the_heads_of_the_ledger(embedded, what, monkeypatch):
     """As of a chain node that has no old logs and answers for them with nothing."""
     clients = embedded.members([1, 2])
     run = Run(clients, config(stages=1, min_replicas=2, round_timeout=10**6))
@@ -175,12 +266,20 @@ def test_a_history_that_lacks_events_does_not_give_the_heads_of_the_ledger(embed
             if method == "eth_getLogs" and "fromBlock" in params[0]
             else result
         )
+        tips = []
         for _ in range(2):
             with pytest.raises(Unsettled, match=rf"left events of run 0x{run.id.hex()} out: .* --rpc-url"):
                 client.poll(feed)
+            tips.append(feed.index.tip)
+        assert tips[0] is not None and tips[1] is None, "a reorg just then looks the same, once"
+        with pytest.raises(Unsettled):
+            client.poll(feed)
         proxy.lie = None
-        feed._read_anew_at = 0.0  # a minute later
-        with pytest.raises(Unsettled):  # what was read before does not fit yet
+        with pytest.raises(Unsettled):  # what was read before is not read again within a minute
+            client.poll(feed)
+        assert feed.index.tip is not None
+        monkeypatch.setattr("dlx.ledger.index._READ_ANEW", 0)
+        with pytest.raises(Unsettled):
             client.poll(feed)
         view = client.poll(feed).view
         assert view.next_round(0) == 1 and view.head(0) == run.view.head(0)

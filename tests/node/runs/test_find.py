@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dlx.ledger import rows
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
@@ -56,6 +57,20 @@ def test_a_run_that_cannot_be_shown_hides_no_other() -> None:
     (found,) = unreadable
     assert found.run == "0x" + evil.hex() and "tokens_per_step: expected 1 to 1099511627775, got 1844" in found.why
     assert books.index.undone(mark) is not None, "the chain node is asked for everything again"
+
+
+def test_what_no_sum_can_hold_ends_nothing() -> None:
+    """As in a history that no contract of ours has: an overflow in SQLite would have closed the index."""
+    books = Books(stages=1)
+    for replica in range(2):
+        books.join(replica)
+    books.open()
+    for round in range(3):
+        books.seal(round, {0: STEPS, 1: STEPS})
+    find.list_runs(books.index, ())
+    books.index.keep(books.index.mark(), (0, 0), lambda db: db.execute("UPDATE seals SET tokens = ?", (2**63 - 1,)))
+    assert rows.tokens_before(books.index, RUN, 3) == 3 * (2**63 - 1)
+    assert rows.tokens_before(books.index, RUN, 0) == 0
 
 
 def test_an_error_of_any_kind_is_one_run_s_own() -> None:
