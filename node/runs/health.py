@@ -50,6 +50,8 @@ def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
     try:
         account = identity.load_account(folder, settings)
         peer_id = identity.load_node_key(folder, settings).peer_id
+    except NotPrivate as error:
+        return Finding("password", FAIL, error.said, error.mend), None
     except Failure as error:
         return Finding("password", FAIL, str(error), _init(folder)), None
     return Finding("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
