@@ -62,7 +62,10 @@ def prepare(
     from dlx.training.data.prepare import Preparation, prepare_folder
 
     chosen = int(separator) if separator is not None and re.fullmatch("[0-9]{1,10}", separator) else separator
-    preparation = Preparation(source, heldout, tokenizer, chosen, field, raw, workers or os.cpu_count() or 1)
+    preparation = Preparation(
+        source, heldout, tokenizer=tokenizer, separator=chosen, field=field, raw=raw,
+        workers=workers or os.cpu_count() or 1,
+    )  # fmt: skip
     try:
         with of_bytes("preparing", json) as progress:
             manifest = prepare_folder(preparation, out, progress)
