@@ -10,7 +10,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def take(file: int, path: Path, *, shared: bool = False) -> bool:
-    """Lock an open file, alone or with others that share it; False while somebody else holds it otherwise.
+    """Lock an open file, alone or with others that share it; False while a lock of somebody else excludes that.
 
     Raises Unsuited where the file system of `path`, its name, has no locks; OSError.
     """

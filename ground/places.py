@@ -6,14 +6,19 @@ from pathlib import Path
 
 from dlx.ground.errors import DlxError
 
-_SOCKET_PATH = 80  # bytes of a folder's: a socket's own path has room for 103 where that is least
+_SOCKET_PATH = 80  # bytes that a folder's path may have: that of a socket in it has room for 103 on every system
 
 
 def for_sockets(prefix: str) -> Path:
     """A new folder that only its owner may enter, and where a socket's path is not too long, whatever TMPDIR says.
     Raises OSError."""
-    room = _SOCKET_PATH - len(prefix)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp" if len(os.fsencode(tempfile.gettempdir())) > room else None))
+    too_long = len(os.fsencode(tempfile.gettempdir())) + len(prefix) > _SOCKET_PATH
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp" if too_long else None))
+
+
+def nearest(path: Path) -> Path:
+    """The path, or of the folders that it would be in the first that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 class Homeless(DlxError):

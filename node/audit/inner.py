@@ -51,7 +51,7 @@ class Found:
     disputed: bool = False
 
     def verdict(self, convicted: bool = False) -> Verdict:
-        """`convicted`: the members did, of its maker, for what nobody gives here."""
+        """`convicted`: the members convicted its maker of withholding it."""
         match self.finding:
             case None:
                 return "SKIP"
@@ -149,6 +149,8 @@ def audit_inner(
 ) -> None:
     """Add the checks of level 3, and fill the report's numbers. `verdicts`: the members', as far as they are to be had;
     their signatures were verified."""
+    training = report.training
+    training.chosen = 0
     blobs = Blobs(sources, work)
     try:
         manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
@@ -157,11 +159,11 @@ def audit_inner(
         report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without manifest and list of the data: {error}")
         return
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
-    found = _drawn(report, view, manifest, block_hash, rounds)
+    found = _drawn(report, view, manifest, block_hash, rounds, asked=choice.rounds is not None)
     chosen = _chosen(found, choice)
     told = _by_statement(verdicts)
-    training = report.training
     training.drawn = len({_place(one) for one in found})
+    training.chosen = len({_place(one) for one in chosen})
     training.total, training.segments = _counted(view, segment_steps(manifest))
     if not chosen:
         what = "was chosen of what was drawn" if found else f"was drawn of {_named(rounds)}"
@@ -178,17 +180,25 @@ def audit_inner(
         _count(training, each)
 
 
-def _drawn(report: Report, view: RunView, manifest: Manifest, block_hash: BlockHash, rounds: range) -> list[Drawn]:
+def _drawn(
+    report: Report, view: RunView, manifest: Manifest, block_hash: BlockHash, rounds: range, asked: bool
+) -> list[Drawn]:
+    """What was drawn of `rounds`. That not all of them are drawn leaves a question open where they were `asked` for."""
     found: list[Drawn] = []
-    for round in rounds:
+    end = max(rounds.start, min(rounds.stop, _sealed_rounds(view)))
+    for round in range(rounds.start, end):
         seals = seals_of(view, round)
-        if seals is None:
-            continue
-        hash_ = block_hash(draw_block(seals, manifest.audit.draw_after))
-        if hash_ is None:
-            report.note(f"round {round} is not drawn yet: its block is still to come")
+        hash_ = None if seals is None else block_hash(draw_block(seals, manifest.audit.draw_after))
+        if seals is None or hash_ is None:
+            end = round  # those after it were sealed later
+            break
+        found += drawn_of(seals, hash_, manifest.audit.share, segment_steps(manifest))
+    if missing := range(end, rounds.stop):
+        if asked:
+            report.add(LEVEL, "training", "SKIP", f"not sealed, or not drawn yet: {_named(missing)}")
+            report.cannot_establish(f"whether {_named(missing)} were trained: they are not sealed, or not drawn yet")
         else:
-            found += drawn_of(seals, hash_, manifest.audit.share, segment_steps(manifest))
+            report.note(f"not drawn yet, as the block that draws is still to come: {_named(missing)}")
     return found
 
 
@@ -251,7 +261,7 @@ def _count(training: Training, stages: list[tuple[Drawn, Found]]) -> None:
 def _counted(view: RunView, length: int) -> tuple[int, int]:
     """The replica-rounds that some seal counts, and their segments of `length` inner steps."""
     replica_rounds, segments = 0, 0
-    for round in range(min(map(view.next_round, range(view.config.stages)))):
+    for round in range(_sealed_rounds(view)):
         steps: dict[int, int] = {}
         for stage in range(view.config.stages):
             for record in view.sealed[stage, round].records:
@@ -259,6 +269,11 @@ def _counted(view: RunView, length: int) -> tuple[int, int]:
         replica_rounds += len(steps)
         segments += sum(segments_in(one, length) for one in steps.values())
     return replica_rounds, segments
+
+
+def _sealed_rounds(view: RunView) -> int:
+    """The rounds that all stages have sealed."""
+    return min(map(view.next_round, range(view.config.stages)))
 
 
 def _named(rounds: range) -> str:

@@ -34,7 +34,7 @@ class Check:
 @dataclass
 class Training:
     """Level 3 in numbers of replica-rounds: seals count `total`, of `segments` segments; `drawn` of them were to be
-    looked at. Those that were looked at are `honest`, `false`, `disputed`, `withheld` or `unknown`, each as the worst
+    looked at. Those that were chosen are `honest`, `false`, `disputed`, `withheld` or `unknown`, each as the worst
     of its stages, and the first three of these `replayed`: `replayed_segments` of their segments."""
 
     total: int = 0
@@ -47,16 +47,21 @@ class Training:
     disputed: int = 0  # each stage by itself is honest, but the traces contradict each other
     withheld: int = 0  # drawn, and not served in time
     unknown: int = 0  # nothing can be said of it, and nobody is to blame
+    chosen: int | None = None  # of those drawn, to be looked at; None: level 3 was not asked for
 
     def __str__(self) -> str:
-        if not self.total:
+        if self.chosen is None:
             return NOT_CHECKED
+        if not self.total:
+            return "nothing replayed"
         done = (
             f"{self.replayed} of {self.total} replica-rounds, "
             f"{self.replayed_segments} of {self.segments} segments replayed"
         )
         if not self.drawn:
             return f"{done}, none drawn"
+        if not self.chosen:
+            return f"{done}, none chosen"
         words = ("honest", "false", "disputed", "withheld", "unknown")
         found = {word: count for word in words if (count := getattr(self, word))}
         if list(found) == ["honest"]:
@@ -153,7 +158,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """As of `exit_code`."""
+        """What a command ends with that found this: see `finding.exit_code`."""
         return exit_code([verdict for verdict, count in self.counts().items() if count])
 
     @property

@@ -135,13 +135,13 @@ class Watching:
             self._open[drawn.statement] = drawn, until, now + AGAIN_SECONDS
             return
         del self._open[drawn.statement]
-        yield _line(drawn, found)
+        yield _line(drawn, found, update.view.is_convicted(drawn.account))
 
     def _is_done(self, manifest: Manifest, update: RunUpdate) -> bool:
         return not self._open and self._drawn.issuperset(drawable(update.view, manifest.audit.window))
 
 
-def _line(drawn: Drawn, found: Found) -> Line:
+def _line(drawn: Drawn, found: Found, convicted: bool) -> Line:
     outcome = found.outcome
     distances = None
     if outcome is not None:
@@ -155,7 +155,7 @@ def _line(drawn: Drawn, found: Found) -> Line:
         account=drawn.account,
         statement=drawn.statement.hex(),
         finding=None if found.finding is None else found.finding.word,
-        verdict=found.verdict(),
+        verdict=found.verdict(convicted),
         reasons=found.reasons,
         disputed=found.disputed,
         distances=distances,

@@ -7,9 +7,10 @@ start at once.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -44,6 +45,7 @@ from dlx.node.cli import (
 from dlx.node.home import extras, lost
 
 INTERRUPTED = 130  # as a shell says it
+_OUTPUT = "standard output"
 
 app = options.Verbs(
     name="dlx-node",
@@ -85,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
     lost.explained()
+    _standard_streams()
     try:
         with extras.explained():
             app(arguments)
@@ -113,23 +116,35 @@ def _explain(raised: Exception) -> NoReturn:
     if not isinstance(error, DlxError | OSError):
         raise raised
     said = in_words(error)
-    if isinstance(error, OSError) and error.filename is None and _is_full(sys.stdout):
+    if isinstance(error, OSError) and error.filename == _OUTPUT:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python itself writes to it as it ends
         if isinstance(error, BrokenPipeError):  # whoever read it has enough
             sys.exit(DlxError.exit_code)
-        said = f"standard output: {said}"
     sys.stderr.write(f"dlx-node: {said}\n")
     sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 
-def _is_full(out: TextIO) -> bool:
-    """Whether it takes no more, not even an empty line. It is given nothing then: Python itself would, as it ends."""
-    try:
-        out.write("\n")
-        out.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        return True
-    return False
+class _Output(io.FileIO):
+    """Standard output. Its errors name it, as those of opened files name theirs."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _OUTPUT
+            raise
+
+
+def _standard_streams() -> None:
+    """Those that are closed lead nowhere: neither nothing nor a file that is opened later stands in their place."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    out = sys.stdout
+    if out is sys.__stdout__ and isinstance(out, io.TextIOWrapper):
+        lines = out.line_buffering or out.write_through
+        named = io.BufferedWriter(_Output(out.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(named, out.encoding, out.errors, line_buffering=lines)
 
 
 def _print_version(asked: bool) -> None:

@@ -113,6 +113,7 @@ def planned(
     kind = device_of(device)
     if kind is None:
         raise UsageFailure(f"--device {printable(device, 40)}: expected {DEVICE_KINDS}")
+    folder = options.folder(datadir, None)[0].root if device == "cpu" or measure else None
     link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
     lan_speed = None if lan is None else _bits("--lan", lan)
     with reading(manifest):
@@ -146,7 +147,7 @@ def planned(
         trial_steps=TRIAL_STEPS,
     )
     times = seconds(draft, found, conditions)
-    return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft))
+    return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft), folder)
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx.ground.places import nearest
 from dlx.node.cli import options
 from dlx.node.home import shown
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from dlx.training.balance.devices import Device
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
-    from dlx.training.recipe.recipe import Retention
 
 COMMON_DISK = 4e12  # bytes: what a stage's holder may take without a warning
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
@@ -30,10 +31,11 @@ class Plan(NamedTuple):
     costs: list[StageCost]
     seconds: Seconds
     suggested: list[tuple[int, int]]
+    folder: Path | None  # the node's, where the plan is of this machine
 
 
 def print_plan(plan: Plan) -> None:
-    """For people: first what fails late, and hours of training with it."""
+    """For people. The disk is said first: it fails late, when hours of training are lost with it."""
     options.print_fields([("disk", disk(plan))])
     sys.stdout.write("\n")
     _print_stages(plan)
@@ -41,9 +43,11 @@ def print_plan(plan: Plan) -> None:
     options.print_fields(_fields(plan))
     for warning in _warnings(plan):
         options.note(f"warning: {warning}")
-    free = shutil.disk_usage(".").free
-    if free < _largest(plan)[1].disk:
-        options.note(f"this machine's disk has {shown.size(free)} free, less than that holder takes")
+    cost, own = _largest(plan)
+    if plan.folder is not None and (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
+        options.note(
+            f"the disk of {plan.folder} has {shown.size(free)} free, less than the holder of stage {cost.stage} takes"
+        )
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "start_time": draft.timing.start_time,
         "min_round_time": draft.timing.min_round_time,
         "max_inner_steps": max_inner_steps(draft),
-        "retention": asdict(_retention(draft)),
+        "retention": asdict(draft.retention),
         "device": asdict(plan.device) | {"measured": plan.measured},
         "placement": asdict(plan.placement),
         "conditions": asdict(plan.conditions),
@@ -88,7 +92,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 def disk(plan: Plan) -> str:
     """What a holder's disk holds, of the stage that takes most, and how much of the run's history that is."""
-    (cost, own), kept = _largest(plan), _retention(plan.draft)
+    (cost, own), kept = _largest(plan), plan.draft.retention
     stays = f"payloads of {_rounds(kept.payloads)} and versions of {_rounds(kept.checkpoints)}"
     if kept.payloads == kept.checkpoints:
         stays = f"payloads and versions of {_rounds(kept.payloads)}"
@@ -101,11 +105,6 @@ def disk(plan: Plan) -> str:
 
 def _rounds(kept: str | int) -> str:
     return "all rounds" if kept == "run" else f"the last {kept} rounds"
-
-
-def _retention(draft: Draft) -> Retention:
-    assert draft.retention is not None  # `planned` has seen to it
-    return draft.retention
 
 
 def _largest(plan: Plan) -> tuple[StageCost, Upkeep]:
@@ -232,29 +231,38 @@ def _warnings(plan: Plan) -> list[str]:
             f"{shown.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
             "--checkpoint layers"
         )
-    private = _private_rounds(plan)
-    return found + private + _too_much_for_the_disk(plan, bool(private))
+    return found + _private_rounds(plan) + _too_much_for_the_disk(plan)
 
 
-def _too_much_for_the_disk(plan: Plan, private: bool) -> list[str]:
-    """`private`: its rounds until they are drawn were warned of."""
+def _too_much_for_the_disk(plan: Plan) -> list[str]:
+    from dlx.training.recipe.recipe import max_inner_steps
+
     cost, own = _largest(plan)
-    kept = _retention(plan.draft)
+    if own.disk <= COMMON_DISK:
+        return []
+    kept = plan.draft.retention
     remedies = {
-        "waiting": ("rounds until they are drawn", "fewer inner steps"),
+        "waiting": ("rounds until they are drawn", f"a smaller {_steps_key(plan)} (now {max_inner_steps(plan.draft)})"),
         "served": ("drawn work", "a smaller audit.share or audit.window"),
         "slot": ("its own state", "an optimiser with less of it"),
-        "versions": ("versions", f"a smaller retention.checkpoints ({kept.checkpoints})"),
-        "payloads": ("payloads", f"a smaller retention.payloads ({kept.payloads})"),
+        "versions": ("versions", f"a smaller retention.checkpoints ({_now(kept.checkpoints)})"),
+        "payloads": ("payloads", f"a smaller retention.payloads ({_now(kept.payloads)})"),
     }
     part = max(remedies, key=lambda name: getattr(own, name))
-    if own.disk <= COMMON_DISK or (private and part == "waiting"):
-        return []
     (what, remedy), most = remedies[part], shown.size(getattr(own, part))
     return [
         f"a holder of stage {cost.stage} takes up to {shown.size(own.disk)} of disk, more than "
         f"{shown.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"
     ]
+
+
+def _now(kept: str | int) -> str:
+    return "now of the whole run" if kept == "run" else f"now {kept}"
+
+
+def _steps_key(plan: Plan) -> str:
+    """The draft's key that says how many inner steps a round has at most."""
+    return "plan.inner_steps" if plan.draft.adaptive is None else "adaptive.max_inner_steps"
 
 
 def _private_rounds(plan: Plan) -> list[str]:
@@ -270,10 +278,9 @@ def _private_rounds(plan: Plan) -> list[str]:
     if own.waiting <= most:
         return []
     steps = most_inner_steps(plan.draft, cost, most)
-    key = "plan.inner_steps" if plan.draft.adaptive is None else "adaptive.max_inner_steps"
     return [
-        f"{key} {max_inner_steps(plan.draft)}: until its rounds' draws are known, stage {cost.stage} keeps "
-        f"{shown.size(own.waiting)} of states and received tensors on disk; "
+        f"{_steps_key(plan)} {max_inner_steps(plan.draft)}: until its rounds' draws are known, stage {cost.stage} "
+        f"keeps {shown.size(own.waiting)} of states and received tensors on disk; "
         + (f"at most {steps} steps would be {shown.size(most)}" if steps else "use smaller batches or more stages")
     ]
 

@@ -31,6 +31,8 @@ def command(
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="File or folder of text.", show_default="asked")
     ] = None,
+    field: Annotated[str, typer.Option(help="Key or column that holds a record's text.")] = "text",
+    raw: Annotated[bool, typer.Option("--raw", help="Take files that are no text too: as their bytes.")] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +68,7 @@ def command(
     from dlx.node.runs.draft_text import SIZES, Answers, draft_text, even, suggested_rounds
     from dlx.training.recipe.recipe import Licence, Name
 
-    text, size = _ask("A file or folder with the text, which will be public", data, None, _text)
+    text, size = _ask("A file or folder with the text, which will be public", data, None, partial(_text, field, raw))
     sizes = ", ".join(SIZES)
     start, layers, length, tokenizer, tied = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
     count = partial(_count, "--stages", most=layers, why=f"the model has {layers} layers")
@@ -84,7 +86,9 @@ def command(
         rounds=_ask(said, rounds, once, partial(_count, "--rounds", most=10**7)),
         licence=_ask("Licence of the data", licence, "", partial(_valid, "--licence", Licence)),
         model=start,
-        data=text.absolute(),
+        data=text,
+        field=field,
+        raw=raw,
         stages=even(layers, machines),
         min_replicas=begin,
         max_replicas=max(8, begin),
@@ -132,9 +136,9 @@ def _said(question: str, default: object) -> str:
         raise KeyboardInterrupt from None
 
 
-def _text(given: str) -> tuple[Path, int]:
-    """The path, and the bytes that would be read of it. Raises UsageFailure for what `run create` would refuse at the
-    first record of a file."""
+def _text(field: str, raw: bool, given: str) -> tuple[Path, int]:
+    """The whole path, and the bytes that would be read of it. Raises UsageFailure for what `run create` would refuse at
+    the first record of a file."""
     from dlx.training.data.formats import Source, find, read_all
     from dlx.training.data.shards import DataError
 
@@ -144,8 +148,9 @@ def _text(given: str) -> tuple[Path, int]:
                 pass
 
     path = Path(given)
+    whole = _whole("--data", path)
     try:
-        found = find([path], "text")
+        found = find([path], field, raw)
         read_all(found.sources, begin)
     except DataError as error:
         raise UsageFailure(f"--data {error}") from None
@@ -154,7 +159,7 @@ def _text(given: str) -> tuple[Path, int]:
     if not size:
         raise UsageFailure(f"--data {path}: there is no text in it ({found})")
     options.note(f"the text is {found}")
-    return path, size
+    return whole, size
 
 
 def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
@@ -169,7 +174,7 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
 
     if given in SIZES:
         return SIZES[given], SIZES[given].layers, SIZES[given].length, None, 0
-    folder = options.existing_folder(Path(given), "--model").absolute()
+    folder = _whole("--model", options.existing_folder(Path(given), "--model"))
     try:
         config = parse_model(Model(read_config(folder, untie=False)))
     except ManifestError as error:
@@ -184,6 +189,18 @@ def _model(given: str) -> tuple[Path | Size, int, int, Path | None, int]:
     except DataError as error:  # as `run create` will say: a separator in the draft may mend it
         options.note(f"note: {error}")
     return folder, config.layers, length, tokenizer, shared
+
+
+def _whole(option: str, path: Path) -> Path:
+    """As a draft, which is UTF-8, can name it from everywhere. Raises UsageFailure."""
+    whole = path.absolute()
+    try:
+        str(whole).encode()
+    except UnicodeEncodeError:
+        raise UsageFailure(
+            f"{option} {printable(str(whole))}: this path is not UTF-8, and a draft is: rename it, or name a link to it"
+        ) from None
+    return whole
 
 
 def _count(option: str, given: str, most: int, why: str = "") -> int:

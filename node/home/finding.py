@@ -18,9 +18,8 @@ class Finding(Struct, frozen=True):
 
 
 def exit_code(verdicts: Collection[str]) -> int:
-    """What a command ends with that was asked whether something holds. 0: all that was asked for is established; 1:
-    something is false; 4: nothing is, but what is missing, left out or odd leaves a part open, or nothing was checked.
-    """
+    """The exit code of a command that checks. 0: all that was asked for is established; 1: something is false; 4:
+    nothing is, but what is missing, left out or odd leaves a part open, or nothing was checked."""
     if FAIL in verdicts:
         return 1
     return 0 if set(verdicts) == {PASS} else 4

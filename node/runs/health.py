@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from dlx.ground.places import nearest
 from dlx.node import version
 from dlx.node.home import extras
 from dlx.node.home.config import Settings, shown_urls
@@ -50,6 +51,8 @@ def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
     try:
         account = identity.load_account(folder, settings)
         peer_id = identity.load_node_key(folder, settings).peer_id
+    except NotPrivate as error:
+        return Finding("password", FAIL, error.said, error.mend), None
     except Failure as error:
         return Finding("password", FAIL, str(error), _init(folder)), None
     return Finding("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
@@ -159,7 +162,7 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
     found.append(Finding("memory", PASS if enough else WARN, said, mend))
     if settled.device.startswith("cuda"):
         found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen), less))
-    free = shutil.disk_usage(_there(folder.root)).free - settings.disk_floor + _held(folder.blobs)
+    free = shutil.disk_usage(nearest(folder.root)).free - settings.disk_floor + _held(folder.blobs)
     said = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
     found.append(Finding("plan", PASS if free >= disk else WARN, said, "" if free >= disk else _MORE_ROOM))
     return found
@@ -213,7 +216,7 @@ def _secrets(folder: DataDir, settings: Settings) -> Finding:
 
 
 def _room(folder: DataDir, settings: Settings) -> Finding:
-    free = shutil.disk_usage(_there(folder.root)).free
+    free = shutil.disk_usage(nearest(folder.root)).free
     said = f"{size(free)} free, of which disk_floor leaves {size(settings.disk_floor)}"
     return Finding("disk", PASS, said) if free > settings.disk_floor else Finding("disk", FAIL, said, _MORE_ROOM)
 
@@ -237,10 +240,6 @@ def _device_memory(device: str, what: str, needed: int, less: str) -> Finding:
 def _held(blobs: Path) -> int:
     """Bytes of the disk that the node's blobs already take."""
     return sum(path.stat().st_size for path in blobs.glob("*") if path.is_file())
-
-
-def _there(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _init(folder: DataDir) -> str:

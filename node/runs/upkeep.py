@@ -12,7 +12,7 @@ from dlx.training.balance.history import FLOAT, history, version_bytes
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
-from dlx.training.recipe.recipe import Recipe, Retention, max_inner_steps, step_bytes
+from dlx.training.recipe.recipe import Recipe, max_inner_steps, step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
         2 * (weights + optimiser) + received + weights * ((segments > 1) + (segments > 2 and recipe.outer.ahead > 0))
     )
     version = version_bytes(recipe, cost.parameters)
-    old = history(recipe.retention or Retention(), recipe.rounds, version, replicas * cost.payload)
+    old = history(recipe.retention, recipe.rounds, version, replicas * cost.payload)
     return Upkeep(
         undecided=undecided(recipe, cost, steps),
         waiting=WAITING * undecided(recipe, cost, max_inner_steps(recipe)),

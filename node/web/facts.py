@@ -47,9 +47,8 @@ class Facts:
         self.opened: Place = START  # where the round after them opened
         self.losses = array("d")  # nats per token, of each round; NaN: an empty one
         self.tokens, self.times = array("q"), array("q")  # counted so far; Unix seconds
-        self.bytes = array(
-            "d"
-        )  # of counted payloads so far, by the manifest's word, which may be huge; empty where `size` is not known
+        # Of counted payloads so far, by the manifest's word, which may be huge; empty where `size` is not known.
+        self.bytes = array("d")
         self._counted, self._possible = array("L", [0]), array("L", [0])  # sums over the first 0, 1, 2, ... rounds
         self._makers: Counter[bytes] = Counter()  # accounts of a seal -> how many seals have just those
         self._last: dict[bytes, tuple[int, int]] = {}  # the same -> round and time of the last one

@@ -4,11 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from dlx.training.balance.history import MOST, History, history, version_bytes, with_retention
 from dlx.training.codecs import payload_sizes
 from dlx.training.models.shapes import stage_shapes
-from dlx.training.recipe.draft import Draft, draft_from_toml
+from dlx.training.recipe.draft import Draft, DraftRetention, draft_from_toml
 from dlx.training.recipe.recipe import Retention
 
 LARGE = """
@@ -54,7 +55,7 @@ batch_size = 4
 
 
 def test_a_small_run_keeps_all_of_it(tmp_path: Path) -> None:
-    assert with_retention(_draft(tmp_path, SMALL)).retention == Retention()
+    assert with_retention(_draft(tmp_path, SMALL)).retention == DraftRetention(payloads="run", checkpoints="run")
 
 
 def test_a_large_run_keeps_as_many_rounds_as_a_disk_takes(tmp_path: Path) -> None:
@@ -73,12 +74,26 @@ def test_a_large_run_keeps_as_many_rounds_as_a_disk_takes(tmp_path: Path) -> Non
 )
 def test_what_a_run_looks_back_on_is_kept_whatever_it_takes(tmp_path: Path, tables: str, least: int) -> None:
     kept = with_retention(_draft(tmp_path, LARGE.format(more="", tables=tables))).retention
-    assert kept == Retention(payloads=least, checkpoints=least)
+    assert kept == DraftRetention(payloads=least, checkpoints=least)
 
 
 def test_what_a_draft_says_of_its_retention_holds(tmp_path: Path) -> None:
-    draft = _draft(tmp_path, LARGE.format(more="", tables="[retention]\nevery = 400"))
-    assert with_retention(draft).retention == Retention(every=400)
+    draft = _draft(tmp_path, LARGE.format(more="", tables='[retention]\npayloads = "run"\ncheckpoints = "run"'))
+    assert with_retention(draft).retention == DraftRetention(payloads="run", checkpoints="run")
+
+
+@pytest.mark.parametrize(
+    "said", ["", "versions = 4", "every = 20", "payloads = 200", "checkpoints = 20", 'payloads = "size"']
+)
+def test_what_a_draft_does_not_say_of_its_retention_is_by_its_size(tmp_path: Path, said: str) -> None:
+    """Of two tables with the same keys none is a hundred times the disk of the other."""
+    draft = _draft(tmp_path, LARGE.format(more="", tables=f"[retention]\n{said}"))
+    kept = with_retention(draft).retention
+    stated = {key: value for key, value in asdict(draft.retention).items() if value != "size"}
+    assert stated.items() <= asdict(kept).items()
+    assert "run" not in (kept.payloads, kept.checkpoints) and "size" not in (kept.payloads, kept.checkpoints)
+    assert kept.checkpoints >= kept.payloads, "a replay of them begins with a version"
+    assert said == "payloads = 200" or sum(_bytes(draft, kept)) <= MOST
 
 
 def _draft(folder: Path, text: str) -> Draft:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,8 +27,8 @@ class History(NamedTuple):
 
 def history(kept: Retention, rounds: int, version: int, payloads: int) -> History:
     """What a stage takes whose versions have so many bytes each, and the payloads of one round so many together."""
-    old = rounds // kept.every if kept.checkpoints == "run" else min(rounds, kept.checkpoints) // kept.every + 2
-    stay = rounds if kept.payloads == "run" else min(rounds, kept.payloads + kept.every)
+    old = rounds // kept.every if isinstance(kept.checkpoints, str) else min(rounds, kept.checkpoints) // kept.every + 2
+    stay = rounds if isinstance(kept.payloads, str) else min(rounds, kept.payloads + kept.every)
     return History(versions=(kept.versions + 1 + old) * version, payloads=stay * payloads)
 
 
@@ -37,32 +37,28 @@ def version_bytes(recipe: Recipe, parameters: int) -> int:
 
 
 def with_retention(draft: Draft) -> Draft:
-    """The draft with a retention: its own, or else all of the run where that takes at most `MOST` of the disk of every
-    stage's holder, or of the last so many rounds as that takes; and at least those that a check of drawn work and the
-    run's average look back on. By the draft alone, so that whoever reads it comes to the same."""
-    if draft.retention is not None:
-        return draft
-    whole, sizes = Retention(), []
+    """The draft with numbers, or all of the run, in place of what it keeps by "size": all where that takes at most
+    `MOST` of the disk of every stage's holder, or of the last so many rounds as that takes; and at least those that a
+    check of drawn work and the run's average look back on. By the draft alone, so that whoever reads it comes to the
+    same."""
+    sizes = []
     for stage in range(len(draft.stages)):
         shapes = stage_shapes(draft, stage)
         parameters = sum(math.prod(shape) for shape in shapes.values())
         payloads = draft.max_replicas * max(payload_sizes(draft, shapes).values())
         sizes.append((version_bytes(draft, parameters), payloads))
 
-    def fits(kept: Retention) -> bool:
+    def fits(rounds: Literal["run"] | int) -> bool:
+        kept = draft.retention.settled(rounds)
         return all(sum(history(kept, draft.rounds, *each)) <= MOST for each in sizes)
 
-    if fits(whole):
-        return replace(draft, retention=whole)
+    if fits("run"):
+        return replace(draft, retention=draft.retention.settled("run"))
     least = min(draft.audit.window + _SPARE, _MOST_ROUNDS)
     if draft.average is not None:
         least = max(least, draft.average.versions * draft.average.every)
     low, high = least, max(least, min(draft.rounds, _MOST_ROUNDS))
     while low < high:  # the most rounds that fit
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(_of_last(middle)) else (low, middle - 1)
-    return replace(draft, retention=_of_last(low))
-
-
-def _of_last(rounds: int) -> Retention:
-    return Retention(payloads=rounds, checkpoints=rounds)
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return replace(draft, retention=draft.retention.settled(low))

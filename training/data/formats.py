@@ -51,6 +51,7 @@ _MEND = (
     'convert such files to .jsonl with the key "text", keep them out of the sources, or set `raw = true` in [data] '
     "(`data prepare --raw`) to train on their bytes"
 )
+_ZERO = "its text holds a zero byte, which ends a document where bytes are the tokens: take it out, or use a tokenizer"
 _NAMED = 3  # of many files that are refused
 _KINDS = 8  # of files that are taken, named in a line
 
@@ -111,13 +112,13 @@ class Found(NamedTuple):
 LINKED = "linked folders"
 
 
-def find(paths: Sequence[Path], field: str, raw: bool = False) -> Found:
+def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = False) -> Found:
     """The sources in files and folders, ordered by their names; folders are searched, hidden files and links to
     folders left out.
 
     Records have their text in `field`. Of a `DatasetDict` folder the split `train` is taken: name the folder of another
-    one to use that. With `raw` a file that is no text is a document of its bytes. Raises DataError, and so does reading
-    a document that is not what it has to be.
+    one to use that. With `raw` a file that is no text is a document of its bytes; `of_bytes`: they are the tokens, and
+    byte 0 ends a document. Raises DataError, and so does reading a document that is not what it has to be.
     """
     found: set[Path] = set()
     left_out: dict[str, set[Path]] = {}
@@ -132,7 +133,7 @@ def find(paths: Sequence[Path], field: str, raw: bool = False) -> Found:
     folders = [path if path.is_dir() else path.parent for path in (path.resolve() for path in paths)]
     base = os.path.commonpath(folders) if folders else ""
     named = sorted((Path(os.path.relpath(path, base)).as_posix(), path) for path in found)
-    sources = [Source(name, path, _reader(name, path, field, raw)) for name, path in named]
+    sources = [Source(name, path, _reader(name, path, field, raw, of_bytes)) for name, path in named]
     return Found(sources, {kind: sorted(left_out[kind]) for kind in sorted(left_out)})
 
 
@@ -238,14 +239,14 @@ def _is_compressed_lines(path: Path) -> bool:
     return path.suffix.lower() == ".zst" and Path(path.stem).suffix.lower() in _JSON_LINES
 
 
-def _reader(name: str, path: Path, field: str, raw: bool) -> Callable[[], Iterator[Document]]:
+def _reader(name: str, path: Path, field: str, raw: bool, of_bytes: bool) -> Callable[[], Iterator[Document]]:
     ending = path.suffix.lower()
     if path.is_dir():
-        return lambda: _dataset(name, path, field)
+        return lambda: _dataset(name, path, field, of_bytes)
     if ending in _JSON_LINES or _is_compressed_lines(path):
-        return lambda: _json_lines(name, path, field)
+        return lambda: _json_lines(name, path, field, of_bytes)
     if ending == ".parquet":
-        return lambda: _records(name, _arrow_errors(path, _parquet(path, field)))
+        return lambda: _records(name, path, _arrow_errors(path, _parquet(path, field)), of_bytes)
     return lambda: _text(name, path, raw)
 
 
@@ -317,7 +318,7 @@ def _seems(start: bytes) -> str | None:
     return what and f"seems to be {what}, not plain UTF-8 text"
 
 
-def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
+def _json_lines(name: str, path: Path, field: str, of_bytes: bool) -> Iterator[Document]:
     # A type with the one field skips all others without building them.
     try:
         row: Any = msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str | None)], rename={"text": field}))
@@ -338,6 +339,8 @@ def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
                     data = (row.decode(line).text or "").encode()
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                     raise DataError(f"{path}, line {number}: {_plain(error, line, field)}") from None
+                if of_bytes and 0 in data:
+                    raise DataError(f"{path}, line {number}: {_ZERO}")
                 if data:
                     yield Document(f"{name}#{number}", len(data), (data,))
     except OSError as error:
@@ -378,7 +381,7 @@ def _chat(keys: Sequence[str], field: str) -> str | None:
     )
 
 
-def _dataset(name: str, path: Path, field: str) -> Iterator[Document]:
+def _dataset(name: str, path: Path, field: str, of_bytes: bool) -> Iterator[Document]:
     if _json_or_nothing(path / "state.json", "_indices_data_files"):
         raise DataError(f"{path}: keeps its rows' order apart; save it again after `flatten_indices()`")
     names = [
@@ -391,7 +394,7 @@ def _dataset(name: str, path: Path, field: str) -> Iterator[Document]:
         for file in names:
             yield from _arrow_errors(path / file, _stream(path / file, field))
 
-    return _records(name, texts())
+    return _records(name, path, texts(), of_bytes)
 
 
 _FILES = "_data_files"
@@ -404,10 +407,12 @@ def _json_or_nothing(path: Path, key: str) -> Any:
         return None
 
 
-def _records(name: str, texts: Iterator[str | None]) -> Iterator[Document]:
+def _records(name: str, path: Path, texts: Iterator[str | None], of_bytes: bool) -> Iterator[Document]:
     for number, text in enumerate(texts):
         if text:
             data = text.encode()
+            if of_bytes and 0 in data:
+                raise DataError(f"{path}, record {number}: {_ZERO}")
             yield Document(f"{name}#{number}", len(data), (data,))
 
 

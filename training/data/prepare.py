@@ -50,7 +50,7 @@ class Preparation:
     @cached_property
     def found(self) -> Found:
         """Raises DataError."""
-        return find(self.sources, self.field, self.raw)
+        return find(self.sources, self.field, self.raw, of_bytes=self.tokenizer is None)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:

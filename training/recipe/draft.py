@@ -4,7 +4,7 @@ import glob
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -39,11 +39,28 @@ class DraftData(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
     heldout: Annotated[float, Meta(gt=0, le=0.5)] = 0.05  # fraction of the bytes
 
 
+class DraftRetention(Retention, frozen=True, forbid_unknown_fields=True):
+    """What is kept by "size" takes a holder's disk no more than so much: see `training.balance.history`."""
+
+    payloads: Literal["run", "size"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "size"  # type: ignore[assignment]
+    checkpoints: Literal["run", "size"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "size"  # type: ignore[assignment]
+
+    def settled(self, rounds: Literal["run"] | int) -> "DraftRetention":
+        """With so many rounds in place of "size", and no more payloads than what replays them begins with."""
+        payloads = rounds if self.payloads == "size" else self.payloads
+        checkpoints = rounds if self.checkpoints == "size" else self.checkpoints
+        if checkpoints != "run" and payloads != "run" and checkpoints < payloads:
+            payloads = checkpoints if self.payloads == "size" else payloads
+            checkpoints = payloads if self.checkpoints == "size" else checkpoints
+        return msgspec.structs.replace(self, payloads=payloads, checkpoints=checkpoints)
+
+
 class Draft(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A manifest before its run is created: without salt, genesis and data manifest."""
 
     model: DraftModel
     data: DraftData
+    retention: DraftRetention = DraftRetention()
 
     @property
     def sources(self) -> list[Path]:
@@ -90,7 +107,7 @@ def complete(
     shared = {field: getattr(draft, field) for field in Draft.__struct_fields__ if field not in ("data", "model")}
     data = {field: getattr(draft.data, field) for field in Data.__struct_fields__ if field != "manifest"}
     salt_hex = (secrets.token_bytes(32) if salt is None else salt).hex()
-    shared["model"], shared["retention"] = Model(draft.model.config), draft.retention or Retention()
+    shared["model"], shared["retention"] = Model(draft.model.config), draft.retention.settled("run")
     data_ = Data(manifest=data_manifest, **data)
     manifest = Manifest(**shared, salt=salt_hex, genesis=genesis, data=data_, lineage=lineage, usage=usage)
     return parse(canonical_bytes(manifest))

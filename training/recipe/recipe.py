@@ -174,7 +174,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     min_replicas: Replicas = 1
     max_replicas: Replicas = 8
     confirmations: Confirmations = 1
-    retention: Retention | None = None  # of a draft without it by its size
+    retention: Retention = Retention()
     average: Average | None = None
     audit: Audit = Audit()
 

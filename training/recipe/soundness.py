@@ -6,7 +6,7 @@ import msgspec
 
 from dlx.training.recipe.codec_info import CODECS
 from dlx.training.recipe.family import Config
-from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, Retention, max_inner_steps
+from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, max_inner_steps
 from dlx.training.recipe.strict import ManifestError, fail
 
 
@@ -56,13 +56,13 @@ def check(recipe: Recipe, config: Config) -> None:
 
 
 def _check_retention(recipe: Recipe) -> None:
-    kept, average = recipe.retention or Retention(), recipe.average
+    kept, average = recipe.retention, recipe.average
     if average is not None and average.every % kept.every:
         expected = f"expected a multiple of retention.every ({kept.every}): others are not kept"
         fail("average.every", expected, average.every)
-    if kept.checkpoints == "run":
+    if isinstance(kept.checkpoints, str):
         return
-    if kept.payloads != "run" and kept.checkpoints < kept.payloads:
+    if not isinstance(kept.payloads, str) and kept.checkpoints < kept.payloads:
         expected = f"expected at least retention.payloads ({kept.payloads}): a replay of them begins with a version"
         fail("retention.checkpoints", expected, kept.checkpoints)
     if average is not None and kept.checkpoints < (rounds := average.versions * average.every):

@@ -809,9 +809,15 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
 def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     report = Report(bytes(32))
     assert str(report.verdict) == "record not checked, outer steps not checked, training: not checked"
-    report.training = Training(total=640, segments=5120)
+    report.training = Training(chosen=0)
+    assert report.verdict.training == "nothing replayed", (
+        "which is more than not to have looked, and less than a number"
+    )
+    report.training = Training(total=640, segments=5120, chosen=0)
     assert report.verdict.training == "0 of 640 replica-rounds, 0 of 5120 segments replayed, none drawn"
-    report.training = Training(total=640, segments=5120, drawn=40, replayed=38, replayed_segments=38, honest=38)
+    report.training = replace(report.training, drawn=40)
+    assert report.verdict.training == "0 of 640 replica-rounds, 0 of 5120 segments replayed, none chosen"
+    report.training = replace(report.training, chosen=38, replayed=38, replayed_segments=38, honest=38)
     assert report.verdict.training == "38 of 640 replica-rounds, 38 of 5120 segments replayed, all honest"
     report.training = replace(report.training, honest=35, false=1, disputed=2, withheld=1, unknown=1)
     assert report.verdict.training == (

@@ -444,6 +444,44 @@ def test_a_full_output_is_named(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "dlx-node: standard output: No space left on device\n")
 
 
+def test_a_closed_output_is_no_error() -> None:
+    command = [sys.executable, "-m", "dlx.node.cli.app", "--version"]
+    for closed in (">&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+        done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (0, ""), closed
+
+
+SAYS_MUCH = """
+import sys
+from dlx.node.cli import app
+def says(arguments):
+    sys.stdout.write("x" * 100_000)
+    sys.exit(0)
+app.app = says
+app.main([])
+"""
+
+
+def test_a_long_text_that_nobody_reads_or_that_does_not_fit() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "wb") as unread:
+        done = subprocess.run([sys.executable, "-c", SAYS_MUCH], stdout=unread, stderr=subprocess.PIPE, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, b"")
+    if Path("/dev/full").exists():
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([sys.executable, "-c", SAYS_MUCH], stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (1, b"dlx-node: standard output: No space left on device\n")
+
+
+def test_an_error_of_a_line_leaves_nothing_on_the_output() -> None:
+    """Whether the output itself failed is not found out by writing to it: under --json an empty line is no JSON."""
+    fails = SAYS_MUCH.replace('sys.stdout.write("x" * 100_000)', 'raise ConnectionResetError(104, "reset")')
+    done = subprocess.run([sys.executable, "-c", fails], capture_output=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"dlx-node: reset\n")
+
+
 def test_who_reads_no_further_is_told_nothing() -> None:
     reads, writes = os.pipe()
     os.close(reads)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,30 @@ def test_options_and_defaults_make_a_run_with_its_cost(text: Path, tmp_path: Pat
     )
     assert json.loads(limited.stdout)["conditions"]["link"] == 8e6, "the plan follows the operator's limit"
     assert out.read_bytes() == before
+
+
+def test_records_have_their_text_where_the_option_says_and_files_may_be_any_bytes(tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "run.toml"
+    rows.write_text('{"content": "some text"}\n' * 1000)
+    assert "'content': name the one with the text as `field`" in dlx("run", "new", out, "--data", rows, code=2).stderr
+    dlx("run", "new", out, "--data", rows, "--field", "content")
+    assert (draft_from_toml(out).data.field, draft_from_toml(out).data.raw) == ("content", False)
+    (tmp_path / "any.bin").write_bytes(bytes(range(256)) * 100)
+    given = ["run", "new", tmp_path / "raw.toml", "--data", tmp_path / "any.bin"]
+    assert "--raw" in dlx(*given, code=2).stderr
+    dlx(*given, "--raw")
+    assert draft_from_toml(tmp_path / "raw.toml").data.raw
+
+
+@pytest.mark.parametrize("option", ["--data", "--model"])
+def test_a_path_that_no_draft_can_name_is_refused(option: str, text: Path, tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"b\xe9b\xe9")
+    strange.mkdir()
+    (strange / "a.txt").write_text("some text\n" * 1000)
+    given = {"--data": text, option: strange}
+    said = dlx("run", "new", tmp_path / "run.toml", *(part for pair in given.items() for part in pair), code=2).stderr
+    assert f"{option} {tmp_path}/b" in said and "is not UTF-8" in said and "Traceback" not in said
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_it_starts_from_a_hugging_face_folder(text: Path, tmp_path: Path) -> None:

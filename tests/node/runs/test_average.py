@@ -23,8 +23,8 @@ from dlx.node.runs.pull import pull
 from dlx.node.runs.verify import verify
 from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
-from dlx.training.recipe.draft import DraftModel
-from dlx.training.recipe.recipe import Average, Retention
+from dlx.training.recipe.draft import DraftModel, DraftRetention
+from dlx.training.recipe.recipe import Average
 from tests.history_builder import History, Network
 from tests.node.command import dlx
 
@@ -36,7 +36,7 @@ Pull = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def history(history_network: Network) -> History:
     """3 rounds; the average of version 3 is that of 1, 2 and 3."""
-    return history_network.run("average", average=Average(versions=3, every=1), retention=Retention(every=1))
+    return history_network.run("average", average=Average(versions=3, every=1), retention=DraftRetention(every=1))
 
 
 @pytest.fixture

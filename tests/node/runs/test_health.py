@@ -98,6 +98,19 @@ def test_a_wrong_password_is_found(folder: DataDir, tmp_path: Path) -> None:
     durable.write_bytes(tmp_path / "word", b"wrong\n", durable.SECRET)
     found, account = health.keys(folder, Settings(password_file=str(tmp_path / "word")))
     assert (found.verdict, account) == (FAIL, None)
+    assert found.mend.startswith("dlx-node init")
+
+
+def test_a_password_that_others_can_read_is_taken_from_them(folder: DataDir, tmp_path: Path) -> None:
+    word = tmp_path / "word"
+    (folder.keystore / "INSECURE-DEVNET").unlink()
+    durable.write_bytes(word, b"insecure-devnet\n", durable.SECRET)
+    word.chmod(0o644)
+    found, account = health.keys(folder, Settings(password_file=str(word)))
+    assert (found.verdict, found.mend, account) == (FAIL, f"chmod 600 {word}", None)
+    subprocess.run(["sh", "-c", found.mend], check=True, timeout=10)
+    found, account = health.keys(folder, Settings(password_file=str(word)))
+    assert found.verdict == PASS and account is not None
 
 
 @pytest.mark.parametrize(("ahead", "verdict"), [(0, PASS), (40, PASS), (300, WARN), (-3, PASS), (-300, WARN)])

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,7 +214,8 @@ def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_num
     def warnings(adaptive: str) -> list[str]:
         draft = tmp_path / "run.toml"
         draft.write_text(example.replace("max_inner_steps = 16", adaptive))
-        return json.loads(dlx("run", "plan", "--manifest", draft, *options, "--json").stdout)["warnings"]
+        found = json.loads(dlx("run", "plan", "--manifest", draft, *options, "--json").stdout)["warnings"]
+        return [one for one in found if one.startswith("adaptive.max_inner_steps")]
 
     (said,) = warnings("max_inner_steps = 125")
     assert said.startswith("adaptive.max_inner_steps 125: until its rounds' draws are known, stage ")
@@ -236,10 +238,40 @@ def test_the_disk_is_said_first_and_what_a_common_one_does_not_hold_is_warned_of
     assert "of disk, more than" not in said.stderr
     found = json.loads(plan("--json").stdout)
     assert found["retention"] == {"payloads": 25, "versions": 3, "every": 10, "checkpoints": 25}
-    draft.write_text(draft.read_text() + "[retention]\n")
+    draft.write_text(draft.read_text() + '[retention]\npayloads = "run"\ncheckpoints = "run"\n')
     (warning,) = [one for one in json.loads(plan("--json").stdout)["warnings"] if "of disk, more than" in one]
     assert warning.startswith("a holder of stage 0 takes up to 276.4 TB of disk, more than 4.0 TB, which are common; ")
-    assert warning.endswith("156.8 TB of it for payloads: a smaller retention.payloads (run) or more stages take less")
+    assert warning.endswith(
+        "156.8 TB of it for payloads: a smaller retention.payloads (now of the whole run) or more stages take less"
+    )
+
+
+def test_a_disk_that_private_rounds_fill_is_warned_of_with_what_makes_them_less(tmp_path: Path) -> None:
+    draft = tmp_path / "run.toml"
+    draft.write_text((DOCS / "107b.toml").read_text().replace("max_inner_steps = 16", "max_inner_steps = 500"))
+    said = dlx("run", "plan", "--manifest", draft, "--device", "h200", "--ranks", "8").stderr
+    (warning,) = [line for line in said.splitlines() if "of disk, more than" in line]
+    assert "for rounds until they are drawn: a smaller adaptive.max_inner_steps (now 500) or more stages" in warning
+
+
+def test_the_free_disk_is_that_of_the_data_folder_and_of_no_other_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def usage(place: Path) -> SimpleNamespace:
+        looked.append(place)
+        return SimpleNamespace(free=10**9)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    draft, folder = tmp_path / "run.toml", tmp_path / "node"
+    folder.mkdir()
+    draft.write_text((DOCS / "107b.toml").read_text())
+    here = dlx("run", "plan", "--manifest", draft, "--device", "cpu", "--datadir", folder).stderr
+    assert f"the disk of {folder} has 1.0 GB free, less than the holder of stage 0 takes" in here
+    assert looked == [folder]
+    other = dlx("run", "plan", "--manifest", draft, "--device", "h200", "--ranks", "8", "--datadir", folder).stderr
+    assert "free, less than" not in other
 
 
 def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned() -> None:

@@ -220,6 +220,36 @@ def test_an_interrupted_preparation_is_no_data_and_the_next_one_goes_on_and_leav
         prepare_folder(preparation, rows.parent)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
+def test_a_record_has_no_byte_0_where_that_ends_a_document(kind: str, tokenizer: Path, tmp_path: Path) -> None:
+    rows = ["fine"] * 20 + ["two\0documents"]
+    match kind:
+        case "jsonl":
+            source = texts.json_lines(tmp_path / "x.jsonl", [{"text": row} for row in rows])
+        case "parquet":
+            source = texts.parquet(tmp_path / "x.parquet", {"text": rows})
+        case _:
+            source = texts.saved_to_disk(tmp_path / "x", rows)
+    with pytest.raises(DataError, match=f"{source}, (line 21|record 20): its text holds a zero byte"):
+        prepare_folder(Preparation([source]), tmp_path / "bytes")
+    assert prepare_folder(Preparation([source], tokenizer=tokenizer), tmp_path / "ids").train, (
+        "no token is a byte there"
+    )
+
+
+def test_without_shared_memory_one_process_tokenises(
+    rows: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*given: object) -> None:
+        raise OSError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(tokenising, "ProcessPoolExecutor", no_locks)
+    monkeypatch.setattr(prepare, "BATCH", 1)  # or so little text takes one process
+    with pytest.raises(DataError, match=r"/dev/shm.* cannot be used \(No such file or directory\): use --workers 1"):
+        prepare_folder(Preparation([rows], 0.2, tokenizer, workers=2), tmp_path / "two")
+    assert prepare_folder(Preparation([rows], 0.2, tokenizer), tmp_path / "one").train
+
+
 def test_two_at_once_do_not_write_into_one_folder(rows: Path, tmp_path: Path) -> None:
     preparation, out, refused = Preparation([rows]), tmp_path / "out", list[str]()
 
