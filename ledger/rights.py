@@ -89,9 +89,15 @@ class RunRights(RunState):
         at = self._stages[stage]
         return 2 if at.non_empty >= YOUNG and at.counted(2) else 1
 
-    def was_passed_over(self, replica: int, seals: int) -> bool:
-        """Whether as many non-empty seals in a row of any stage (at most eight) have not counted who holds its seat."""
-        return any(stage.non_empty >= seals and stage.idle_seals(replica) >= seals for stage in self._stages)
+    def was_passed_over(self, replica: int, seals: int, round: int) -> bool:
+        """Whether as many non-empty seals in a row of any stage (at most seven), the newest before the round, have not
+        counted who holds its seat. The round is open, or later."""
+        for stage, at in enumerate(self._stages):
+            skipped = int(self.next_round(stage) > round and not at.empties)
+            recent = at.counts[replica] >> skipped & (1 << seals) - 1
+            if at.non_empty >= seals + skipped and not recent:
+                return True
+        return False
 
     def last_round_counted(self, account: str) -> int | None:
         """The last sealed round that counts a contribution of the account."""

@@ -18,7 +18,7 @@ from dlx.ground.errors import DlxError
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.serving import BlobServer
-from dlx.p2p.sharing import LEAST_RATE, SHARERS, shares_of
+from dlx.p2p.sharing import HESITATION, LEAST_RATE, SHARERS, shares_of
 from dlx.p2p.streams import StreamBroken
 from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Transfer
 
@@ -119,8 +119,9 @@ class BlobExchange:
         tree: Tree | None = None,
         sharers: Sequence[str] = (),
     ) -> Path:
-        """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here. Where none of
-        them is connected, all agreed peers are asked at the same time.
+        """The blob's file, fetched from `providers` (peer ids; None: all agreed peers) unless it is here. Where nothing
+        comes of them for a second other members are asked too; where none of them is connected, all agreed peers at
+        once.
 
         Goes on where an earlier fetch stopped; calls for the same hash and tree share one download. What was fetched is
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
@@ -197,11 +198,21 @@ class BlobExchange:
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(RETRY.delay(attempt, self._random))
 
-    def _asked(self, download: _Download) -> set[str]:
-        connected = set(self._host.agreed())
+    def _asked(self, download: _Download) -> tuple[list[str], list[str]]:
+        """Whom to ask, and which members once nothing comes of those; of both the most useful first."""
+        away = self._away(download)
+        connected = sorted(set(self._host.agreed()) - away, key=lambda peer: self._trust([peer]))
         if download.providers is None:
-            return connected
-        return download.providers | (set() if download.providers & connected else connected)
+            return connected, []
+        named = sorted(download.providers - away, key=lambda peer: (peer not in connected, self._trust([peer])))
+        others = [peer for peer in connected if peer not in download.providers]
+        if len(others) == len(connected):  # none of them is connected
+            return named + others, []
+        return named, list(filter(self._host.is_registered, others))
+
+    def _away(self, download: _Download) -> set[str]:
+        """Who is not asked."""
+        return download.bad | {self._host.peer_id}
 
     # ---- with its Merkle root ---------------------------------------------------------------------------------------
 
@@ -213,13 +224,13 @@ class BlobExchange:
             return False, False
         sharers = download.sharers if tree.size >= SHARED else ()
         shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
-        peers = sorted(self._asked(download), key=lambda peer: self._trust([peer]))
-        asked = dict.fromkeys([*peers[:SHARERS], *shares])
+        peers, others = self._asked(download)
+        asked = dict.fromkeys([*peers[:SHARERS], *(shares.keys() - self._away(download))])
         partial = await trio.to_thread.run_sync(self._store.partial, hash_, tree.size, download.kind)
         try:
             transfer = self._transfer(hash_, download, partial, tree.root, shares)
             download.transfer = transfer
-            await transfer.run([peer for peer in asked if peer not in download.bad | {self._host.peer_id}])
+            await transfer.run(asked, [peer for peer in [*peers[SHARERS:], *others] if peer not in asked])
             download.bad |= transfer.wrong
             if not transfer.is_complete:
                 return False, transfer.unsure
@@ -257,8 +268,8 @@ class BlobExchange:
     async def _fetch_anyhow(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
         """As `_fetch_shared`. The sizes that peers claim are tried side by side, and who answers later joins in: so who
         lies about the size, or is the first to say anything and then drips, holds up nobody. Raises OSError."""
-        claims = _Claims(asked=self._asked(download))
-        claims.asked -= download.bad | {self._host.peer_id}
+        peers, others = self._asked(download)
+        claims = _Claims(asked=set())
         errors, here, busy, tried = list[OSError](), False, set[int](), set[int]()
 
         async def fetch(size: int) -> None:
@@ -273,8 +284,15 @@ class BlobExchange:
             claims.change()
 
         async with trio.open_nursery() as nursery:
-            for peer in claims.asked.copy():
-                nursery.start_soon(self._ask, peer, hash_, claims, download)
+            for batch in (peers, others):
+                claims.asked |= {*batch}
+                for peer in batch:
+                    nursery.start_soon(self._ask, peer, hash_, claims, download)
+                with trio.move_on_after(HESITATION):
+                    while claims.asked and not claims.sizes:
+                        await claims.changed.wait()
+                if claims.sizes:
+                    break
             while claims.asked and not claims.sizes:
                 await claims.changed.wait()
             with trio.move_on_after(PATIENCE):

@@ -17,7 +17,8 @@ FRAMES = 8  # it may also take as long as this many frames of FRAME bytes take a
 FRAME = 8 * 1024
 LEAST_RATE = 1024.0  # bytes a second: who delivers less, or lets others deliver less, has left
 SLOWER = 4.0  # times: whoever would need so much longer than another gives its pieces up to that one
-SHARERS = 8  # members that pass a blob on to the others, at most
+SHARERS = 8  # members that pass a blob on to the others, at most; so many more are asked at a time
+HESITATION = 1.0  # s without a byte after which others than those named are asked too
 
 
 @dataclass(eq=False)

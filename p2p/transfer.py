@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -22,7 +22,7 @@ from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import lay_down, take_up
-from dlx.p2p.sharing import LONGEST_SILENCE, SILENCE, Asked, Sharing, Source, pieces_of
+from dlx.p2p.sharing import HESITATION, LONGEST_SILENCE, SHARERS, SILENCE, Asked, Sharing, Source, pieces_of
 from dlx.p2p.streams import StreamBroken, let_go, read_short, read_some, write_short
 
 BLOB = "/dlx/blob/2"
@@ -131,7 +131,9 @@ class Transfer:
         self.grew = trio.Event()  # replaced whenever there is more
         self.is_over = False
         self._host, self._known, self._hash = host, known, hash_
-        self._shares, self._moved, self._random = shares, moved, Random()
+        self._shares, self._told, self._random = shares, moved, Random()
+        self._came = 0  # bytes
+        self._others: Sequence[str] = ()  # that were not asked yet
         self._scopes: dict[Asked, trio.CancelScope] = {}
         self._replaced = set[Source]()
         self._left = 0  # peers that may give something
@@ -144,15 +146,19 @@ class Transfer:
     def is_complete(self) -> bool:
         return len(self.partial.done) == self.partial.count
 
-    async def run(self, peers: Collection[str]) -> None:
-        """Ends when all is here, or nobody has more. Raises OSError of our disk."""
+    async def run(self, peers: Collection[str], others: Sequence[str] = ()) -> None:
+        """Ends when all is here, or nobody has more. Of the `others` the next few are asked too whenever nothing came
+        for HESITATION seconds, or none of those asked has more. Raises OSError of our disk."""
         if self.root is not None and self.partial.size <= LEAF_BYTES:
             await self._believe(self.root)
-        self._left = len(peers)
-        if not self.is_complete and peers:
+        self._others = others
+        if not self.is_complete and (peers or others):
             async with trio.open_nursery() as self._nursery:
                 for peer in peers:
-                    self._nursery.start_soon(self._attend, peer)
+                    self.join(peer)
+                if not peers:
+                    self._ask_more()
+                self._nursery.start_soon(self._break_silence)
         for source in self._sharing.sources:
             if source.rate is not None and source.have is None:
                 self._known.rates[source.peer] = source.rate
@@ -163,6 +169,21 @@ class Transfer:
         """One more that may give something, while it runs."""
         self._left += 1
         self._nursery.start_soon(self._attend, peer)
+
+    async def _break_silence(self) -> None:
+        while self._others:
+            came = self._came
+            await trio.sleep(HESITATION)
+            if self._came == came:
+                self._ask_more()
+
+    def _ask_more(self) -> bool:
+        """The next few, of whom one is asked for the hashes at once; whether there was anybody."""
+        asked, self._others = self._others[:SHARERS], self._others[SHARERS:]
+        self._hashing = -math.inf
+        for peer in asked:
+            self.join(peer)
+        return bool(asked)
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -203,7 +224,7 @@ class Transfer:
         finally:
             self._part(source)
             self._left -= counted
-            if not self._left:
+            if not self._left and not self._ask_more():
                 self._nursery.cancel_scope.cancel()
         return False
 
@@ -356,6 +377,10 @@ class Transfer:
         at = first * self.partial.piece // LEAF_BYTES * HASH_BYTES
         hashes = leaf_hashes(data)
         return leaves[at : at + len(hashes)] == hashes
+
+    def _moved(self, count: int) -> None:
+        self._came += count
+        self._told(count)
 
     def _grow(self) -> None:
         self.grew.set()

@@ -42,7 +42,7 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
         found.append(f"accused: {only}, until {until}")
     elif view.is_forfeit(account, at):
         found.append("forfeit: anybody may ask for this seat, and then only being counted keeps it")
-    if view.open_round is not None and view.may_deal(slot[0]):
+    if view.config.stages > 1 and view.open_round is not None and view.may_deal(slot[0]):  # else there is none to part
         rounds = f"replica {slot[0]} was not counted for {UNCOUNTED_ROUNDS} rounds"
         found.append(f"{rounds}: anybody may deal its holders to other replicas")
     return tuple(found)

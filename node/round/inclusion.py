@@ -81,7 +81,7 @@ def awaited(view: RunView, round: int) -> set[int]:
     return {
         replica
         for replica in view.complete_replicas()
-        if round % EVERYBODY == 0 or not view.was_passed_over(replica, PASSED_OVER)
+        if round % EVERYBODY == 0 or not view.was_passed_over(replica, PASSED_OVER, round)
     }
 
 

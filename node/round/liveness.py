@@ -7,8 +7,9 @@ each question, one proposal timeout after the other.
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
   more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
-  it. The dead among them are evicted first: they would break the replicas that work. Those whose seats are forfeit are
-  asked, by holders whose own are not: only being counted keeps them their seats, wherever they are dealt.
+  it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
+  among them are evicted first: they would break the replicas that work. Those whose seats are forfeit are asked, by
+  holders whose own are not: only being counted keeps them their seats, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
   them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
 """
@@ -63,9 +64,9 @@ class Liveness:
         self._reported[account] = max(known, made)
         return made > known
 
-    def due(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
+    def due(self, view: RunView, now: float, cosigners: Set[str] | None, gathered: bool) -> list[a.Transaction]:
         """The transactions that this member should have sent by now. `cosigners`: who signed a seal of the open round
-        that it signed too; None where it has signed none."""
+        that it signed too; None where it has signed none. `gathered`: all that the open round waits for is here."""
         if self._since is None:
             self._since = now
         out: list[a.Transaction] = [a.SendAnswer()] if view.should_answer(self._account) else []
@@ -80,7 +81,13 @@ class Liveness:
         awake = [
             account for account in view.members() if account == self._account or not self._silent(view, account, now)
         ]
-        return out + [action for key, action in wanted.items() if now >= self._wanted[key] + self._turn(key, awake)]
+        overdue = now > (view.opened_at or now) + self._rules.round_timeout
+        return out + [
+            action
+            for key, action in wanted.items()
+            if now >= self._wanted[key] + self._turn(key, awake)
+            and (gathered or overdue or not isinstance(action, a.SendDeal))
+        ]
 
     def _removals(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
         blamed = self._blamed(view, now, cosigners)

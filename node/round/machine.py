@@ -344,7 +344,7 @@ class RoundMachine:
             if not finished(self.rules, self.view):
                 self._sealing.advance(now, self.version, self.training, self._since or now, out)
         self._hear_neighbours(now)
-        removals = self._liveness.due(self.view, now, self._sealing.cosigners())
+        removals = self._liveness.due(self.view, now, self._sealing.cosigners(), self._sealing.is_gathered)
         tasks: list[a.Task] = [*removals, *self._known.evidence.values()]
         for task in tasks:
             self._ask(task, now, out)

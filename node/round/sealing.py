@@ -104,6 +104,13 @@ class Sealing:
         ours = [signed for signed in book.signatures.values() if self._account in signed] if book else []
         return {account for signed in ours for account in signed} if ours else None
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all that the open round waits for is here, or our stage has sealed it."""
+        round = self._known.view.open_round
+        book = self._known.books.get(self._known.unsealed)
+        return round != self._known.unsealed or (book is not None and book.gathered_since is not None)
+
     # ---- what is due ------------------------------------------------------------------------------------------------
 
     def _fetch(self, version: int | None, now: float, out: list[a.Action]) -> None:

@@ -139,7 +139,7 @@ def test_two_seals_that_count_others_pass_a_replica_over_and_an_empty_one_does_n
     view = story.view
 
     def passed_over() -> list[int]:
-        return [replica for replica in range(5) if view.was_passed_over(replica, 2)]
+        return [replica for replica in range(5) if view.was_passed_over(replica, 2, view.next_round(0))]
 
     story.seal(0, [0, 1, 2], range(4))
     story.seal(0, [], range(4), wait=TIMEOUT)
@@ -160,8 +160,13 @@ def test_a_replica_is_passed_over_where_one_of_its_stages_is():
                 story.open()
     for _ in range(2):
         story.seal(0, [0, 2, 4], [0, 2, 4])
+        before = [story.view.was_passed_over(replica, 2, story.view.open_round) for replica in range(3)]
+        assert before == [False] * 3, "a seal of the open round changes nothing of it"
         story.seal(1, [1, 3], [1, 3, 5])
-    assert [story.view.was_passed_over(replica, 2) for replica in range(3)] == [False, False, True]
+    passed = [story.view.was_passed_over(replica, 2, story.view.open_round) for replica in range(3)]
+    assert passed == [False, False, True]
+    story.seal(1, [1, 3, 5], [1, 3, 5])
+    assert story.view.was_passed_over(2, 2, story.view.open_round), "nor does one that counts it"
 
 
 def test_a_quorum_is_of_no_fewer_votes_than_the_smallest_number_of_replicas(story):

@@ -201,6 +201,29 @@ async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has
         assert one.store.sound(name)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothing(tmp_path, known, reachable):
+    """More are connected than are asked at a time; the maker is not, and alone has it, or takes connections and says
+    nothing while one of them has it."""
+    maker, data = Node(99, tmp_path), os.urandom(10_000)
+    (silent,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with silent, AsyncExitStack() as stack:
+        one, *others = await stack.enter_async_context(network(tmp_path, sharing.SHARERS + 4))
+        address = f"/ip4/127.0.0.1/tcp/{silent.socket.getsockname()[1]}"
+        holder = others[-1]
+        if reachable:
+            await stack.enter_async_context(maker.host.run())
+            (address, *_), holder = maker.host.addresses, maker
+            maker.host.members = one.host.members
+        one.host.meet({maker.id: [address], **{node.id: [] for node in others}})
+        assert maker.id not in one.host.agreed()
+        name = holder.store.put(data, Kind.PAYLOAD)
+        with trio.fail_after(5):
+            await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree_of(data) if known else None)
+        assert one.store.sound(name)
+
+
 async def test_a_small_payload_takes_two_exchanges(tmp_path, monkeypatch):
     """On a slow link each is a way there and back, behind other payloads."""
     async with network(tmp_path, 2) as (one, two):
@@ -336,6 +359,24 @@ async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_p
             assert one.bad or other.bad
 
 
+class HalfDead(Hostile):
+    """Connected, and says nothing."""
+
+    async def answer(self, stream, request: wire.BlobRequest) -> None:
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
+async def test_a_connected_maker_that_says_nothing_costs_a_second_or_two(tmp_path, known):
+    """Else it takes its patience of each round from everybody, for a payload too small to be shared."""
+    data = os.urandom(10_000)
+    async with with_hostile(tmp_path, HalfDead, data) as (one, holder, _, maker):
+        name = holder.store.put(data, Kind.PAYLOAD)
+        with trio.fail_after(4):
+            await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree_of(data) if known else None)
+        assert one.store.sound(name)
+
+
 class SizeLiar(Hostile):
     """Claims a byte more than there is, as the first to say anything, and gives just enough not to be given up."""
 
@@ -451,7 +492,7 @@ async def test_strangers_get_nothing_of_what_is_still_coming(tmp_path, limit):
     async with network(tmp_path, 3) as (one, two, stranger):
         name = two.store.put(data, Kind.PAYLOAD)
         limit(two, CHUNK)
-        one.host.members = frozenset({two.id})
+        one.host.members, stranger.host.members = frozenset({two.id}), frozenset({one.id})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.blobs.fetch, name, GIB, [two.id], 60, Kind.PAYLOAD, tree_of(data))
             await until(lambda: one.host.traffic()["payload"][1] > CHUNK)
