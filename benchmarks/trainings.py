@@ -10,12 +10,13 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ class _Mean:
 def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
     """Results by the jobs' keys; what an earlier run left in the folder is not trained again."""
     results: dict[str, Result] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_the_parent) as pool:
         waiting = {pool.submit(train, job, out): job for job in jobs}
         try:
             for future in as_completed(waiting):
@@ -227,6 +228,13 @@ def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]
             pool.shutdown(wait=False, cancel_futures=True)  # what one training found wrong, the others would find too
             raise
     return results
+
+
+def _end_with_the_parent() -> None:
+    """A worker's first act: one whose benchmark was killed would go on training for hours."""
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
