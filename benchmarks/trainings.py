@@ -232,9 +232,13 @@ def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]
 
 def _end_with_the_parent() -> None:
     """A worker's first act: one whose benchmark was killed would go on training for hours."""
-    parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+    def watch() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
