@@ -772,7 +772,7 @@ def test_events_out_of_order_fail(honest_history: History, folder: Path, run_aud
 
     with _doctored(honest_history, earlier) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    assert {check for check, *_ in _failures(report)} <= {"events", "chain node"} and report.failed
+    assert {"events", "chain node"} & {check for check, *_ in _failures(report)}
 
 
 def test_foreign_bytecode_fails(
