@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -19,9 +20,9 @@ def test_a_poisoned_payload_harms_the_mean_most(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     honest, poison = json.loads(file.read_text())["rows"]
     assert honest["loss"].keys() == set(POLICIES)
-    for policy in ("clip", "clip+cosine"):
-        assert poison["loss"][policy] < poison["loss"]["mean"]
-        assert poison["loss"][policy] > honest["loss"][policy]
+    assert honest["loss"]["clip"] < poison["loss"]["clip"] < poison["loss"]["mean"]
+    dropped, whole = poison["loss"]["clip+cosine"], honest["loss"]["clip+cosine"]
+    assert dropped == pytest.approx(whole, rel=0.01), "what is dropped takes nothing from the others"
     assert "| `poison`" in result.output
 
 
