@@ -147,8 +147,9 @@ class Transfer:
         return len(self.partial.done) == self.partial.count
 
     async def run(self, peers: Collection[str], others: Sequence[str] = ()) -> None:
-        """Ends when all is here, or nobody has more. Of the `others` the next few are asked too whenever nothing came
-        for HESITATION seconds, or none of those asked has more. Raises OSError of our disk."""
+        """Ends when all is here, or nobody has more. Of the `others` the next few are asked too when nothing came for
+        HESITATION seconds, twice as long each time, or none of those asked has more: where all are slow because all
+        are busy, asking everybody would make them slower. Raises OSError of our disk."""
         if self.root is not None and self.partial.size <= LEAF_BYTES:
             await self._believe(self.root)
         self._others = others
@@ -171,11 +172,13 @@ class Transfer:
         self._nursery.start_soon(self._attend, peer)
 
     async def _break_silence(self) -> None:
+        hesitation = HESITATION
         while self._others:
             came = self._came
-            await trio.sleep(HESITATION)
+            await trio.sleep(hesitation)
             if self._came == came:
                 self._ask_more()
+                hesitation *= 2
 
     def _ask_more(self) -> bool:
         """The next few, of whom one is asked for the hashes at once; whether there was anybody."""

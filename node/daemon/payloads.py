@@ -22,11 +22,11 @@ from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.plans import manifest_plan
 from dlx.node.round.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
-from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTimeout, BlobTooLarge, Tree
+from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge, Tree
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.trace import size as trace_size
 
-MAKER_SECONDS, PAYLOAD_SECONDS = 10.0, 30.0  # without progress: of its maker and who fetches it too, of anybody
+PAYLOAD_SECONDS = 30.0  # without progress
 STATEMENT_SECONDS = 5.0  # for all of a seal that this node did not hear; nothing waits for them but who audits later
 T = TypeVar("T")
 log = logs.get(__name__)
@@ -59,9 +59,9 @@ class Payloads:
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
                 try:
-                    ask = partial(fetch, exchange, store, payload, limit, peers, MAKER_SECONDS, Kind.PAYLOAD)
+                    ask = partial(fetch, exchange, store, payload, limit, peers, PAYLOAD_SECONDS, Kind.PAYLOAD)
                     path = await ask(tree, sharers)
-                except (BlobNotFound, BlobTimeout):  # its maker is silent: whoever has it
+                except BlobNotFound:  # nobody has it with the stated root, which may be a lie
                     path = await fetch(exchange, store, payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
                 await self._mending(partial(self.trainer.check, payload, manifest_plan(plan)), view, statement.round)
                 return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
@@ -98,19 +98,20 @@ class Payloads:
     async def have_statements(self, sealed: Sealed) -> None:
         """Have the statements that a seal counts, and their traces, as far as somebody offers them soon."""
         with trio.move_on_after(STATEMENT_SECONDS):
-            for record in sealed.records:
+            for account, record in zip(sealed.accounts, sealed.records, strict=True):
                 try:
                     with told():
-                        path = await self._have(record.statement, CONTRIBUTION_SIZE)
+                        maker = self.context.peer_of(account)
+                        path = await self._have(record.statement, CONTRIBUTION_SIZE, maker)
                         said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
                         steps = min(said.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
-                        await self._have(said.trace, trace_size(min(said.segments, steps), steps))
+                        await self._have(said.trace, trace_size(min(said.segments, steps), steps), maker)
                 except (ActionFailed, TypedError) as error:
                     log.info("no statement or trace", statement=record.statement.hex()[:12], error=str(error))
 
-    async def _have(self, name: bytes, limit: int) -> Path:
-        exchange, store = self.context.exchange, self.context.store
-        return await fetch(exchange, store, name, limit, None, STATEMENT_SECONDS, Kind.PAYLOAD)
+    async def _have(self, name: bytes, limit: int, maker: str | None) -> Path:
+        exchange, store, peers = self.context.exchange, self.context.store, [maker] if maker else None
+        return await fetch(exchange, store, name, limit, peers, STATEMENT_SECONDS, Kind.PAYLOAD)
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""

@@ -377,6 +377,23 @@ async def test_a_connected_maker_that_says_nothing_costs_a_second_or_two(tmp_pat
         assert one.store.sound(name)
 
 
+async def test_members_that_are_all_slow_are_asked_fewer_and_fewer(tmp_path, monkeypatch):
+    """On a busy machine nobody answers in time: were all asked by all, nothing would come any more."""
+    monkeypatch.setattr(transfer, "HESITATION", 0.2)
+    asked = set()
+
+    class Busy(HalfDead):
+        async def answer(self, stream, request: wire.BlobRequest) -> None:
+            asked.add(self.id)
+            await super().answer(stream, request)
+
+    data = os.urandom(10_000)
+    async with asking(tmp_path, data, *[Busy] * 26) as (one, members):
+        with pytest.raises(BlobTimeout):  # after 0.2 and 0.6 s others are asked, not again after 0.4
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, [members[0].id], 1.0, Kind.PAYLOAD, tree_of(data))
+    assert members[0].id in asked and 1 < len(asked) <= 1 + 2 * sharing.SHARERS
+
+
 class SizeLiar(Hostile):
     """Claims a byte more than there is, as the first to say anything, and gives just enough not to be given up."""
 
