@@ -25,7 +25,7 @@ import typer
 
 from benchmarks.made_up import RUN, Chain
 from dlx.ledger.index import EventIndex
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.node.runs import find, history
 
 _spawn = get_context("spawn")

@@ -11,7 +11,7 @@ from web3.providers import BaseProvider
 from dlx import contracts
 from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, Reverted, RpcError
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 
 # What web3 raises for bytes that are no answer: the bytes are the chain node's word.
 _UNDECODABLE = (Web3Exception, DecodingError, OverflowError, TypeError, ValueError)

@@ -18,7 +18,7 @@ from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.sender import CONFIRMED, Pointless, Sender
 from dlx.ledger.typed import (
     ANY_STAGE,

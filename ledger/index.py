@@ -20,7 +20,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.indexfile import PLACED, IndexFile
 from dlx.ledger.logs import IndexLost, Timed, Unsettled, fetch_logs, insist
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.ledger.typed import Domain
 
 REGISTRY = b""  # what stands for a run in the registry's logs

@@ -18,7 +18,7 @@ from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, Ledger
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.quantity import STORED, quantity
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc.provider import Header, Rpc
 
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")

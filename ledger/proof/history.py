@@ -22,8 +22,8 @@ from dlx.ledger.index import LAST, EventIndex, Head
 from dlx.ledger.logs import Timed
 from dlx.ledger.proof.receipts import Log, logs_of
 from dlx.ledger.proof.tries import BadProof, code_hash
-from dlx.ledger.rpc import Header as ToldHeader
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Header as ToldHeader
+from dlx.ledger.rpc.provider import Rpc
 
 Progress = Callable[[str], None]
 

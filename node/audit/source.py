@@ -9,7 +9,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.proof.history import History, Pin, Proven
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.node.audit.report import Report
 
 LEVEL = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
 from dlx.node.home import identity

@@ -19,7 +19,7 @@ from dlx.ledger.deployment import fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.sender import Sender
 from dlx.ledger.typed import SIGNED_SIZE, Seal, SignedContribution, entries
 from dlx.p2p import wire

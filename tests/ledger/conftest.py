@@ -22,7 +22,7 @@ from hexbytes import HexBytes
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.sender import Sender
 from tests.ledger.sender_support import reopen
 from tests.ports import lasting_port

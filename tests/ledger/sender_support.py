@@ -4,7 +4,7 @@ import json
 import threading
 
 from dlx.ledger.keys import account_of
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.sender import Sender
 
 KEY = b"\x11" * 32

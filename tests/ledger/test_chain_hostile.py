@@ -23,7 +23,7 @@ from requests.adapters import HTTPAdapter
 from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.store import Store
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from tests.patience import PATIENCE
 
 GENERATORS = "".join(

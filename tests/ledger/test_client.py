@@ -20,7 +20,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLed
 from dlx.ledger.events import RunCreated
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
 from dlx.ledger.logs import fetch_logs
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Outcome, registration_digest
 from tests.patience import PATIENCE
 

@@ -9,7 +9,7 @@ from dlx.ledger.events import Joined, NodeDeregistered
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.logs import Unsettled
-from dlx.ledger.rpc import Header, Rpc
+from dlx.ledger.rpc.provider import Header, Rpc
 
 
 @pytest.fixture

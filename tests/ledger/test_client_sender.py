@@ -13,7 +13,7 @@ from dlx.ledger.budget import Budget, BudgetSpent
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
 from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen

@@ -10,7 +10,7 @@ from dlx.ledger.feed import EventFeed
 from dlx.ledger.index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.logs import IndexLost
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 
 CONTRACTS = Contracts(LEDGER, REGISTRY)
 

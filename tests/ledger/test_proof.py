@@ -18,7 +18,7 @@ from dlx.ledger.headers import UnknownFork, header_of
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, proves_code
 from dlx.ledger.proof.receipts import UnknownReceipt, logs_of
 from dlx.ledger.proof.tries import list_root
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from tests.ledger.fault_proxy import FaultProxy
 
 FORKS = (LondonBlockHeader, ShanghaiBlockHeader, CancunBlockHeader, PragueBlockHeader)

@@ -26,7 +26,7 @@ from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
 from dlx.ledger.view import RunView

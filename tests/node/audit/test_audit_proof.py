@@ -19,7 +19,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, NodeRegistered, RunCreated, event_topic
 from dlx.ledger.index import Contracts
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, told
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from dlx.node.audit import Report, audit
 from tests.ledger.conftest import World
 from tests.ledger.fault_proxy import FaultProxy

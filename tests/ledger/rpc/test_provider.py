@@ -17,7 +17,7 @@ from dlx.ground.backoff import Backoff
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.logs import _by_ranges
-from dlx.ledger.rpc import Rpc
+from dlx.ledger.rpc.provider import Rpc
 from tests.ledger.conftest import ROOT
 from tests.patience import PATIENCE, until
 

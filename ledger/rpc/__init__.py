@@ -1,0 +1,1 @@
+"""What chain nodes are asked over JSON-RPC: bounded answers, deadlines, several URLs."""
