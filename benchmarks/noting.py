@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dlx.ledger.endpoint import Endpoint
+from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.node.cli import app
 from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.session import Session

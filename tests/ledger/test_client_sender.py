@@ -326,7 +326,7 @@ def test_urls_with_access_keys_stay_out_of_messages():
 
 
 def test_an_endless_answer_is_cut_off(fake_chain, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.endpoint._MAX_ANSWER", 1 << 16)
+    monkeypatch.setattr("dlx.ledger.rpc.endpoint._MAX_ANSWER", 1 << 16)
     fake_chain.faults.append(once("eth_chainId", b" " * (1 << 18)))
     with pytest.raises(LedgerError, match="too many results"):
         Rpc(fake_chain.url).call("eth_chainId")
