@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.quantity import STORED, quantity
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Rpc
 
 Timed = tuple[RawLog, int]  # a log and its block's time

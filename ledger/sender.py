@@ -20,12 +20,12 @@ from typing import Any
 from eth_account import Account
 
 from dlx.ledger.budget import Budget, BudgetSpent
-from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.outbox import TURN, Outbox, Pending
 from dlx.ledger.quantity import as_number, quantity
 from dlx.ledger.receipts import block, checked, cost
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Request, Rpc
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least

@@ -6,9 +6,9 @@ import time
 from datetime import UTC, datetime
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.proof.history import History, Pin, Proven
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.node.audit.report import Report
 

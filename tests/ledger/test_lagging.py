@@ -5,11 +5,11 @@ from fault_proxy import FaultProxy
 from ledger_run import Run, config
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.endpoints import LAG
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, Sealed, event_topic
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.logs import _MOST_LATE, Unsettled
+from dlx.ledger.rpc.failover import LAG
 from tests.ledger.conftest import World
 from tests.patience import until
 

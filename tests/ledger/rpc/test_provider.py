@@ -186,7 +186,7 @@ def test_threads_share_a_client(fake_chain, asked):
     ],
 )
 def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
-    monkeypatch.setattr("dlx.ledger.endpoints._RATE_LIMITED", Backoff(0.01, 0.01))
+    monkeypatch.setattr("dlx.ledger.rpc.failover._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": refusal}] * 3
     assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
     fake_chain.faults += [lambda *asked: {"error": refusal}] * 99
@@ -211,7 +211,7 @@ def test_a_refusal_that_is_no_rate_limit_comes_at_once(fake_chain, refusal):
 
 @pytest.mark.parametrize("code", [-32005, -32007, 429])
 def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monkeypatch, code):
-    monkeypatch.setattr("dlx.ledger.endpoints._RATE_LIMITED", Backoff(0.01, 0.01))
+    monkeypatch.setattr("dlx.ledger.rpc.failover._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": {"code": code, "message": "no"}}] * 3
     assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
 
@@ -274,7 +274,7 @@ def test_another_url_answers_where_the_first_does_not(embedded, kind):
 
 
 def test_the_first_url_is_used_again_once_it_is_well(embedded, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.endpoints._REST", Backoff(0.05, 0.05))
+    monkeypatch.setattr("dlx.ledger.rpc.failover._REST", Backoff(0.05, 0.05))
     with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
         rpc = Rpc([first.url, second.url], chain_id=31337)
         first.fault("html")
@@ -310,11 +310,11 @@ def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
 
 
 def test_a_chain_node_that_is_stuck_gives_way_to_one_that_is_not(embedded, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.endpoints._STALE", 0.0)
+    monkeypatch.setattr("dlx.ledger.rpc.failover._STALE", 0.0)
     with FaultProxy(embedded.url) as stuck, FaultProxy(embedded.url) as well:
         rpc = Rpc([stuck.url, well.url], chain_id=31337)
         height = rpc.head().number
-        monkeypatch.setattr("dlx.ledger.endpoints.LAG", LAG - 1)
+        monkeypatch.setattr("dlx.ledger.rpc.failover.LAG", LAG - 1)
         stuck.fault("late")
         assert until("the other is asked", lambda: (found := rpc.head()).number >= height and found)
 
