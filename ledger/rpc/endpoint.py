@@ -18,7 +18,7 @@ from dlx.ground import untyped
 from dlx.ground.meter import Meter
 from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.websocket import SocketBroken, WebSocket
+from dlx.ledger.rpc.websocket import SocketBroken, WebSocket
 from dlx.ledger.whole import WholeAnswers
 
 _MAX_ANSWER = 64 << 20

@@ -133,7 +133,7 @@ def test_a_feed_follows_by_websocket_and_goes_on_where_it_breaks(fake_chain: Fak
 def test_a_subscription_that_ends_without_a_word_is_noticed(
     fake_chain: FakeChain, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlx.ledger.websocket._SILENCE", 0.05)
+    monkeypatch.setattr("dlx.ledger.rpc.websocket._SILENCE", 0.05)
     rpc = Rpc(node.url)
     head = rpc.newer(rpc.head(), 0.1)
     fake_chain.mine()  # and nobody tells
