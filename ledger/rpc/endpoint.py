@@ -18,8 +18,8 @@ from dlx.ground import untyped
 from dlx.ground.meter import Meter
 from dlx.ground.printable import printable
 from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.rpc.deadline_http import WholeAnswers
 from dlx.ledger.rpc.websocket import SocketBroken, WebSocket
-from dlx.ledger.whole import WholeAnswers
 
 _MAX_ANSWER = 64 << 20
 _RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
