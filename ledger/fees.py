@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.quantity import as_number, quantity
 from dlx.ledger.rpc.provider import Header, Request, Rpc
+from dlx.ledger.rpc.quantity import as_number, quantity
 
 GWEI, ETH = 10**9, 10**18
 _BLOCKS, _PERCENTILE = 20, 40  # of eth_feeHistory

@@ -9,8 +9,8 @@ from typing import Any
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
-from dlx.ledger.quantity import as_number
 from dlx.ledger.rpc.endpoint import Busy, Endpoint, Garbled, TooLate, request
+from dlx.ledger.rpc.quantity import as_number
 
 _INTERNAL_ERROR = -32603  # of the chain node itself: another may have the answer
 _CHANCE = SystemRandom()  # others would have the same in all forks of one process

@@ -11,9 +11,9 @@ from web3.providers import JSONBaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.quantity import STORED, as_number, quantity
 from dlx.ledger.rpc.endpoint import AtOnce, Endpoint, Garbled
 from dlx.ledger.rpc.failover import Endpoints
+from dlx.ledger.rpc.quantity import STORED, as_number, quantity
 
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
