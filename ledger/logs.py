@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
-from dlx.ledger.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.rpc.failover import LAG
+from dlx.ledger.rpc.headers import bloom_of, octets, proven_bloom
 from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.ledger.rpc.quantity import STORED, quantity
 

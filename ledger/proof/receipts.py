@@ -10,8 +10,8 @@ import rlp
 
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.headers import Header, bloom_of, octets, quantity
 from dlx.ledger.proof.tries import list_root
+from dlx.ledger.rpc.headers import Header, bloom_of, octets, quantity
 from dlx.ledger.rpc.provider import Rpc
 
 _BLOCKS_AT_ONCE = 20  # whose receipts are asked for together; a full block of mainnet has a megabyte of them

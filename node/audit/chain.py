@@ -11,10 +11,10 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Contradiction, Reverted
 from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
-from dlx.ledger.headers import Header
 from dlx.ledger.index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
+from dlx.ledger.rpc.headers import Header
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_conviction, verify_seal

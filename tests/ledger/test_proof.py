@@ -14,10 +14,10 @@ from eth.vm.forks.shanghai.headers import ShanghaiBlockHeader
 from ledger_run import Run, config
 
 from dlx.ledger.errors import Contradiction
-from dlx.ledger.headers import UnknownFork, header_of
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, proves_code
 from dlx.ledger.proof.receipts import UnknownReceipt, logs_of
 from dlx.ledger.proof.tries import list_root
+from dlx.ledger.rpc.headers import UnknownFork, header_of
 from dlx.ledger.rpc.provider import Rpc
 from tests.ledger.fault_proxy import FaultProxy
 
