@@ -19,7 +19,7 @@ from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import CONFIRMED, Pointless, Sender
+from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,

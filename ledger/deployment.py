@@ -11,7 +11,7 @@ from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import Sender, Unconfirmed
+from dlx.ledger.transactions.sender import Sender, Unconfirmed
 
 _GAS_DEPLOY = 6_000_000
 

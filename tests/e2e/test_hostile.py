@@ -20,7 +20,7 @@ from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import Sender
+from dlx.ledger.transactions.sender import Sender
 from dlx.ledger.typed import SIGNED_SIZE, Seal, SignedContribution, entries
 from dlx.p2p import wire
 from dlx.p2p.pipe import PipeRefused

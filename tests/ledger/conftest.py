@@ -23,7 +23,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import Sender
+from dlx.ledger.transactions.sender import Sender
 from tests.ledger.sender_support import reopen
 from tests.ports import lasting_port
 
@@ -346,9 +346,9 @@ def any_chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that waits for nothing long."""
-    monkeypatch.setattr("dlx.ledger.sender._POLL", 0.01)
-    monkeypatch.setattr("dlx.ledger.sender._RESEND", 0.03)
-    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.06)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._POLL", 0.01)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._RESEND", 0.03)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._STUCK", 0.06)
 
 
 @pytest.fixture

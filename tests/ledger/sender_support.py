@@ -5,7 +5,7 @@ import threading
 
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import Sender
+from dlx.ledger.transactions.sender import Sender
 
 KEY = b"\x11" * 32
 ACCOUNT = account_of(KEY)

@@ -14,7 +14,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
 from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import CONFIRMED, Pointless, Sender, Unconfirmed
+from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen
 
@@ -361,7 +361,7 @@ def test_what_nobody_asks_for_any_more_is_not_sent_again(fake_chain, sender, tmp
     sender.send(TO, b"accuse", 100_000)
     fake_chain.pool.clear()
     fake_chain.submitted.clear()
-    monkeypatch.setattr("dlx.ledger.sender.time.time", lambda later=time.time() + 1000: later)
+    monkeypatch.setattr("dlx.ledger.transactions.sender.time.time", lambda later=time.time() + 1000: later)
     again = reopen(fake_chain, tmp_path)
     assert fake_chain.submitted == []
     wanted = again.send(TO, b"accuse", 100_000)
@@ -375,7 +375,7 @@ def test_later_nonces_are_not_stuck_behind_a_stale_one(fake_chain, sender, tmp_p
     fake_chain.pool.clear()
     refusing(fake_chain, b"seal")
     again = reopen(fake_chain, tmp_path)
-    monkeypatch.setattr("dlx.ledger.sender._STUCK", 0.01)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._STUCK", 0.01)
     miner = Miner(fake_chain)
     assert again.wait(later, 30)["status"] == "0x1"
     miner.stop()
@@ -476,7 +476,7 @@ def test_what_took_the_place_of_a_mined_call_that_a_late_chain_node_did_not_see_
     fake_chain, sender, monkeypatch
 ):
     with monkeypatch.context() as forgetful:
-        forgetful.setattr("dlx.ledger.sender._WANTED", -1.0)
+        forgetful.setattr("dlx.ledger.transactions.sender._WANTED", -1.0)
         sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     for _ in range(2):  # the look before it is signed, and whether its nonce was used by then

@@ -14,7 +14,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.fees import GWEI, Limits
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.sender import CONFIRMED, Sender, Unconfirmed
+from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, TO, Miner, entries, files, once, refusing, reopen
 
@@ -179,7 +179,7 @@ def test_a_slow_chain_node_is_asked_for_many_receipts_for_a_bounded_time(fake_ch
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     sender.tend()
-    monkeypatch.setattr("dlx.ledger.sender._PATIENCE", 0.2)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._PATIENCE", 0.2)
     asked = []
     fake_chain.eth_getTransactionReceipt = lambda name: asked.append(name) or time.sleep(0.0 if batches else 0.1)
     if not batches:
@@ -199,7 +199,7 @@ def test_a_nonce_of_which_nobody_gives_a_receipt_is_given_up_at_last_and_counts_
     without_receipts(fake_chain)
     sender.tend()
     assert len(entries(tmp_path)) == 1
-    monkeypatch.setattr("dlx.ledger.sender._GIVEN_UP", 0.0)
+    monkeypatch.setattr("dlx.ledger.transactions.sender._GIVEN_UP", 0.0)
     sender.tend()
     assert entries(tmp_path) == [] and "no chain node gives a receipt for nonce 0" in caplog.text
     assert sum(sender._budget._hours.values()) == pending.cap
@@ -334,7 +334,7 @@ def test_what_took_the_nonce_of_another_is_counted_once(fake_chain, sender, monk
     fake_chain.mine()
     sender.wait(first, 30)
     old = sender.send(TO, b"b", 100_000)
-    monkeypatch.setattr("dlx.ledger.sender.time.time", lambda later=time.time() + 1000: later)
+    monkeypatch.setattr("dlx.ledger.transactions.sender.time.time", lambda later=time.time() + 1000: later)
     assert sender.send(TO, b"c", 100_000).nonce == old.nonce
     fake_chain.pool = {name: one for name, one in fake_chain.pool.items() if name == old.hashes[0]}
     fake_chain.mine()

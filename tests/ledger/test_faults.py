@@ -16,7 +16,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.keys import account_of
-from dlx.ledger.sender import Unconfirmed
+from dlx.ledger.transactions.sender import Unconfirmed
 from tests.ledger.conftest import World, key
 from tests.patience import PATIENCE, until
 

@@ -1,0 +1,1 @@
+"""An account's transactions: priced, numbered, signed, sent, and on disk until they are confirmed."""
