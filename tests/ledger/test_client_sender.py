@@ -310,7 +310,7 @@ def test_what_is_on_no_disk_is_never_sent(fake_chain, sender, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr("dlx.ledger.outbox.durable.write_bytes", full)
+        disk.setattr("dlx.ledger.transactions.outbox.durable.write_bytes", full)
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
                 sender.send(TO, b"a", 100_000)
