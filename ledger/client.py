@@ -13,12 +13,12 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
-from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender
 from dlx.ledger.typed import (
     ANY_STAGE,

@@ -8,9 +8,9 @@ from typing import Any
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.fees import Limits
 from dlx.ledger.index import Contracts
 from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import Sender, Unconfirmed
 
 _GAS_DEPLOY = 6_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlx.ground import durable
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.fees import eth
+from dlx.ledger.transactions.fees import eth
 
 _HOUR, _DAY = 3600, 24  # seconds, hours
 _RESERVE = 10  # a tenth of the budget is for what keeps the seat

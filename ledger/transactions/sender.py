@@ -20,12 +20,12 @@ from typing import Any
 from eth_account import Account
 
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.receipts import block, checked, cost
 from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Request, Rpc
 from dlx.ledger.rpc.quantity import as_number, quantity
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
+from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.transactions.outbox import TURN, Outbox, Pending
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least

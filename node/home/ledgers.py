@@ -27,8 +27,8 @@ from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.ledger.fees import Limits
     from dlx.ledger.index import EventIndex
+    from dlx.ledger.transactions.fees import Limits
 
 _PROBE_SECONDS = 2.0
 _WORTH_SAYING = 1000  # blocks still to be read
@@ -88,7 +88,7 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
 
 def limits_of(settings: Settings) -> Limits:
     """What transactions may cost. Signed for the id of embedded chains they are worth nothing on any other."""
-    from dlx.ledger.fees import ETH, GWEI, Limits
+    from dlx.ledger.transactions.fees import ETH, GWEI, Limits
 
     free = settings.daily_budget == 0 or settings.chain_id == Settings().chain_id
     return Limits(

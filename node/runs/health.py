@@ -113,7 +113,7 @@ def funds(
     """Whether the account can pay a seat, and its part of the seals of so many rounds, at the present price of gas."""
     from dlx.ledger.client import most_gas
     from dlx.ledger.errors import LedgerError
-    from dlx.ledger.fees import eth, price
+    from dlx.ledger.transactions.fees import eth, price
     from dlx.node.home.ledgers import limits_of
 
     try:

@@ -11,9 +11,9 @@ import pytest
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
-from dlx.ledger.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
+from dlx.ledger.transactions.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen

@@ -12,8 +12,8 @@ from hexbytes import HexBytes
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.fees import GWEI, Limits
 from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.transactions.fees import GWEI, Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, TO, Miner, entries, files, once, refusing, reopen

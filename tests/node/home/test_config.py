@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground import durable
-from dlx.ledger.fees import Limits
+from dlx.ledger.transactions.fees import Limits
 from dlx.node.home import config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
