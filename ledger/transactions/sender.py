@@ -20,13 +20,13 @@ from typing import Any
 from eth_account import Account
 
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.receipts import block, checked, cost
 from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Request, Rpc
 from dlx.ledger.rpc.quantity import as_number, quantity
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.transactions.outbox import TURN, Outbox, Pending
+from dlx.ledger.transactions.receipts import block, checked, cost
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
