@@ -14,7 +14,7 @@ from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Header, Rpc
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
 

@@ -15,7 +15,7 @@ from dlx.ledger.index import LAST, REGISTRY, START, EventIndex, Mark, Place, dec
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.state import ViewError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 SNAPSHOT_EVENTS = 256  # of a run (or of the registry) between two snapshots
 _SNAPSHOTS = 8  # kept of each: what a reorg may undo is far less

@@ -10,7 +10,7 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.index import EventIndex, Place
 from dlx.ledger.seal_log import outlined
 from dlx.ledger.typed import split_entries
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 _BATCH = 1000
 _DELAYS = (0, 1)  # that a manifest can have

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.typed import SignedVerdict, TypedError, Verdict, recover, split_conviction, split_entries
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 
 @dataclass(frozen=True)

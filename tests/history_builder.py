@@ -33,7 +33,7 @@ from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribution, account_of, entries, sign
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round.plans import manifest_plan
 from dlx.node.runs.fit import config_of, genesis_of
 from dlx.training import codecs

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round.continuity import LOOKED_BACK
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn

@@ -14,7 +14,7 @@ from dlx.node.audit.report import Check, Conclusion, Report, Training
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
-    from dlx.ledger.view import RunView
+    from dlx.ledger.view.run_view import RunView
     from dlx.node.archive.sources import Places
     from dlx.node.audit.inner import Choice
     from dlx.node.round.verdicts import ReportedVerdict

@@ -18,7 +18,7 @@ from dlx.ledger.rpc.headers import Header
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.verify import Problem, verify_conviction, verify_seal
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
 from dlx.node.audit.source import name_source

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.inner import Absent, Inner, Lie, Unknown
 from dlx.node.archive.replay import Replay, ReplayError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.report import Report
 from dlx.node.home.citation import Citation
 from dlx.training.recipe.manifest import Lineage, Manifest

@@ -10,7 +10,7 @@ from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.continuity import Continuity

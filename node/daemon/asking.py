@@ -7,7 +7,7 @@ from random import Random
 import trio
 
 from dlx.ground.backoff import Backoff
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.messages import contributions_topic, seals_topic
 from dlx.node.daemon.shelf import Shelf
 from dlx.node.home import logs

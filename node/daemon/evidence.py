@@ -10,7 +10,7 @@ import trio
 
 from dlx.ground.blobs import Kind
 from dlx.ledger.typed import Contribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.inner import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData

@@ -11,7 +11,7 @@ from dlx.ground.blobs import Kind
 from dlx.ledger.client import Receipt
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Plan, Seal, SignedContribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import contributions_topic, message_of, seals_topic

@@ -19,7 +19,7 @@ from dlx.ground.errors import DlxError
 from dlx.ground.printable import printable_ascii
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.archive.inner import Absent, Lie, Unknown
 from dlx.node.archive.verdicts import VerdictStore

@@ -15,7 +15,7 @@ from dlx.ground import stopping
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.archive.verdicts import FILE, VerdictStore
 from dlx.node.daemon.clock import ChainClock

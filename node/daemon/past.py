@@ -8,7 +8,7 @@ import trio
 from dlx.ground.blobs import BlobError, Kind, read_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions

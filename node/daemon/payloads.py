@@ -13,7 +13,7 @@ from dlx.ground.blobs import Kind
 from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import Contribution, Record, TypedError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Retention as Terms
 

@@ -13,7 +13,7 @@ from dlx.ground.backoff import Backoff
 from dlx.ground.constants import MICRO
 from dlx.ground.errors import DlxError
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.hands import SlotHands

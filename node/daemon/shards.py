@@ -11,7 +11,7 @@ from functools import cached_property
 import trio
 
 from dlx.ground.blobs import Kind
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import told

@@ -6,7 +6,7 @@ What a member may have on it is bounded; of several reports the latest is kept.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import events as e
 from dlx.node.round.rules import may_count
 from dlx.p2p import wire

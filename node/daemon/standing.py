@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from dlx.ledger.rights import UNCOUNTED_ROUNDS
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 
 def vote(view: RunView, account: str) -> str | None:

@@ -8,7 +8,7 @@ import trio
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Plan, Record, SignedContribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.retention import version_hashes
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.home import logs

@@ -17,7 +17,7 @@ from dlx.ground.constants import MICRO
 from dlx.ground.stopping import signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.events import Sealed
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.training.slot.segments import segments_in
 
 MOST_WINDOW = 1024  # rounds that a node looks back on, whatever the manifest says

@@ -14,7 +14,7 @@ anybody's. Who is a little slower than all of them would never be, so every eigh
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 PASSED_OVER = 2  # seals in a row that did not count a replica, until it is not waited for,
 EVERYBODY = 8  # but in rounds that this divides

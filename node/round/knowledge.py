@@ -3,7 +3,7 @@
 from collections import deque
 
 from dlx.ledger.typed import Contribution, SignedContribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.arrivals import Arrivals

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Set
 
 from eth_utils import keccak, to_canonical_address
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round.plans import finished
 from dlx.node.round.rules import Rules

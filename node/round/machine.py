@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dlx.ledger.typed import Plan, SignedContribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import Knowledge

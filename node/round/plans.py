@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlx.ledger.typed import Plan
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.training.outer import adaptive
 from dlx.training.recipe.ladders import Ladders, ladders
 from dlx.training.recipe.manifest import Manifest

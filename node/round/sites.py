@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dlx.ledger.typed import ANY_STAGE
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 ENLISTED_SECONDS = 1800  # for which a machine lets the others seat it
 RENEWED_SECONDS = 300  # before that is over

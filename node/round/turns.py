@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from eth_utils import keccak, to_canonical_address
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round.draw import Drawn, checkers, place
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 

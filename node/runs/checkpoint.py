@@ -20,7 +20,7 @@ from dlx.ground import durable, untyped
 from dlx.ground.durable import file_hash
 from dlx.ground.printable import printable
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import Manifest, parse

@@ -12,7 +12,7 @@ import msgspec
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure

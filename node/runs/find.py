@@ -17,7 +17,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index import EventIndex
 from dlx.ledger.replay import RunReplay
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.plans import Terms, finished
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse

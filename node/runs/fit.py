@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from dlx.ledger.typed import RunConfig
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import max_inner_steps
 

@@ -28,7 +28,7 @@ from dlx.training.models.placement import cores
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.ledger.view import RunView
+    from dlx.ledger.view.run_view import RunView
     from dlx.node.home.identity import Account
     from dlx.training.recipe.manifest import Manifest
 

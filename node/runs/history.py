@@ -17,7 +17,7 @@ from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex
 from dlx.ledger.seal_log import taken
 from dlx.ledger.typed import split_conviction
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict
 

@@ -15,7 +15,7 @@ from dlx.ground.constants import MICRO
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources

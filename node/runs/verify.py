@@ -10,7 +10,7 @@ from typing import Any
 from dlx.ground.durable import file_hash
 from dlx.ground.printable import printable
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import Blobs
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.home.errors import Failure

@@ -20,7 +20,7 @@ from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex, Head
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import RunReplay
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict
 from dlx.node.runs import evaluations, find

@@ -16,7 +16,7 @@ from dlx.node.home.extras import explained
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.ledger.view import RunView
+    from dlx.ledger.view.run_view import RunView
     from dlx.node.archive.sources import Places
     from dlx.node.runs.find import RunSummary
 

@@ -22,7 +22,7 @@ from dlx.ledger.typed import (
     entries,
 )
 from dlx.ledger.verify import verify_conviction, verify_seal
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 NAME = "a-run"
 STEPS = 10

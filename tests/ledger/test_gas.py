@@ -16,7 +16,7 @@ from ledger_run import NAME, config, seal_of, signatures_of, verdicts_of, work
 from dlx.ledger.client import seal_argument
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, SiteMember, conviction_entries, run_id
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 
 KEYS = {account_of(bytes([i]) * 32): bytes([i]) * 32 for i in range(1, 9)}
 ACCOUNTS = ascending(list(KEYS))

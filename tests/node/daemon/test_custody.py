@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.watch import Watch

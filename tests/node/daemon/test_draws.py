@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.draws import SETTLED, Draws
 from dlx.node.daemon.watch import Watch
 from dlx.node.round.draw import draw_block, drawn_of, seals_of

@@ -18,7 +18,7 @@ from dlx.ledger.logs import IndexLost
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Supervisor

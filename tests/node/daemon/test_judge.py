@@ -10,7 +10,7 @@ from eth_utils import to_canonical_address
 
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.events import Sealed
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.inner import Absent, Lie, Unknown
 from dlx.node.archive.verdicts import VerdictStore
 from dlx.node.daemon.draws import RoundDraw

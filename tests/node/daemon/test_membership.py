@@ -17,7 +17,7 @@ from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership, NoSlot

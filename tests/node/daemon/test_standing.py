@@ -5,7 +5,7 @@ import pytest
 from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.standing import full, notices, vote
 from tests.ledger.ledger_run import config, seal_of, signatures_of, work
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.inner import Absent
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.evidence import Effort, Evidence

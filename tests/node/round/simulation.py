@@ -27,7 +27,7 @@ from dlx.ledger.typed import (
     sign,
     split_entries,
 )
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine

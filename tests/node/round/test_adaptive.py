@@ -8,7 +8,7 @@ import pytest
 
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import Plan
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.plans import plan_fault, plan_of, steps_before

@@ -10,7 +10,7 @@ import pytest
 from coincurve import PrivateKey
 
 from dlx.ledger.typed import Plan, SignedContribution, sign
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.plans import deciding_seals

@@ -7,7 +7,7 @@ import pytest
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Contribution
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round.continuity import (
     faults,

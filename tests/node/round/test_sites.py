@@ -7,7 +7,7 @@ import pytest
 from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated, SiteEnlisted, SiteSeated
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import ANY_STAGE, Domain
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import sites
 from dlx.node.round.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, stays
 from tests.ledger.ledger_run import config

@@ -6,7 +6,7 @@ import pytest
 from eth_utils import to_canonical_address
 
 from dlx.ledger.events import Sealed
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import turns
 from dlx.node.round.draw import Drawn, draw_block, drawn_of, seals_of
 from dlx.node.round.turns import Case

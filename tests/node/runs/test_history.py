@@ -13,7 +13,7 @@ from dlx.ledger.events import Convicted, EventPosition, Joined, RunCreated, RunO
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
-from dlx.ledger.view import RunView
+from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.runs.history import History, history, plot, to_csv
 from tests.ledger.ledger_run import config

@@ -29,7 +29,7 @@ from dlx.ledger.members import Accusation, Return
 from dlx.ledger.state import ViewError
 from dlx.ledger.typed import HONEST, RECORD_SIZE, WITHHELD, Domain, Outcome, Plan, conviction_entries, entries
 from dlx.ledger.verify import verify_conviction, verify_seal
-from dlx.ledger.view import MAX_CHECKPOINTS, RunView
+from dlx.ledger.view.run_view import MAX_CHECKPOINTS, RunView
 
 RUN = b"\x10" * 32
 DOMAIN = Domain(31337, account_of(b"\x99" * 32))
