@@ -14,7 +14,7 @@ from dlx.ledger.events import Event, Sealed
 from dlx.ledger.index import LAST, REGISTRY, START, EventIndex, Mark, Place, decoded
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.nodes import NodeTable
-from dlx.ledger.state import ViewError
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 
 SNAPSHOT_EVENTS = 256  # of a run (or of the registry) between two snapshots

@@ -6,7 +6,7 @@ from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ascending, word
 from dlx.ledger.members import UNKNOWN, Accusation, Asked, Member
-from dlx.ledger.state import RunState, ViewError
+from dlx.ledger.view.run_state import RunState, ViewError
 from dlx.ledger.votes import YOUNG, quorum, replicas
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit

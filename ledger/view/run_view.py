@@ -28,7 +28,7 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
 from dlx.ledger.rights import RunRights
-from dlx.ledger.state import ViewError
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.votes import Stage
 
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for

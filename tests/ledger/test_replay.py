@@ -27,8 +27,8 @@ from dlx.ledger.keys import account_of, sign
 from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Rpc
-from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 
 KEYS = {account_of(bytes([i]) * 32): bytes([i]) * 32 for i in range(1, 9)}

@@ -16,8 +16,8 @@ from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id
 from dlx.ledger.logs import IndexLost
 from dlx.ledger.nodes import NodeRecord, NodeTable
-from dlx.ledger.state import ViewError
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower

@@ -14,7 +14,6 @@ from typing import Any
 from dlx.ground.constants import UNIT
 from dlx.ledger import events as chain
 from dlx.ledger.events import EventPosition
-from dlx.ledger.state import ViewError
 from dlx.ledger.typed import (
     Contribution,
     Domain,
@@ -27,6 +26,7 @@ from dlx.ledger.typed import (
     sign,
     split_entries,
 )
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e

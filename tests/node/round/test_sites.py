@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated, SiteEnlisted, SiteSeated
-from dlx.ledger.state import ViewError
 from dlx.ledger.typed import ANY_STAGE, Domain
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import sites
 from dlx.node.round.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, stays
