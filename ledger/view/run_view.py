@@ -27,7 +27,7 @@ from dlx.ledger.events import (
     SiteSeated,
 )
 from dlx.ledger.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
-from dlx.ledger.rights import RunRights
+from dlx.ledger.view.contract_rules import RunRights
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.votes import Stage
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from dlx.ledger.rights import UNCOUNTED_ROUNDS
+from dlx.ledger.view.contract_rules import UNCOUNTED_ROUNDS
 from dlx.ledger.view.run_view import RunView
 
 
