@@ -6,8 +6,8 @@ from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ascending, word
 from dlx.ledger.members import UNKNOWN, Accusation, Asked, Member
+from dlx.ledger.view.counts import YOUNG, quorum, replicas
 from dlx.ledger.view.run_state import RunState, ViewError
-from dlx.ledger.votes import YOUNG, quorum, replicas
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit
 GRACE_SEALS = 16  # more of them until a forfeit seat whose holder answered is lost

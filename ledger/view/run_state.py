@@ -14,7 +14,7 @@ from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, RunEve
 from dlx.ledger.members import NO_REPLICA, NOBODY, UNKNOWN, Enlisted, Member, Return, Standing
 from dlx.ledger.seal_log import ReadSeal, SealLog
 from dlx.ledger.typed import Domain, RunConfig
-from dlx.ledger.votes import Stage, replicas
+from dlx.ledger.view.counts import Stage, replicas
 
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
 

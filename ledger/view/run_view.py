@@ -28,8 +28,8 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
 from dlx.ledger.view.contract_rules import RunRights
+from dlx.ledger.view.counts import Stage
 from dlx.ledger.view.run_state import ViewError
-from dlx.ledger.votes import Stage
 
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for
 MAX_CONVICTIONS = 256  # likewise: their entries are long
