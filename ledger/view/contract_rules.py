@@ -5,8 +5,8 @@ from collections.abc import Collection
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ascending, word
-from dlx.ledger.members import UNKNOWN, Accusation, Asked, Member
 from dlx.ledger.view.counts import YOUNG, quorum, replicas
+from dlx.ledger.view.members import UNKNOWN, Accusation, Asked, Member
 from dlx.ledger.view.run_state import RunState, ViewError
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit

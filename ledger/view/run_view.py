@@ -26,9 +26,9 @@ from dlx.ledger.events import (
     SiteEnlisted,
     SiteSeated,
 )
-from dlx.ledger.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
 from dlx.ledger.view.contract_rules import RunRights
 from dlx.ledger.view.counts import Stage
+from dlx.ledger.view.members import NO_REPLICA, UNKNOWN, Asked, Enlisted, Member, Return
 from dlx.ledger.view.run_state import ViewError
 
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for

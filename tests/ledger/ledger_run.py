@@ -8,7 +8,6 @@ from dlx.ledger.abi import static_fields
 from dlx.ledger.client import LedgerClient, Receipt
 from dlx.ledger.events import Convicted, Event, Sealed
 from dlx.ledger.keys import sign
-from dlx.ledger.members import Standing
 from dlx.ledger.typed import (
     FALSE,
     Contribution,
@@ -22,6 +21,7 @@ from dlx.ledger.typed import (
     entries,
 )
 from dlx.ledger.verify import verify_conviction, verify_seal
+from dlx.ledger.view.members import Standing
 from dlx.ledger.view.run_view import RunView
 
 NAME = "a-run"
