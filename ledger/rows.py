@@ -8,9 +8,9 @@ from typing import NamedTuple
 from dlx.ledger.abi import account_bytes, checksum
 from dlx.ledger.events import Sealed
 from dlx.ledger.index import EventIndex, Place
-from dlx.ledger.seal_log import outlined
 from dlx.ledger.typed import split_entries
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.seal_log import outlined
 
 _BATCH = 1000
 _DELAYS = (0, 1)  # that a manifest can have

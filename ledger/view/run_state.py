@@ -11,10 +11,10 @@ from typing import Self
 from dlx.ground.errors import DlxError
 from dlx.ledger.abi import ZERO32, ascending
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, RunEvent
-from dlx.ledger.seal_log import ReadSeal, SealLog
 from dlx.ledger.typed import Domain, RunConfig
 from dlx.ledger.view.counts import Stage, replicas
 from dlx.ledger.view.members import NO_REPLICA, NOBODY, UNKNOWN, Enlisted, Member, Return, Standing
+from dlx.ledger.view.seal_log import ReadSeal, SealLog
 
 OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
 

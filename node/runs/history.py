@@ -15,9 +15,9 @@ from dlx.ground.constants import MICRO
 from dlx.ledger import rows
 from dlx.ledger.events import Convicted
 from dlx.ledger.index import EventIndex
-from dlx.ledger.seal_log import taken
 from dlx.ledger.typed import split_conviction
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.seal_log import taken
 from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict
 

@@ -12,7 +12,7 @@ from dlx.ledger import rows
 from dlx.ledger.abi import checksum
 from dlx.ledger.index import START, EventIndex, Place
 from dlx.ledger.rows import SealRow
-from dlx.ledger.seal_log import taken
+from dlx.ledger.view.seal_log import taken
 from dlx.node.web.seats import SeatLog
 
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes

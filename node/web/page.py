@@ -13,8 +13,8 @@ from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.index import Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.rows import SealRow
-from dlx.ledger.seal_log import taken
 from dlx.ledger.typed import recover, split_entries
+from dlx.ledger.view.seal_log import taken
 from dlx.node.round.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.draws import Drawn

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger.seal_log import SealLog
 from dlx.ledger.typed import Plan
+from dlx.ledger.view.seal_log import SealLog
 from dlx.node.round.deals import Deals
 from dlx.node.round.plans import Terms
 from dlx.training.data.dealing import Intervals
