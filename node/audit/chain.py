@@ -16,7 +16,7 @@ from dlx.ledger.keys import SignatureError
 from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
 from dlx.ledger.rpc.headers import Header
 from dlx.ledger.typed import Domain, run_id
-from dlx.ledger.verify import Problem, verify_conviction, verify_seal
+from dlx.ledger.view.recount import Problem, verify_conviction, verify_seal
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.repeats import Repeats

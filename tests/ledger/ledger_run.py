@@ -20,8 +20,8 @@ from dlx.ledger.typed import (
     Verdict,
     entries,
 )
-from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view.members import Standing
+from dlx.ledger.view.recount import verify_conviction, verify_seal
 from dlx.ledger.view.run_view import RunView
 
 NAME = "a-run"

@@ -15,7 +15,7 @@ from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, WITHHELD, SiteMember, conviction_entries, run_id
-from dlx.ledger.verify import verify_conviction, verify_seal
+from dlx.ledger.view.recount import verify_conviction, verify_seal
 from dlx.ledger.view.run_view import RunView
 
 KEYS = {account_of(key): key for key in (keccak(b"member %d" % i) for i in range(8))}

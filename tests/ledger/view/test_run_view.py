@@ -26,8 +26,8 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import HONEST, RECORD_SIZE, WITHHELD, Domain, Outcome, Plan, conviction_entries, entries
-from dlx.ledger.verify import verify_conviction, verify_seal
 from dlx.ledger.view.members import Accusation, Return
+from dlx.ledger.view.recount import verify_conviction, verify_seal
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import MAX_CHECKPOINTS, RunView
 
