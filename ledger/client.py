@@ -15,7 +15,6 @@ from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
 from dlx.ledger.index import Contracts, EventIndex, Head
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.transactions.fees import Limits
@@ -32,6 +31,7 @@ from dlx.ledger.typed import (
     run_id,
     split_entries,
 )
+from dlx.ledger.view.node_registry import NodeTable
 
 # What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
 # case measured under Prague rules, where calldata costs most (EIP-7623).

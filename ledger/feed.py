@@ -11,9 +11,9 @@ from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index import START, EventIndex, Head, Mark
 from dlx.ledger.logs import Unsettled
-from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says

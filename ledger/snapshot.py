@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
-from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.rows import Outline
 from dlx.ledger.view.counts import Stage
 from dlx.ledger.view.members import Enlisted, Member, Return, Standing
+from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_view import RunView
 
 

@@ -17,8 +17,8 @@ from dlx.ground.blobs import BlobStore
 from dlx.ground.errors import cause
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
-from dlx.ledger.nodes import NodeRecord
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
 from dlx.node.archive.blobs import Attempt, Wrong
 from dlx.node.home import shown

@@ -15,7 +15,7 @@ from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.logs import IndexLost
-from dlx.ledger.nodes import NodeTable
+from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.looks import QUICK, next_look

@@ -11,8 +11,8 @@ import trio
 from dlx.ground.errors import cause
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
-from dlx.ledger.nodes import NodeRecord
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.p2p import wire

@@ -24,10 +24,10 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.nodes import NodeTable
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
+from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 

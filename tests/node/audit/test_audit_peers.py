@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
-from dlx.ledger.nodes import NodeRecord
+from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
 from dlx.node.archive.peers import Peers
 from dlx.node.audit import Report, audit

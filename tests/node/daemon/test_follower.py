@@ -15,8 +15,8 @@ from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id
 from dlx.ledger.logs import IndexLost
-from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock

@@ -15,8 +15,8 @@ from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened, SiteEnlisted, SiteSeated
 from dlx.ledger.index import Head
 from dlx.ledger.keys import peer_id_from_base58
-from dlx.ledger.nodes import NodeRecord, NodeTable
 from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
+from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower

@@ -8,8 +8,8 @@ import pytest
 
 from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened
 from dlx.ledger.index import Head
-from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower

@@ -8,8 +8,8 @@ from dlx.ledger import rows
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import Head
-from dlx.ledger.nodes import NodeTable
 from dlx.ledger.typed import Domain
+from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.runs import find
 from tests.node.web.books import STEPS, Books
