@@ -18,7 +18,7 @@ import typer
 
 from benchmarks.index import measured, served
 from benchmarks.made_up import RUN, STAGES, Chain
-from dlx.ledger.index import EventIndex
+from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Domain

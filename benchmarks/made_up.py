@@ -8,7 +8,7 @@ from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ZERO32, ascending, checksum
 from dlx.ledger.events import _SPECS, Joined, RunCreated, RunOpened, Sealed, event_topic
-from dlx.ledger.index import Contracts
+from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import UNIT, Outcome, Plan, Record, RunConfig, encode_records, entries
 

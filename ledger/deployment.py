@@ -8,7 +8,7 @@ from typing import Any
 from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.index import Contracts
+from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import Sender, Unconfirmed

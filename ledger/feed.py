@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
-from dlx.ledger.index import START, EventIndex, Head, Mark
+from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Header, Rpc

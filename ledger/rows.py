@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dlx.ledger.abi import account_bytes, checksum
 from dlx.ledger.events import Sealed
-from dlx.ledger.index import EventIndex, Place
+from dlx.ledger.index.event_index import EventIndex, Place
 from dlx.ledger.typed import split_entries
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.seal_log import outlined

@@ -11,7 +11,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Contradiction, Reverted
 from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
-from dlx.ledger.index import EventIndex, Place
+from dlx.ledger.index.event_index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
 from dlx.ledger.rpc.headers import Header

@@ -27,7 +27,7 @@ from dlx.node.home.errors import Failure, NotReady, UsageFailure
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.ledger.index import EventIndex
+    from dlx.ledger.index.event_index import EventIndex
     from dlx.ledger.transactions.fees import Limits
 
 _PROBE_SECONDS = 2.0

@@ -15,7 +15,7 @@ from dlx.ground.blobs import BlobError, read_blob
 from dlx.ground.printable import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.index import EventIndex
+from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure

@@ -14,7 +14,7 @@ import msgspec
 from dlx.ground.constants import MICRO
 from dlx.ledger import rows
 from dlx.ledger.events import Convicted
-from dlx.ledger.index import EventIndex
+from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.typed import split_conviction
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.seal_log import taken

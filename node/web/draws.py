@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.index import Head
+from dlx.ledger.index.event_index import Head
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.draw import draw_block, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest

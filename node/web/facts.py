@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dlx.ground.constants import MICRO
 from dlx.ledger import rows
 from dlx.ledger.abi import checksum
-from dlx.ledger.index import START, EventIndex, Place
+from dlx.ledger.index.event_index import START, EventIndex, Place
 from dlx.ledger.rows import SealRow
 from dlx.ledger.view.seal_log import taken
 from dlx.node.web.seats import SeatLog

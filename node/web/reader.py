@@ -17,7 +17,7 @@ from dlx.ledger import rows
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Convicted
-from dlx.ledger.index import EventIndex, Head
+from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.view.run_view import RunView

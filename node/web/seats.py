@@ -7,7 +7,7 @@ from functools import reduce
 from operator import and_
 
 from dlx.ledger.events import Convicted, Dealt, Event, Evicted, Joined, Left, Moved
-from dlx.ledger.index import START, Place
+from dlx.ledger.index.event_index import START, Place
 
 
 class SeatLog:

@@ -6,7 +6,7 @@ from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregis
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
 from dlx.ledger.feed import EventFeed
-from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.rpc.endpoint import AtOnce
 from dlx.ledger.rpc.provider import Header, Rpc

@@ -278,7 +278,7 @@ def test_a_history_that_lacks_events_does_not_give_the_heads_of_the_ledger(embed
         with pytest.raises(Unsettled):  # what was read before is not read again within a minute
             client.poll(feed)
         assert feed.index.tip is not None
-        monkeypatch.setattr("dlx.ledger.index._READ_ANEW", 0)
+        monkeypatch.setattr("dlx.ledger.index.event_index._READ_ANEW", 0)
         with pytest.raises(Unsettled):
             client.poll(feed)
         view = client.poll(feed).view

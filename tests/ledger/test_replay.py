@@ -22,7 +22,7 @@ from dlx.ledger.events import (
     RunCreated,
     Sealed,
 )
-from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Rpc

@@ -17,7 +17,7 @@ from rlp.codec import length_prefix
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, NodeRegistered, RunCreated, event_topic
-from dlx.ledger.index import Contracts
+from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, told
 from dlx.ledger.rpc.provider import Rpc
 from dlx.node.audit import Report, audit

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.feed import RunUpdate
-from dlx.ledger.index import Head
+from dlx.ledger.index.event_index import Head
 from dlx.ledger.keys import peer_id
 from dlx.ledger.logs import IndexLost
 from dlx.ledger.typed import Domain

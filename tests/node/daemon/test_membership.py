@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened, SiteEnlisted, SiteSeated
-from dlx.ledger.index import Head
+from dlx.ledger.index.event_index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
 from dlx.ledger.view.node_registry import NodeRecord, NodeTable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened
-from dlx.ledger.index import Head
+from dlx.ledger.index.event_index import Head
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView

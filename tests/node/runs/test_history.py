@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ledger import rows
 from dlx.ledger.events import Convicted, EventPosition, Joined, RunCreated, RunOpened, Sealed
-from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
 from dlx.ledger.view.run_view import RunView

@@ -7,8 +7,8 @@ from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, jo
 
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.feed import EventFeed
-from dlx.ledger.index import REGISTRY as REGISTRY_LOGS
-from dlx.ledger.index import Contracts, EventIndex
+from dlx.ledger.index.event_index import REGISTRY as REGISTRY_LOGS
+from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.logs import IndexLost
 from dlx.ledger.rpc.provider import Rpc
 
@@ -170,7 +170,7 @@ def test_what_contradicts_itself_again_and_again_is_read_anew_once_a_minute(
     with other.forgetting_at_end():
         other.forget()
     assert other.undone(mark) is None and replicas(other.events(RUN)) == [1]
-    monkeypatch.setattr("dlx.ledger.index._READ_ANEW", 0)
+    monkeypatch.setattr("dlx.ledger.index.event_index._READ_ANEW", 0)
     other.forget()
     assert other.undone(mark) == -1 and list(index.events()) == []
 
