@@ -111,7 +111,7 @@ def test_two_processes_share_an_index(fake_chain, rpc, index, tmp_path):
 
 def test_a_locked_index_is_waited_for_and_then_done_without(fake_chain, rpc, index, tmp_path, monkeypatch):
     fake_chain.mine(joined(replica=1))
-    monkeypatch.setattr("dlx.ledger.indexfile._BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("dlx.ledger.index.database._BUSY_SECONDS", 0.05)
     other = EventIndex(tmp_path / "index.db", 31337, CONTRACTS)
     holder = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
