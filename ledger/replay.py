@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from dlx.ledger import rows, snapshot
+from dlx.ledger import snapshot
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event, Sealed
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import LAST, REGISTRY, START, EventIndex, Mark, Place, decoded
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.view.node_registry import NodeTable
@@ -141,12 +142,12 @@ class RunReplay(Replay):
 
     def _read(self, stage: int, round: int) -> Sealed:
         fresh = (one for one in self._sealed if (one.stage, one.round) == (stage, round))
-        return next(fresh, None) or rows.sealed(self._index, self.subject, stage, round)
+        return next(fresh, None) or seal_rows.sealed(self._index, self.subject, stage, round)
 
     def _load(self, state: bytes | None, place: Place) -> None:
         self.view = self._empty()
         if state is not None:
-            snapshot.load_view(self.view, state, rows.outlines(self._index, self.subject, place), self._read)
+            snapshot.load_view(self.view, state, seal_rows.outlines(self._index, self.subject, place), self._read)
 
     def _apply(self, event: Event) -> None:
         self.view.apply(event)
@@ -160,7 +161,7 @@ class RunReplay(Replay):
         return snapshot.dump_view(self.view)
 
     def _write_rows(self, db: sqlite3.Connection) -> None:
-        rows.write(db, self.view, self._sealed)
+        seal_rows.write(db, self.view, self._sealed)
         self._sealed = []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
-from dlx.ledger.rows import Outline
+from dlx.ledger.index.seal_rows import Outline
 from dlx.ledger.view.counts import Stage
 from dlx.ledger.view.members import Enlisted, Member, Return, Standing
 from dlx.ledger.view.node_registry import NodeRecord, NodeTable

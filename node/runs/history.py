@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from dlx.ground.constants import MICRO
-from dlx.ledger import rows
 from dlx.ledger.events import Convicted
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.typed import split_conviction
 from dlx.ledger.view.run_view import RunView
@@ -197,8 +197,8 @@ def utc(seconds: int) -> str:
 
 def _rounds(index: EventIndex, view: RunView, first: int) -> Iterator[RoundRow]:
     """From a round on, oldest first."""
-    stages, total = view.config.stages, rows.tokens_before(index, view.run, first)
-    for number, group in groupby(rows.read(index, view.run, first), key=lambda row: row.round):
+    stages, total = view.config.stages, seal_rows.tokens_before(index, view.run, first)
+    for number, group in groupby(seal_rows.read(index, view.run, first), key=lambda row: row.round):
         seals = list(group)
         last = seals[-1] if seals[-1].stage == stages - 1 else None
         total += seals[0].tokens
@@ -214,7 +214,7 @@ def _rounds(index: EventIndex, view: RunView, first: int) -> Iterator[RoundRow]:
         )
 
 
-def _stage_row(seal: rows.SealRow) -> StageRow:
+def _stage_row(seal: seal_rows.SealRow) -> StageRow:
     return StageRow(
         stage=seal.stage,
         weights=seal.weights.hex(),

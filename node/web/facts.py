@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dlx.ground.constants import MICRO
-from dlx.ledger import rows
 from dlx.ledger.abi import checksum
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import START, EventIndex, Place
-from dlx.ledger.rows import SealRow
+from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.view.seal_log import taken
 from dlx.node.web.seats import SeatLog
 
@@ -57,7 +57,7 @@ class Facts:
     def advance(self, index: EventIndex, seats: SeatLog) -> None:
         """Adds the rounds that all stages have sealed since; `seats` knows everything up to now."""
         group: list[SealRow] = []
-        for row in rows.read(index, self._run, self.rounds):
+        for row in seal_rows.read(index, self._run, self.rounds):
             if row.round != self.rounds:
                 return
             group.append(row)
@@ -85,7 +85,7 @@ class Facts:
         """Where the round opened: with the last seal of the one before."""
         if round in (0, self.rounds):
             return START if round == 0 else self.opened
-        found = rows.read(index, self._run, round - 1)
+        found = seal_rows.read(index, self._run, round - 1)
         return max((row.block, row.log_index) for row, _ in zip(found, range(self._stages), strict=False))
 
     def _add(self, group: list[SealRow], seats: SeatLog) -> None:

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from dlx.ground.constants import MICRO, UNIT
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.index.event_index import Place
+from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.rows import SealRow
 from dlx.ledger.typed import recover, split_entries
 from dlx.ledger.view.seal_log import taken
 from dlx.node.round.verdicts import ReportedVerdict

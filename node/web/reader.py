@@ -13,10 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dlx.ledger import rows
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Convicted
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.replay import RunReplay
@@ -335,7 +335,7 @@ class Reader:
     def _shown(self, one: _Run, rounds: range, whole: bool = False) -> _Shown:
         """Of these rounds. `whole`: for a file, which cannot be asked again."""
         view, index = one.view, self._index
-        seals = takewhile(lambda row: row.round < rounds.stop, rows.read(index, view.run, rounds.start))
+        seals = takewhile(lambda row: row.round < rounds.stop, seal_rows.read(index, view.run, rounds.start))
         verdicts = self._heard.about(view.run, rounds, whole)
         drawn: Drawn = {}
         if one.manifest is not None and (head := index.tip) is not None:

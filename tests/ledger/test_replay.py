@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, encoded, joined
 
-from dlx.ledger import replay, rows
+from dlx.ledger import replay
 from dlx.ledger.abi import ascending
 from dlx.ledger.events import (
     Accused,
@@ -22,6 +22,7 @@ from dlx.ledger.events import (
     RunCreated,
     Sealed,
 )
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.replay import NodesReplay, RunReplay
@@ -184,7 +185,7 @@ def test_a_view_from_a_snapshot_is_the_view_from_all_events(fake_chain, rpc, ope
             raise AssertionError("a prefix of a history is a history") from None
         earlier.advance()
         assert all_of(earlier.view) == all_of(newest)
-        found = {(row.stage, row.round): row.weights for row in rows.read(later, RUN)}
+        found = {(row.stage, row.round): row.weights for row in seal_rows.read(later, RUN)}
         assert found == {(s, r): whole.weights(s, r + 1) for s, r in whole.sealed}
         later.close()
     assert open_index().rows("SELECT count(*) FROM snapshots WHERE subject = ?", RUN)[0][0] > 0

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger import rows
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.feed import RunUpdate
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import Head
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
@@ -69,8 +69,8 @@ def test_what_no_sum_can_hold_ends_nothing() -> None:
         books.seal(round, {0: STEPS, 1: STEPS})
     find.list_runs(books.index, ())
     books.index.keep(books.index.mark(), (0, 0), lambda db: db.execute("UPDATE seals SET tokens = ?", (2**63 - 1,)))
-    assert rows.tokens_before(books.index, RUN, 3) == 3 * (2**63 - 1)
-    assert rows.tokens_before(books.index, RUN, 0) == 0
+    assert seal_rows.tokens_before(books.index, RUN, 3) == 3 * (2**63 - 1)
+    assert seal_rows.tokens_before(books.index, RUN, 0) == 0
 
 
 def test_an_error_of_any_kind_is_one_run_s_own() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlx.ledger import rows
 from dlx.ledger.events import Convicted, EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
@@ -51,7 +51,7 @@ class Ledger:
         signed = entries({account_of(key): (0, sign(digest, key))}, {})
         self.view.apply(Sealed(RUN, stage, round, digest, outcome, records, signed, self.at()))
         sealed = self.view.sealed[stage, round]
-        self.index.keep(self.index.mark(), (0, 0), lambda db: rows.write(db, self.view, [sealed]))
+        self.index.keep(self.index.mark(), (0, 0), lambda db: seal_rows.write(db, self.view, [sealed]))
 
 
 @pytest.fixture

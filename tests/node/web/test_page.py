@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from eth_utils import to_canonical_address
 
-from dlx.ledger import rows
 from dlx.ledger.events import CheckpointPublished, Left
+from dlx.ledger.index import seal_rows
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
 from dlx.node.archive.verdicts import FILE, VerdictStore
@@ -192,7 +192,7 @@ def test_a_round_shows_its_seals_and_their_hashes(books: Books) -> None:
     reader = Reader(Silent(books), (), "--datadir x")
     page = reader.round_page(RUN, 1)
     seal = page.seals[1]
-    event = rows.sealed(books.index, RUN, 1, 1)
+    event = seal_rows.sealed(books.index, RUN, 1, 1)
     assert (seal.digest, seal.transaction) == (event.digest.hex(), "0x" + event.at.tx.hex())
     assert seal.weights == event.outcome.weights.hex() and seal.records[1].inner_steps == 4
     said = text(shown(page, "round.html"))
@@ -261,7 +261,7 @@ def test_as_many_tokens_as_a_run_can_count_are_added_up(monkeypatch: pytest.Monk
         books.seal(round, {0: steps, 1: steps})
     total = rounds * 2 * steps * step
     assert page_of(books).tokens == total > 0.97 * 2**63
-    assert rows.tokens_before(books.index, RUN, rounds) == total and books.index.trouble is None
+    assert seal_rows.tokens_before(books.index, RUN, rounds) == total and books.index.trouble is None
 
 
 def test_nothing_of_a_page_comes_from_elsewhere_or_is_inline(books: Books) -> None:
