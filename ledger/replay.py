@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from dlx.ledger import snapshot
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event, Sealed
-from dlx.ledger.index import seal_rows
+from dlx.ledger.index import seal_rows, snapshot
 from dlx.ledger.index.event_index import LAST, REGISTRY, START, EventIndex, Mark, Place, decoded
 from dlx.ledger.logs import Unsettled
 from dlx.ledger.view.node_registry import NodeTable

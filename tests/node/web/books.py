@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from dlx.ledger import snapshot
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.index import snapshot
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.replay import RunReplay
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig
