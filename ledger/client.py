@@ -14,8 +14,8 @@ from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Rev
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
 from dlx.ledger.feed import EventFeed, RunFeed
 from dlx.ledger.index.event_index import Contracts, EventIndex, Head
+from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.replay import NodesReplay
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender

@@ -16,7 +16,7 @@ from dlx.ground.printable import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index.event_index import EventIndex
-from dlx.ledger.replay import RunReplay
+from dlx.ledger.index.rebuild import RunReplay
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.plans import Terms, finished

@@ -13,7 +13,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import snapshot
 from dlx.ledger.index.event_index import Contracts, EventIndex
-from dlx.ledger.replay import RunReplay
+from dlx.ledger.index.rebuild import RunReplay
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig
 from tests.ledger.ledger_logs import LEDGER, REGISTRY, encoded
 

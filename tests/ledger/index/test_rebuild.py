@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, encoded, joined
 
-from dlx.ledger import replay
 from dlx.ledger.abi import ascending
 from dlx.ledger.events import (
     Accused,
@@ -22,10 +21,10 @@ from dlx.ledger.events import (
     RunCreated,
     Sealed,
 )
-from dlx.ledger.index import seal_rows
+from dlx.ledger.index import rebuild, seal_rows
 from dlx.ledger.index.event_index import Contracts, EventIndex
+from dlx.ledger.index.rebuild import NodesReplay, RunReplay
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.replay import NodesReplay, RunReplay
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
 from dlx.ledger.view.node_registry import NodeTable
@@ -154,7 +153,7 @@ def told(fake_chain, dice: random.Random, events: int) -> Chance:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_view_from_a_snapshot_is_the_view_from_all_events(fake_chain, rpc, open_index, monkeypatch, seed):
-    monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 5)
+    monkeypatch.setattr(rebuild, "SNAPSHOT_EVENTS", 5)
     dice = random.Random(seed)
     story = Chance(dice)
     blocks = [1, 1]  # events told up to each block
@@ -197,15 +196,15 @@ def test_a_stranger_s_events_are_not_decoded(fake_chain, rpc, open_index, monkey
     index = open_index()
     index.sync(rpc)
     seen = []
-    decode = replay.decoded
-    monkeypatch.setattr(replay, "decoded", lambda log, time: seen.append(log) or decode(log, time))
+    decode = rebuild.decoded
+    monkeypatch.setattr(rebuild, "decoded", lambda log, time: seen.append(log) or decode(log, time))
     run = RunReplay(index, RUN)
     run.advance()
     assert run.view.created and len(seen) == len(story.told) and index.runs() == [RUN]
 
 
 def test_a_later_start_decodes_what_came_after_the_snapshot(fake_chain, rpc, open_index, monkeypatch):
-    monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 10)
+    monkeypatch.setattr(rebuild, "SNAPSHOT_EVENTS", 10)
     told(fake_chain, random.Random(1), 40)
     first = open_index()
     first.sync(rpc)
@@ -213,8 +212,8 @@ def test_a_later_start_decodes_what_came_after_the_snapshot(fake_chain, rpc, ope
     NodesReplay(first).advance()
     first.close()
     seen = []
-    decode = replay.decoded
-    monkeypatch.setattr(replay, "decoded", lambda log, time: seen.append(log) or decode(log, time))
+    decode = rebuild.decoded
+    monkeypatch.setattr(rebuild, "decoded", lambda log, time: seen.append(log) or decode(log, time))
     run, nodes = RunReplay(open_index(), RUN), NodesReplay(open_index())
     run.advance()
     nodes.advance()
@@ -223,7 +222,7 @@ def test_a_later_start_decodes_what_came_after_the_snapshot(fake_chain, rpc, ope
 
 
 def test_a_snapshot_that_cannot_be_read_is_done_without(fake_chain, rpc, open_index, monkeypatch):
-    monkeypatch.setattr(replay, "SNAPSHOT_EVENTS", 2)
+    monkeypatch.setattr(rebuild, "SNAPSHOT_EVENTS", 2)
     told(fake_chain, random.Random(2), 60)
     for wrong in ("UPDATE snapshots SET state = x'c1'", "DELETE FROM seals"):
         index = open_index()
