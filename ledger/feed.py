@@ -10,8 +10,8 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
+from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
-from dlx.ledger.logs import Unsettled
 from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView

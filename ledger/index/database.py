@@ -14,7 +14,7 @@ from typing import Any
 from dlx.ground import locks
 from dlx.ground.errors import Unsuited
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.logs import IndexLost
+from dlx.ledger.index.log_reader import IndexLost
 
 # 10: rollbacks without times; 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs
 # only; 1: may lack blocks that a node did not have.

@@ -18,7 +18,7 @@ from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.index.database import PLACED, IndexFile
-from dlx.ledger.logs import IndexLost, Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.index.log_reader import IndexLost, Timed, Unsettled, fetch_logs, insist
 from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.provider import Header, Rpc
 from dlx.ledger.typed import Domain

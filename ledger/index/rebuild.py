@@ -12,7 +12,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.index import seal_rows, snapshot
 from dlx.ledger.index.event_index import LAST, REGISTRY, START, EventIndex, Mark, Place, decoded
-from dlx.ledger.logs import Unsettled
+from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView

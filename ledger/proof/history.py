@@ -18,7 +18,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, RunCreated, event_topic
 from dlx.ledger.index.event_index import LAST, EventIndex, Head
-from dlx.ledger.logs import Timed
+from dlx.ledger.index.log_reader import Timed
 from dlx.ledger.proof.receipts import Log, logs_of
 from dlx.ledger.proof.tries import BadProof, code_hash
 from dlx.ledger.rpc.headers import Header, bloom_of, header_of, octets

@@ -13,8 +13,8 @@ from dlx.ground.backoff import Backoff
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.index.event_index import Head
+from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.keys import peer_id_to_base58
-from dlx.ledger.logs import IndexLost
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.clock import ChainClock

@@ -18,8 +18,8 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Convicted
 from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import EventIndex, Head
+from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import RunReplay
-from dlx.ledger.logs import Unsettled
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict

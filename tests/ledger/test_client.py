@@ -18,8 +18,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import fund
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLedger
 from dlx.ledger.events import RunCreated
+from dlx.ledger.index.log_reader import fetch_logs
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
-from dlx.ledger.logs import fetch_logs
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Outcome, registration_digest
 from tests.patience import PATIENCE
@@ -363,7 +363,7 @@ def test_a_chain_node_that_has_not_got_to_the_contracts_is_waited_for(embedded, 
 
 @pytest.mark.parametrize("method", ["eth_getBlockByNumber", "eth_getLogs"])
 def test_an_error_answer_to_a_poll_is_waited_out(embedded, fake_chain, monkeypatch, method):
-    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._PAUSE", 0.001)
     known = embedded.client(1)
     client = LedgerClient(fake_chain.url, embedded.ledger)
     feed = client.feed(bytes(32))

@@ -7,7 +7,7 @@ from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.index.event_index import Contracts, EventIndex
-from dlx.ledger.logs import Unsettled
+from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.rpc.endpoint import AtOnce
 from dlx.ledger.rpc.provider import Header, Rpc
 
@@ -29,7 +29,7 @@ def feed():
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._PAUSE", 0.001)
 
 
 def poll(feed, rpc):

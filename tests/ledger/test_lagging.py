@@ -8,7 +8,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, Sealed, event_topic
 from dlx.ledger.feed import EventFeed
-from dlx.ledger.logs import _MOST_LATE, Unsettled
+from dlx.ledger.index.log_reader import _MOST_LATE, Unsettled
 from dlx.ledger.rpc.failover import LAG
 from tests.ledger.conftest import World
 from tests.patience import until
@@ -16,7 +16,7 @@ from tests.patience import until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._PAUSE", 0.001)
 
 
 class Follower:
@@ -148,7 +148,7 @@ def test_where_an_old_block_was_passed_by_the_heads_are_compared_again(embedded)
 def test_a_block_that_is_suspect_for_others_bits_is_read_whole_once(embedded, monkeypatch):
     """One small request, then all its logs: 700 bytes for each, as they come without compression."""
     (member,) = embedded.members([1])
-    monkeypatch.setattr("dlx.ledger.logs._has", lambda bloom, value: bloom != 0)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._has", lambda bloom, value: bloom != 0)
     wholes = []
 
     def busy(method, params, result):
@@ -215,7 +215,7 @@ def test_who_gives_logs_of_named_contracts_only_is_asked_for_receipts(embedded):
 def test_bits_that_others_set_hold_nobody_up(embedded, monkeypatch):
     """Every block with logs is suspect, and its own logs say that none of ours is missing."""
     (member,) = embedded.members([1])
-    monkeypatch.setattr("dlx.ledger.logs._has", lambda bloom, value: bloom != 0)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._has", lambda bloom, value: bloom != 0)
     with FaultProxy(embedded.url) as proxy:
         follower = Follower(embedded, proxy.url)
         follower.poll()

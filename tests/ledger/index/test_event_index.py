@@ -9,7 +9,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.feed import EventFeed
 from dlx.ledger.index.event_index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index.event_index import Contracts, EventIndex
-from dlx.ledger.logs import IndexLost
+from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.rpc.provider import Rpc
 
 CONTRACTS = Contracts(LEDGER, REGISTRY)
@@ -247,7 +247,7 @@ def test_logs_of_other_contracts_are_refused(fake_chain, rpc, index):
 
 
 def test_a_late_chain_node_leaves_no_hole_in_the_index(fake_chain, rpc, index, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.logs._PAUSE", 0.001)
+    monkeypatch.setattr("dlx.ledger.index.log_reader._PAUSE", 0.001)
     fake_chain.mine(joined(replica=1))
     fake_chain.mine(joined(replica=2))
 

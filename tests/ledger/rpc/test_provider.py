@@ -16,7 +16,7 @@ from ledger_logs import LEDGER
 from dlx.ground.backoff import Backoff
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
-from dlx.ledger.logs import _by_ranges
+from dlx.ledger.index.log_reader import _by_ranges
 from dlx.ledger.rpc.provider import Rpc
 from tests.ledger.conftest import ROOT
 from tests.patience import PATIENCE, until

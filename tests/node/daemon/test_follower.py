@@ -13,8 +13,8 @@ from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index.event_index import Head
+from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.keys import peer_id
-from dlx.ledger.logs import IndexLost
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_state import ViewError
