@@ -12,8 +12,8 @@ from dlx.ledger import terms
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
-from dlx.ledger.feed import EventFeed, RunFeed
 from dlx.ledger.index.event_index import Contracts, EventIndex, Head
+from dlx.ledger.index.feed import EventFeed, RunFeed
 from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.rpc.provider import Rpc

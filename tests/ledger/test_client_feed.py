@@ -5,8 +5,8 @@ from ledger_logs import ACCOUNT, LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregis
 
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.events import Joined, NodeDeregistered
-from dlx.ledger.feed import EventFeed
 from dlx.ledger.index.event_index import Contracts, EventIndex
+from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.rpc.endpoint import AtOnce
 from dlx.ledger.rpc.provider import Header, Rpc

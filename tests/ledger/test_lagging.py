@@ -7,7 +7,7 @@ from ledger_run import Run, config
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, Sealed, event_topic
-from dlx.ledger.feed import EventFeed
+from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import _MOST_LATE, Unsettled
 from dlx.ledger.rpc.failover import LAG
 from tests.ledger.conftest import World

@@ -6,9 +6,9 @@ import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, STRANGER, deregistered, joined, replicas
 
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.feed import EventFeed
 from dlx.ledger.index.event_index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index.event_index import Contracts, EventIndex
+from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.rpc.provider import Rpc
 

@@ -13,8 +13,8 @@ from websockets.sync.server import ServerConnection, serve
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable, RpcError
 from dlx.ledger.events import Event
-from dlx.ledger.feed import EventFeed
 from dlx.ledger.index.event_index import Contracts, EventIndex
+from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.rpc.provider import Rpc
 from tests.ledger.conftest import FakeChain, World
 from tests.ledger.ledger_logs import LEDGER, REGISTRY

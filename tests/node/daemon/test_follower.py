@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
-from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index.event_index import Head
+from dlx.ledger.index.feed import RunUpdate
 from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.keys import peer_id
 from dlx.ledger.typed import Domain

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.feed import RunUpdate
 from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import Head
+from dlx.ledger.index.feed import RunUpdate
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
