@@ -15,7 +15,7 @@ from eth.constants import BLANK_ROOT_HASH, EMPTY_SHA3
 from trie.exceptions import MissingTrieNode
 from web3 import Web3
 
-from dlx.ledger.chain import evm, prune, rpc, store
+from dlx.ledger.chain import evm, methods, prune, store
 from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.tries import reachable
 
@@ -114,7 +114,7 @@ def test_what_a_block_brings_back_while_nodes_are_removed_stays(node: Node, monk
 def test_a_state_that_is_gone_is_named_and_everything_else_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (prune, rpc):
+    for module in (prune, methods):
         monkeypatch.setattr(module, "KEPT_STATES", 4)
     monkeypatch.setattr(prune, "_SECONDS", 0.01)
     monkeypatch.setattr(prune, "_GARBAGE", 0)

@@ -6,7 +6,7 @@ import pytest
 from chain_support import serving
 from fault_proxy import FaultProxy
 
-from dlx.ledger.chain import prune, rpc
+from dlx.ledger.chain import methods, prune
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.errors import Contradiction, LedgerUnavailable
@@ -16,7 +16,7 @@ KEY = b"\x05" * 32
 
 
 def test_the_beginning_is_known_where_its_states_are_pruned(tmp_path, monkeypatch):
-    for module in (prune, rpc):
+    for module in (prune, methods):
         monkeypatch.setattr(module, "KEPT_STATES", 4)
     with serving(tmp_path / "chain") as chain:
         account = chain.account()
