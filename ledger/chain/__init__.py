@@ -52,7 +52,7 @@ def serve(
     Stops when `stop` is set and, when called in the main thread, on SIGINT, SIGTERM or SIGHUP.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
     """
-    from dlx.ledger.chain.node import Node
+    from dlx.ledger.chain.blockchain import Node
     from dlx.ledger.chain.server import run
 
     node = Node(directory, chain_id, block_time, empty_block_time, heartbeat, time_lapse)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.store import MinedLog, TooMany
 from dlx.ledger.chain.wire import (
     INVALID_PARAMS,

@@ -12,10 +12,10 @@ from typing import Any
 
 from eth_hash.auto import keccak
 
+from dlx.ledger.chain.blockchain import TIP, Node
 from dlx.ledger.chain.calls import Busy, CallFailed, Question
 from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, Outcome, encode_header, next_base_fee
 from dlx.ledger.chain.filters import Filters
-from dlx.ledger.chain.node import TIP, Node
 from dlx.ledger.chain.pool import Refused
 from dlx.ledger.chain.prune import KEPT_STATES
 from dlx.ledger.chain.wire import (

@@ -16,8 +16,8 @@ import msgspec
 
 from dlx.ground import stopping, untyped
 from dlx.ledger.chain import ChainError
+from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.methods import Rpc
-from dlx.ledger.chain.node import Node
 from dlx.ledger.chain.prune import prune_forever
 from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
 

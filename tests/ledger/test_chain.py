@@ -23,7 +23,7 @@ from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
 from dlx.ledger.chain import ChainError, filters, serve
-from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.rpc.headers import proven_bloom
 from tests.patience import PATIENCE
 

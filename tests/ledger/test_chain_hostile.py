@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from requests.adapters import HTTPAdapter
 
 from dlx.ledger.chain import calls, evm, pool, server
-from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.store import Store
 from dlx.ledger.rpc.provider import Rpc
 from tests.patience import PATIENCE

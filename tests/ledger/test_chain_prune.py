@@ -16,7 +16,7 @@ from trie.exceptions import MissingTrieNode
 from web3 import Web3
 
 from dlx.ledger.chain import evm, methods, prune, store
-from dlx.ledger.chain.node import Node
+from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.tries import reachable
 
 CONTRACT = Web3().eth.contract(abi=PROBE["abi"])
