@@ -31,7 +31,7 @@ from eth_hash.auto import keccak
 from eth_keys.datatypes import PrivateKey
 from eth_utils import ValidationError
 
-from dlx.ledger.chain import tries
+from dlx.ledger.chain import state_tries
 from dlx.ledger.proof.tries import list_root
 
 GAS_LIMIT = 30_000_000
@@ -293,11 +293,13 @@ class Evm:
     def storage(self, root: bytes, address: bytes, slot: int) -> int:
         return self._at(root).get_storage(address, slot)
 
-    def prove(self, root: bytes, address: bytes, slots: list[int]) -> tuple[Account, tries.Proved, list[tries.Proved]]:
+    def prove(
+        self, root: bytes, address: bytes, slots: list[int]
+    ) -> tuple[Account, state_tries.Proved, list[state_tries.Proved]]:
         """The account, its proof, and those of its storage slots."""
         nodes = _Nodes(self._read)
-        account, proved = tries.prove_account(nodes, root, address)
-        return account, proved, [tries.prove_slot(nodes, account.storage_root, slot) for slot in slots]
+        account, proved = state_tries.prove_account(nodes, root, address)
+        return account, proved, [state_tries.prove_slot(nodes, account.storage_root, slot) for slot in slots]
 
     def call(self, header: Any, call: Call) -> Outcome:
         """Runs `call` on the state after `header`, in its block, without fees and leaving no trace."""

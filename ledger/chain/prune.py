@@ -11,8 +11,8 @@ import sqlite3
 import threading
 
 from dlx.ledger.chain.evm import decode_header
+from dlx.ledger.chain.state_tries import reachable
 from dlx.ledger.chain.store import Store
-from dlx.ledger.chain.tries import reachable
 
 KEPT_STATES = 256  # of the newest blocks
 _SECONDS = 60.0  # between looks at how many nodes there are

@@ -8,8 +8,8 @@ import rlp
 from eth_utils import to_checksum_address
 
 from dlx.ledger.chain.evm import Outcome, Transaction, created_address, decode_mined
+from dlx.ledger.chain.state_tries import Proved
 from dlx.ledger.chain.store import Mined, MinedLog
-from dlx.ledger.chain.tries import Proved
 
 INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32600, -32601, -32602, -32603
 SERVER_ERROR, LIMIT_EXCEEDED, REVERTED = -32000, -32005, 3

@@ -19,8 +19,8 @@ import requests
 from eth_account import Account
 
 from dlx.ledger.chain.evm import decode_header
+from dlx.ledger.chain.state_tries import reachable
 from dlx.ledger.chain.store import Reader
-from dlx.ledger.chain.tries import reachable
 from tests.patience import PATIENCE, until
 from tests.ports import lasting_port
 

@@ -17,7 +17,7 @@ from web3 import Web3
 
 from dlx.ledger.chain import evm, methods, prune, store
 from dlx.ledger.chain.blockchain import Node
-from dlx.ledger.chain.tries import reachable
+from dlx.ledger.chain.state_tries import reachable
 
 CONTRACT = Web3().eth.contract(abi=PROBE["abi"])
 
