@@ -26,7 +26,7 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, max_fee=max_fee, max_tip=max_tip,
         daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
-    from dlx.node.home.identity import load_account
+    from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import deploy_contracts
 
     account = load_account(folder, settings)

@@ -57,7 +57,7 @@ def command(
         "password_file": None if password_file is None else str(expand(password_file).absolute()),
         "private_data": None if private_data is None else str(expand(private_data).absolute()),
     }
-    from dlx.node.home import identity
+    from dlx.node.home.keys import identity
 
     folder, settings = options.folder(datadir, may_be_new=True, **given)
 

@@ -25,7 +25,8 @@ def list_(
     datadir: options.DataDirOption = None, network: options.NetworkOption = None, json: options.JsonOption = False
 ) -> None:
     """List the folder's keys: what each is, its public name and its file. Needs no password."""
-    from dlx.node.home import identity, site
+    from dlx.node.home import site
+    from dlx.node.home.keys import identity
 
     folder, _ = options.folder(datadir, network)
     rows = [["node key", identity.node_peer_id(folder), folder.node_key]] if folder.node_key.exists() else []
@@ -55,7 +56,7 @@ def export(
     To move a node whose run goes on, move what it has signed as well (`export-signed`), and stop it for good.
     """
     from dlx.ground import durable
-    from dlx.node.home import identity
+    from dlx.node.home.keys import identity
 
     if out.exists() or not out.parent.is_dir():
         raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
@@ -83,9 +84,9 @@ def import_(
     """
     import sys
 
-    from dlx.node.home import identity
     from dlx.node.home.datadir import check_private
     from dlx.node.home.errors import UsageFailure
+    from dlx.node.home.keys import identity
 
     folder, settings = options.folder(datadir, network, may_be_new=True, password_file=password_file)
     if not settings.password_file:
@@ -142,7 +143,8 @@ def export_signed(
     The node must not run, and not again in this folder once the account has moved.
     """
     from dlx.ground import durable
-    from dlx.node.home import bundle, identity
+    from dlx.node.home import bundle
+    from dlx.node.home.keys import identity
     from dlx.node.home.signed import SignedBook
 
     if out.exists() or not out.parent.is_dir():
@@ -175,7 +177,8 @@ def import_signed(
 
     A file of another account, a damaged one or one that contradicts what was signed here changes nothing.
     """
-    from dlx.node.home import bundle, identity
+    from dlx.node.home import bundle
+    from dlx.node.home.keys import identity
     from dlx.node.home.signed import SignedBook
 
     folder, settings = options.folder(datadir, network, password_file=password_file)

@@ -49,7 +49,7 @@ def create(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
         daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
-    from dlx.node.home.identity import load_account
+    from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create
 
@@ -216,7 +216,7 @@ def publish(
         max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
     from dlx.node.archive.sources import Places
-    from dlx.node.home.identity import load_account
+    from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import publish

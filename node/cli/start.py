@@ -93,8 +93,9 @@ def command(
     gc.disable()  # nothing that is imported is garbage: to look for it now and while the node starts takes 0.3 s
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
-    from dlx.node.home import identity, logs
+    from dlx.node.home import logs
     from dlx.node.home import site as sites
+    from dlx.node.home.keys import identity
     from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
 

@@ -43,7 +43,7 @@ from dlx.node.home import logs
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.identity import Account, NodeKey
+from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.home.signed import SignedBook
 from dlx.node.home.site import Site

@@ -27,9 +27,10 @@ from dlx.ground import durable
 from dlx.ground.forks import Forked
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.server import NODES, PROGRAM, NodeServer, Wanted, end_with_parent
-from dlx.node.home import config, identity
+from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.keys import identity
 from dlx.node.trainer.spawn import SHARED, ForkServer
 from dlx.training.models.placement import cores
 

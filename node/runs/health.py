@@ -29,7 +29,7 @@ from dlx.training.models.placement import cores
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.view.run_view import RunView
-    from dlx.node.home.identity import Account
+    from dlx.node.home.keys.identity import Account
     from dlx.training.recipe.manifest import Manifest
 
 CLOCK_BEHIND, CLOCK_AHEAD = 5.0, 60.0  # s between this clock and the newest block's time that are worth a warning
@@ -46,7 +46,7 @@ def quick(folder: DataDir, settings: Settings) -> Iterator[Finding]:
 
 def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
     """Whether the password opens the folder's keys; and the account. Takes a second."""
-    from dlx.node.home import identity
+    from dlx.node.home.keys import identity
 
     try:
         account = identity.load_account(folder, settings)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from dlx.ledger.events import Convicted, Evicted
 from dlx.node.archive.verdicts import kept_verdicts
-from dlx.node.home import identity
+from dlx.node.home.keys import identity
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 from tests.attacks.lies import Lie
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft

@@ -15,8 +15,8 @@ import pytest
 from dlx.ledger.rpc.provider import Rpc
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
-from dlx.node.home import identity
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.keys import identity
 from tests.e2e.devnets import BLOCK_TIME, PASSED, Timing, Watched, draft
 from tests.ledger.conftest import ANVIL, HARDHAT, World
 from tests.ledger.fault_proxy import FaultProxy

@@ -8,7 +8,7 @@ import pytest
 
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
-from dlx.node.home import identity
+from dlx.node.home.keys import identity
 from tests.e2e.devnets import STAGES, Timing, ToughDevnet, Watched, create
 from tests.node.command import dlx
 

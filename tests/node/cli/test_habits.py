@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home import identity, sealed
+from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.keys import identity
 from tests.node.command import dlx
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,10 @@ import pytest
 
 from dlx.ground import durable
 from dlx.ledger.typed import Contribution
-from dlx.node.home import identity, sealed
+from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.keys import identity
 from dlx.node.home.signed import Contradiction, SignedBook
 from tests.node.command import dlx
 from tests.node.home.test_signed import DOMAIN, contribution, seal

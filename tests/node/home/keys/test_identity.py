@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home import identity, sealed
+from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
+from dlx.node.home.keys import identity
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""The keys of a node, and what its account has signed."""
