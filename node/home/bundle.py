@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from dlx.ledger.typed import Seal, SignedContribution, TypedError
-from dlx.node.home import sealed
 from dlx.node.home.errors import Failure
+from dlx.node.home.keys import encrypted_file
 from dlx.node.home.signed import Entries, SignedSeal
 
 VERSION = 2
@@ -39,16 +39,16 @@ def pack(account: str, entries: Entries, password: str, cost: int) -> bytes:
             "seals": [[signed.seal.encode(), signed.signature] for signed in entries.seals],
         }
     )
-    return sealed.seal(plain, password, f"{_FORMAT} of {account}", cost)
+    return encrypted_file.seal(plain, password, f"{_FORMAT} of {account}", cost)
 
 
 def unpack(data: bytes, account: str, password: str) -> Entries:
     """What `account` had signed. Raises Failure for another account's bundle, and for bytes that are none."""
-    label = sealed.label(data)
+    label = encrypted_file.label(data)
     if label != f"{_FORMAT} of {account}":
         raise Failure(f"it holds {label!r}, not what {account} signed")
     try:
-        bundle = _bundle(msgpack.unpackb(sealed.unseal(data, password)))
+        bundle = _bundle(msgpack.unpackb(encrypted_file.unseal(data, password)))
         contributions = tuple(SignedContribution.decode(one) for one in bundle.contributions)
         seals = tuple(SignedSeal(Seal.decode(seal), signature) for seal, signature in bundle.seals)
     except (ValueError, msgpack.UnpackException, msgspec.ValidationError, TypedError) as error:

@@ -18,11 +18,12 @@ from dlx.ground import durable
 from dlx.ground.places import expand
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
-from dlx.node.home import logs, sealed
+from dlx.node.home import logs
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
-from dlx.node.home.sealed import SealError
+from dlx.node.home.keys import encrypted_file
+from dlx.node.home.keys.encrypted_file import SealError
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"
@@ -122,7 +123,7 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
     """
     data = _node_key_file(datadir)
     password = read_password(datadir, settings)
-    if not sealed.is_sealed(data):
+    if not encrypted_file.is_sealed(data):
         key = _plain_node_key(datadir, data)
         durable.write_bytes(datadir.node_key, _sealed(datadir, key, password), durable.SECRET)
         log.info(
@@ -130,8 +131,8 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
         )
         return key
     try:
-        key = NodeKey(sealed.unseal(data, password))
-        if sealed.label(data) != _LABEL + key.peer_id:
+        key = NodeKey(encrypted_file.unseal(data, password))
+        if encrypted_file.label(data) != _LABEL + key.peer_id:
             raise ValueError("it is another peer's")
     except (SealError, ValueError) as error:
         raise Failure(f"{datadir.node_key}: {error}") from None
@@ -141,10 +142,10 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
 def node_peer_id(datadir: DataDir) -> str:
     """The peer id as the node key's file states it; needs no password."""
     data = _node_key_file(datadir)
-    if not sealed.is_sealed(data):
+    if not encrypted_file.is_sealed(data):
         return _plain_node_key(datadir, data).peer_id
     try:
-        return sealed.label(data).removeprefix(_LABEL)
+        return encrypted_file.label(data).removeprefix(_LABEL)
     except SealError as error:
         raise Failure(f"{datadir.node_key}: {error}") from None
 
@@ -211,7 +212,7 @@ def is_insecure(datadir: DataDir) -> bool:
 
 def seal_cost(datadir: DataDir) -> int:
     """What sealing under the folder's password is worth."""
-    return sealed.LIGHT if is_insecure(datadir) else sealed.STRONG
+    return encrypted_file.LIGHT if is_insecure(datadir) else encrypted_file.STRONG
 
 
 def _mark_insecure(datadir: DataDir) -> None:
@@ -266,7 +267,7 @@ def _plain_node_key(datadir: DataDir, data: bytes) -> NodeKey:
 
 
 def _sealed(datadir: DataDir, key: NodeKey, password: str) -> bytes:
-    return sealed.seal(key.secret, password, _LABEL + key.peer_id, seal_cost(datadir))
+    return encrypted_file.seal(key.secret, password, _LABEL + key.peer_id, seal_cost(datadir))
 
 
 def _keystore(datadir: DataDir) -> Path:

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.keys import identity
+from dlx.node.home.keys import encrypted_file, identity
 from tests.node.command import dlx
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_SCRYPT_N", identity._LIGHT_SCRYPT_N)
-    monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
+    monkeypatch.setattr(encrypted_file, "STRONG", encrypted_file.LIGHT)
 
 
 # ---- settings

@@ -12,10 +12,9 @@ import pytest
 
 from dlx.ground import durable
 from dlx.ledger.typed import Contribution
-from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.keys import identity
+from dlx.node.home.keys import encrypted_file, identity
 from dlx.node.home.signed import Contradiction, SignedBook
 from tests.node.command import dlx
 from tests.node.home.test_signed import DOMAIN, contribution, seal
@@ -125,7 +124,7 @@ def test_an_export_never_overwrites_a_file(old: Path, tmp_path: Path) -> None:
 
 def test_the_accounts_password_locks_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_SCRYPT_N", 4096)
-    monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
+    monkeypatch.setattr(encrypted_file, "STRONG", encrypted_file.LIGHT)
     folder, right, wrong = tmp_path / "node", tmp_path / "right", tmp_path / "wrong"
     durable.write_bytes(right, b"correct\n", durable.SECRET)
     durable.write_bytes(wrong, b"other\n", durable.SECRET)

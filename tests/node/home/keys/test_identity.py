@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home import sealed
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
-from dlx.node.home.keys import identity
+from dlx.node.home.keys import encrypted_file, identity
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a password of one's own at a devnet's cost: the real one is seconds for each key."""
     monkeypatch.setattr(identity, "_SCRYPT_N", 4096)
-    monkeypatch.setattr(sealed, "STRONG", sealed.LIGHT)
+    monkeypatch.setattr(encrypted_file, "STRONG", encrypted_file.LIGHT)
 
 
 def _password(folder: DataDir, text: str) -> Settings:

@@ -6,8 +6,8 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.node.home import sealed
-from dlx.node.home.sealed import LIGHT, SealError, label, seal, unseal
+from dlx.node.home.keys import encrypted_file
+from dlx.node.home.keys.encrypted_file import LIGHT, SealError, label, seal, unseal
 
 CHEAP = 10
 
@@ -53,7 +53,7 @@ def test_the_layout_is_the_one_that_is_documented() -> None:
 def test_a_hostile_file_cannot_ask_for_gigabytes(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = bytearray(seal(b"a secret", "password", "label", CHEAP))
     made[11] = cost
-    monkeypatch.setattr(sealed, "Scrypt", lambda *_: pytest.fail("no key may be derived"))
+    monkeypatch.setattr(encrypted_file, "Scrypt", lambda *_: pytest.fail("no key may be derived"))
     with pytest.raises(SealError, match="damaged"):
         unseal(bytes(made), "password")
 
