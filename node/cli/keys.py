@@ -145,7 +145,7 @@ def export_signed(
     from dlx.ground import durable
     from dlx.node.home import bundle
     from dlx.node.home.keys import identity
-    from dlx.node.home.signed import SignedBook
+    from dlx.node.home.keys.slashing_protection import SignedBook
 
     if out.exists() or not out.parent.is_dir():
         raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
@@ -179,7 +179,7 @@ def import_signed(
     """
     from dlx.node.home import bundle
     from dlx.node.home.keys import identity
-    from dlx.node.home.signed import SignedBook
+    from dlx.node.home.keys.slashing_protection import SignedBook
 
     folder, settings = options.folder(datadir, network, password_file=password_file)
     address = identity.account_address(folder)

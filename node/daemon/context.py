@@ -8,7 +8,7 @@ from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics, Traffic
-from dlx.node.home.signed import SignedBook
+from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip

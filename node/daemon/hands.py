@@ -25,7 +25,7 @@ from dlx.node.daemon.statements import keep_evidence, make_contribution
 from dlx.node.daemon.troubles import told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
-from dlx.node.home.signed import Contradiction
+from dlx.node.home.keys.slashing_protection import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
 from dlx.node.round.plans import deciding_seals, manifest_plan, plan_of

@@ -13,7 +13,7 @@ from msgspec import Struct
 from dlx.ledger.typed import Seal, SignedContribution, TypedError
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys import encrypted_file
-from dlx.node.home.signed import Entries, SignedSeal
+from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
 
 VERSION = 2
 MAX_BYTES = 1 << 30

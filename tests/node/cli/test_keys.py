@@ -15,7 +15,7 @@ from dlx.ledger.typed import Contribution
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
-from dlx.node.home.signed import Contradiction, SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, SignedBook
 from tests.node.command import dlx
 from tests.node.home.test_signed import DOMAIN, contribution, seal
 

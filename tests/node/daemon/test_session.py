@@ -19,7 +19,7 @@ from dlx.node.daemon import hands
 from dlx.node.daemon import session as module
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.session import Session
-from dlx.node.home.signed import SignedBook
+from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.deals import Deals

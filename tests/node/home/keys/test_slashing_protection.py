@@ -14,7 +14,7 @@ import pytest
 from dlx.ground.constants import NO_HASH, UNIT
 from dlx.ledger.typed import Contribution, Domain, Outcome, Plan, Record, Seal, account_of, sign
 from dlx.node.home.errors import Failure
-from dlx.node.home.signed import Contradiction, Entries, SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, Entries, SignedBook
 
 KEY = b"\x07" * 32
 ACCOUNT = account_of(KEY)
