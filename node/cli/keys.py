@@ -143,8 +143,7 @@ def export_signed(
     The node must not run, and not again in this folder once the account has moved.
     """
     from dlx.ground import durable
-    from dlx.node.home import bundle
-    from dlx.node.home.keys import identity
+    from dlx.node.home.keys import identity, interchange
     from dlx.node.home.keys.slashing_protection import SignedBook
 
     if out.exists() or not out.parent.is_dir():
@@ -157,7 +156,7 @@ def export_signed(
         with closing(SignedBook(folder.signed, address)) as book:
             entries = book.entries()
         password, cost = identity.read_password(folder, settings), identity.seal_cost(folder)
-        durable.create(out, bundle.pack(address, entries, password, cost))
+        durable.create(out, interchange.pack(address, entries, password, cost))
     options.note(
         f"do not start {folder.root} again once {address} has moved: it could sign what the other node does not know"
     )
@@ -177,18 +176,17 @@ def import_signed(
 
     A file of another account, a damaged one or one that contradicts what was signed here changes nothing.
     """
-    from dlx.node.home import bundle
-    from dlx.node.home.keys import identity
+    from dlx.node.home.keys import identity, interchange
     from dlx.node.home.keys.slashing_protection import SignedBook
 
     folder, settings = options.folder(datadir, network, password_file=password_file)
     address = identity.account_address(folder)
-    if not file.is_file() or file.stat().st_size > bundle.MAX_BYTES:
+    if not file.is_file() or file.stat().st_size > interchange.MAX_BYTES:
         raise Failure(f"{file} is no file that export-signed wrote")
     folder.create()
     with folder.lock():
         try:
-            entries = bundle.unpack(file.read_bytes(), address, identity.read_password(folder, settings))
+            entries = interchange.unpack(file.read_bytes(), address, identity.read_password(folder, settings))
             with closing(SignedBook(folder.signed, address)) as book:
                 added = book.merge(entries)
         except Failure as error:

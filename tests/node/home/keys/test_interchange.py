@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlx.ledger.typed import account_of
-from dlx.node.home.bundle import pack, unpack
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.encrypted_file import label, seal, unseal
+from dlx.node.home.keys.interchange import pack, unpack
 from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
 from tests.node.home.test_signed import ACCOUNT, DOMAIN, KEY
 from tests.node.home.test_signed import contribution as made_contribution
