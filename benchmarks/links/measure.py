@@ -21,8 +21,8 @@ from dlx.ledger.typed import Contribution
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
-from dlx.node.home import site as sites
 from dlx.node.home.errors import Failure
+from dlx.node.home.keys import site as sites
 
 FIRST_ROUND = 1  # whose seal the timing may begin with: the first round is short, to measure how fast each is
 SITE = "links"  # the name that each operator gives its site

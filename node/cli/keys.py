@@ -25,8 +25,7 @@ def list_(
     datadir: options.DataDirOption = None, network: options.NetworkOption = None, json: options.JsonOption = False
 ) -> None:
     """List the folder's keys: what each is, its public name and its file. Needs no password."""
-    from dlx.node.home import site
-    from dlx.node.home.keys import identity
+    from dlx.node.home.keys import identity, site
 
     folder, _ = options.folder(datadir, network)
     rows = [["node key", identity.node_peer_id(folder), folder.node_key]] if folder.node_key.exists() else []
@@ -121,7 +120,7 @@ def make_site(
 
     Whoever has the file can have nodes of theirs named the site's.
     """
-    from dlx.node.home import site
+    from dlx.node.home.keys import site
 
     folder, _ = options.folder(datadir, network)
     folder.create()

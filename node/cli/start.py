@@ -94,8 +94,8 @@ def command(
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
     from dlx.node.home import logs
-    from dlx.node.home import site as sites
     from dlx.node.home.keys import identity
+    from dlx.node.home.keys import site as sites
     from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
 

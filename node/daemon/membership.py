@@ -12,7 +12,7 @@ from dlx.node.daemon import standing
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
-from dlx.node.home.site import Site
+from dlx.node.home.keys.site import Site
 from dlx.node.round.actions import SendAccuse, SendEvict
 from dlx.node.round.liveness import claims
 from dlx.node.round.sites import Enlist, TakeSeats, Wait, next_step

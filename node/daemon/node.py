@@ -44,9 +44,9 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys.identity import Account, NodeKey
+from dlx.node.home.keys.site import Site
 from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.home.ledgers import ask_first_funds
-from dlx.node.home.site import Site
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import MOST_WINDOW
 from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, seals_needed

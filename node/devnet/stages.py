@@ -21,10 +21,10 @@ from dlx.ground import durable
 from dlx.ground.places import expand
 from dlx.ground.stopping import signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
-from dlx.node.home import site as sites
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
+from dlx.node.home.keys import site as sites
 from dlx.node.home.ledgers import ledger_client, reachable_chain
 from dlx.node.runs import find
 from dlx.node.trainer.spawn import SHARED, ForkServer

@@ -8,9 +8,9 @@ import pytest
 
 from dlx.ledger.events import Left, SiteSeated
 from dlx.node.devnet.devnet import PROGRAM, Devnet
-from dlx.node.home import site as sites
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
+from dlx.node.home.keys import site as sites
 from tests.e2e.devnets import Timing, Watched, create
 from tests.patience import PATIENCE
 

@@ -23,7 +23,7 @@ from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership, NoSlot
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.home.site import Site, make
+from dlx.node.home.keys.site import Site, make
 from tests.ledger.ledger_run import config
 
 RUN, ACCOUNT, OTHER, THIRD = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}", f"0x{3:040x}"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dlx.ledger.typed import Domain, SiteMember, recover
-from dlx.node.home import site
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.keys import site
 
 ACCOUNT = "0x" + "11" * 20
 
