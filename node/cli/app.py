@@ -42,7 +42,7 @@ from dlx.node.cli import (
     watch,
     web,
 )
-from dlx.node.home import extras, lost
+from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
 _OUTPUT = "standard output"
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
-    lost.explained()
+    sigbus.explained()
     _standard_streams()
     try:
         with extras.explained():
