@@ -23,7 +23,7 @@ from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
 from dlx.node.audit.source import name_source
 from dlx.node.home.errors import Failure
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 
 LEVEL = 1
 

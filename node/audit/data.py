@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dlx.node.archive.blobs import BlobMissing, Blobs
 from dlx.node.audit.report import Report
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 from dlx.training.data.shards import (
     MAX_MANIFEST_BYTES,
     DataError,

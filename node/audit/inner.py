@@ -12,7 +12,7 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.inner import Absent, Inner, Lie, Unknown
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 from dlx.node.round import turns
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of

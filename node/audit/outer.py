@@ -17,7 +17,7 @@ from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.lineage import audit_lineage
 from dlx.node.audit.report import Report, Verdict
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 from dlx.node.round.pace import fewest_steps
 from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules import base_version, statement_fault, unit_multipliers

@@ -12,7 +12,7 @@ import typer
 from dlx.node.cli import options
 from dlx.node.cli.progress import of_bytes
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.shown import size
+from dlx.node.home.formatting import size
 
 if TYPE_CHECKING:
     from dlx.training.data.formats import Found

@@ -16,7 +16,7 @@ from dlx.node.home import extras
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.shown import size
+from dlx.node.home.formatting import size
 
 if TYPE_CHECKING:
     from dlx.node.devnet.devnet import Devnet

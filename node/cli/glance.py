@@ -14,7 +14,7 @@ from rich.text import Text
 from dlx.ground.printable import printable
 from dlx.node.cli.status import answers
 from dlx.node.daemon.status import NodeStatus, PeerView, RoundView
-from dlx.node.home.shown import size
+from dlx.node.home.formatting import size
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ABOVE = ("ready", "connected", "slot", "counted", "vote", "notice", "rests", "waiting for", "fails", "checks")

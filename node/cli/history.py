@@ -85,7 +85,7 @@ def _write_page(
 
 
 def _print(found: History) -> None:
-    from dlx.node.home.shown import steps
+    from dlx.node.home.formatting import steps
     from dlx.node.runs.history import utc
 
     done = found.sealed_rounds

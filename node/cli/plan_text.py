@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx.ground.places import nearest
 from dlx.node.cli import options
-from dlx.node.home import shown
+from dlx.node.home import formatting
 
 if TYPE_CHECKING:
     from dlx.node.runs.upkeep import Upkeep
@@ -121,19 +121,19 @@ def _print_stages(plan: Plan) -> None:
         ["parameters", *(f"{cost.parameters:,} ({cost.parameters / parameters:.0%})" for cost in costs)],
         ["operations per token", *(f"{cost.flops:,} ({cost.flops / flops:.0%})" for cost in costs)],
         *(
-            [f"memory of {part.replace('_', ' ')}", *(shown.size(getattr(cost.memory, part)) for cost in costs)]
+            [f"memory of {part.replace('_', ' ')}", *(formatting.size(getattr(cost.memory, part)) for cost in costs)]
             for part in costs[0].memory.__struct_fields__
         ),
-        ["payload per round", *(shown.size(cost.payload) for cost in costs)],
-        ["pipe per inner step", *(shown.size(cost.pipes) for cost in costs)],
-        ["disk per undecided round", *(shown.size(one.undecided) for one in checks)],
-        ["disk per drawn round", *(shown.size(one.drawn) for one in checks)],
-        ["disk of private rounds", *(shown.size(one.waiting) for one in checks)],
-        ["disk of served rounds", *(shown.size(one.served) for one in checks)],
-        ["disk of slot", *(shown.size(one.slot) for one in checks)],
-        ["disk of versions", *(shown.size(one.versions) for one in checks)],
-        ["disk of payloads", *(shown.size(one.payloads) for one in checks)],
-        ["disk in all", *(shown.size(one.disk) for one in checks)],
+        ["payload per round", *(formatting.size(cost.payload) for cost in costs)],
+        ["pipe per inner step", *(formatting.size(cost.pipes) for cost in costs)],
+        ["disk per undecided round", *(formatting.size(one.undecided) for one in checks)],
+        ["disk per drawn round", *(formatting.size(one.drawn) for one in checks)],
+        ["disk of private rounds", *(formatting.size(one.waiting) for one in checks)],
+        ["disk of served rounds", *(formatting.size(one.served) for one in checks)],
+        ["disk of slot", *(formatting.size(one.slot) for one in checks)],
+        ["disk of versions", *(formatting.size(one.versions) for one in checks)],
+        ["disk of payloads", *(formatting.size(one.payloads) for one in checks)],
+        ["disk in all", *(formatting.size(one.disk) for one in checks)],
         ["time of a micro-batch", *(_time(one.micro_batch) for one in times)],
         ["time of the optimiser", *(_time(one.optimiser) for one in times)],
     ]
@@ -249,7 +249,7 @@ def _too_much_for_the_disk(plan: Plan) -> list[str]:
         "payloads": ("payloads", f"a smaller retention.payloads ({_now(kept.payloads)})"),
     }
     part = max(remedies, key=lambda name: getattr(own, name))
-    (what, remedy), most = remedies[part], shown.size(getattr(own, part))
+    (what, remedy), most = remedies[part], formatting.size(getattr(own, part))
     return [
         f"a holder of stage {cost.stage} takes up to {shown.size(own.disk)} of disk, more than "
         f"{shown.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"

@@ -10,7 +10,7 @@ from rich.text import Text
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.status import CheckStatus, NodeStatus
-from dlx.node.home.shown import counted, size, steps
+from dlx.node.home.formatting import counted, size, steps
 
 
 def command(

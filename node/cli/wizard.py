@@ -14,7 +14,7 @@ import typer
 
 from dlx.ground.printable import printable
 from dlx.node.cli import options, plan, plan_text
-from dlx.node.home import shown
+from dlx.node.home import formatting
 from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.shelf import Shelf
 from dlx.node.daemon.versions import Versions
-from dlx.node.home import logs, shown
+from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.faults import ActionFailed, LocalFault
@@ -358,12 +358,12 @@ class Session:
             "round sealed",
             round=number,
             stage=self.stage,
-            steps=shown.steps(sealed.outcome.inner_steps, taken) if taken else 0,
+            steps=formatting.steps(sealed.outcome.inner_steps, taken) if taken else 0,
             loss=round(sealed.mean_loss / MICRO, 4),
             tokens_per_second=None if rate is None else round(rate),
             payload_bytes=sent["payload"][0],
             pipe_bytes=sent["pipe"][0],
-            counted=shown.counted([sealed.count], max(sealed.count, len(view.complete_replicas()))),
+            counted=formatting.counted([sealed.count], max(sealed.count, len(view.complete_replicas()))),
             mine=counted,
             weights=view.weights(self.stage, number + 1).hex()[:12],
             transaction=sealed.at.tx.hex()[:12],

@@ -14,7 +14,7 @@ from dlx.ground.constants import MICRO
 from dlx.ground.printable import printable
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
-from dlx.node.home.shown import counted, size
+from dlx.node.home.formatting import counted, size
 
 
 class Dashboard:

@@ -15,7 +15,7 @@ from dlx.ground.blobs import write_blob
 from dlx.ground.durable import file_hash
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import run_id
-from dlx.node.home import shown
+from dlx.node.home import formatting
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.runs.checkpoint import PROVENANCE, check_files, read_provenance, run_manifest

@@ -16,7 +16,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 from dlx.node.runs import harness
 from dlx.node.runs.pull import pull, read_manifest
 from dlx.training.data.shards import (

@@ -23,7 +23,7 @@ from dlx.node.home.config import Settings, shown_urls
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.finding import FAIL, PASS, WARN, Finding
-from dlx.node.home.shown import size
+from dlx.node.home.formatting import size
 from dlx.training.models.placement import cores
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dlx.node.archive.blobs import BlobMissing, Blobs, Source
 from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.archive.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.shown import bar
+from dlx.node.home.formatting import bar
 from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, published, write_sums
 from dlx.node.runs.find import RunReader, summary

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from dlx.node.home import shown
+from dlx.node.home import formatting
 from dlx.node.runs.evaluations import Evaluation
 from dlx.node.web.facts import Facts
 
@@ -79,7 +79,7 @@ def compact(count: float) -> str:
 _X_LABELS: dict[Axis, Callable[[float], str]] = {
     "rounds": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.1f}",
     "tokens": compact,
-    "bytes": shown.size,
+    "bytes": formatting.size,
 }
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from dlx.ground.printable import printable
 from dlx.ledger.events import Convicted
 from dlx.ledger.typed import split_conviction
-from dlx.node.home import shown
+from dlx.node.home import formatting
 from dlx.node.runs.find import Member
 from dlx.node.runs.history import utc
 from dlx.node.web import page as pages
@@ -56,7 +56,7 @@ def _environment() -> Environment:
         "loss": lambda value: "" if value is None else f"{value:.4f}",
         "share": pages.percent,
         "part": lambda value: "nothing" if value is None else f"{100 * value:.1f}%",
-        "size": shown.size,
+        "size": formatting.size,
         "compact": compact,
         "utc": utc,
         "clock": lambda seconds: utc(seconds).replace("T", " ").removesuffix("Z"),

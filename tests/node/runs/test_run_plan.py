@@ -12,7 +12,7 @@ import pytest
 from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.node.home.shown import size
+from dlx.node.home.formatting import size
 from dlx.node.runs.fit import config_of
 from dlx.node.runs.upkeep import round_bytes
 from dlx.training.balance.costs import costs

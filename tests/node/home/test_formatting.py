@@ -1,6 +1,6 @@
 import pytest
 
-from dlx.node.home.shown import bar, counted, size
+from dlx.node.home.formatting import bar, counted, size
 
 
 @pytest.mark.parametrize(
