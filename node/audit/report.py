@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dlx.node.home.finding import exit_code
+from dlx.node.home.diagnostics import exit_code
 
 Verdict = Literal["PASS", "FAIL", "WARN", "SKIP"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "WARN", "SKIP")

@@ -13,7 +13,7 @@ from dlx.node.cli import options
 if TYPE_CHECKING:
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
-    from dlx.node.home.finding import Finding
+    from dlx.node.home.diagnostics import Finding
 
 
 def command(
@@ -61,7 +61,7 @@ def command(
 def _findings(
     folder: DataDir, settings: Settings, run: str | None, stage: int | None, rounds: int
 ) -> Iterator[Finding]:
-    from dlx.node.home.finding import Finding
+    from dlx.node.home.diagnostics import Finding
     from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
     from dlx.node.runs import find, health
 

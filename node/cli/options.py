@@ -20,8 +20,8 @@ from dlx.ground.printable import escaped, printable
 from dlx.node.home import citation, config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.diagnostics import Finding
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.finding import Finding
 
 _DEFAULTS = Settings()
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dlx.node.cli import options
+from dlx.node.home.diagnostics import FAIL, Finding, exit_code
 from dlx.node.home.errors import Failure
-from dlx.node.home.finding import FAIL, Finding, exit_code
 
 
 def command(

@@ -11,7 +11,7 @@ import typer
 from dlx.node.cli import options
 from dlx.node.cli.audit import DeviceOption, placement_on
 from dlx.node.home import extras
-from dlx.node.home.finding import exit_code
+from dlx.node.home.diagnostics import exit_code
 
 if TYPE_CHECKING:
     from dlx.node.audit.watch import Line

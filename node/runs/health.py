@@ -21,8 +21,8 @@ from dlx.node import version
 from dlx.node.home import extras
 from dlx.node.home.config import Settings, shown_urls
 from dlx.node.home.datadir import DataDir, NotPrivate
+from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.home.finding import FAIL, PASS, WARN, Finding
 from dlx.node.home.formatting import size
 from dlx.training.models.placement import cores
 

@@ -14,7 +14,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.home.finding import FAIL, PASS, WARN, Finding
+from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, parse_address
 from dlx.p2p.dialback import MOST_PORTS, DialBack

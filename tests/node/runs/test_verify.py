@@ -23,8 +23,8 @@ from dlx.node.audit.report import Report
 from dlx.node.cli.verify import _tell
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.diagnostics import Finding
 from dlx.node.home.errors import UsageFailure
-from dlx.node.home.finding import Finding
 from dlx.node.runs.checkpoint import read_provenance, write_sums
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.pull import follow, pull
