@@ -40,8 +40,8 @@ from dlx.ledger.typed import (
     conviction_entries,
 )
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Check, Folder, Report, Training, audit
+from dlx.node.audit.blobs import Blobs
 from dlx.node.audit.data import audit_data
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of

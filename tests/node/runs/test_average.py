@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlx.node.archive.blobs import Blobs
 from dlx.node.audit import Folder
+from dlx.node.audit.blobs import Blobs
 from dlx.node.home import citation
 from dlx.node.home.errors import Failure
 from dlx.node.runs.checkpoint import read_provenance, read_sums, write_sums

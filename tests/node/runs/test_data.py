@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.ledger.typed import PRIVATE_DATA
-from dlx.node.archive.blobs import Blobs, Folder
+from dlx.node.audit.blobs import Blobs, Folder
 from dlx.node.daemon.public import private_folder
 from dlx.node.daemon.statements import _flags
 from dlx.node.home.datadir import DataDir
