@@ -20,9 +20,9 @@ from dlx.training.models.placement import Placement, wrong_device
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
-    from dlx.node.archive.sources import Places
     from dlx.node.audit import Report
     from dlx.node.audit.inner import Choice
+    from dlx.node.audit.sources import Places
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
 
@@ -97,7 +97,7 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    from dlx.node.archive.sources import Places
+    from dlx.node.audit.sources import Places
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)

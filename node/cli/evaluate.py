@@ -58,7 +58,7 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
     )
-    from dlx.node.archive.sources import Places
+    from dlx.node.audit.sources import Places
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import evaluations, find
     from dlx.node.runs.evaluation import Tasks, evaluate_run

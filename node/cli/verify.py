@@ -42,8 +42,8 @@ def command(
     options.existing_folder(model, "FOLDER")
     import tempfile
 
-    from dlx.node.archive.sources import Places, open_sources
     from dlx.node.audit.blobs import Blobs, Folder
+    from dlx.node.audit.sources import Places, open_sources
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import read_provenance

@@ -13,8 +13,8 @@ import msgspec
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.sources import Places, open_sources
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.sources import Places, open_sources
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
 from dlx.node.runs import harness

@@ -17,8 +17,8 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.archive.replay import Replay, ReplayError
-from dlx.node.archive.sources import Places, open_sources
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar
 from dlx.node.runs.card import CARD, card

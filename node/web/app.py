@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dlx.ground.errors import DlxError
-from dlx.node.archive.sources import Places
+from dlx.node.audit.sources import Places
 from dlx.node.web import guard, versions
 from dlx.node.web.auditing import Auditing
 from dlx.node.web.chart import AXES, Axis

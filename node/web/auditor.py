@@ -60,9 +60,9 @@ def main() -> None:
 def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
     """`tell` gets the fields of AuditState that change, the last time with `done`."""
     from dlx.ledger.client import LedgerClient
-    from dlx.node.archive.sources import Places
     from dlx.node.audit import audit_run
     from dlx.node.audit.report import Report
+    from dlx.node.audit.sources import Places
 
     where, run = task.where, bytes.fromhex(task.run)
     report, last = Report(run), 0.0

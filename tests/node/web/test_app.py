@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dlx.node.archive.sources import Places
+from dlx.node.audit.sources import Places
 from dlx.node.web.app import Page
 from dlx.node.web.auditing import Auditing
 from dlx.node.web.auditor import Where

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlx.node.archive.sources import Places
+from dlx.node.audit.sources import Places
 from dlx.node.runs import evaluations
 from dlx.node.runs.evaluations import Evaluation
 from dlx.node.runs.history import history
