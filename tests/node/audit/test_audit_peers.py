@@ -20,8 +20,8 @@ from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.archive.peers import Peers
 from dlx.node.audit import Report, audit
+from dlx.node.audit.peer_source import Peers
 from dlx.node.cli import audit as audit_command
 from dlx.node.cli import pull as pull_command
 from dlx.node.cli.app import main
