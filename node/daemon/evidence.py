@@ -11,7 +11,7 @@ import trio
 from dlx.ground.blobs import Kind
 from dlx.ledger.typed import Contribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.inner import Absent, Get, Inner, Unknown
+from dlx.node.audit.inner_inputs import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.inner import Absent
+from dlx.node.audit.inner_inputs import Absent
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.judge import Judge

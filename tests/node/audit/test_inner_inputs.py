@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Contribution
-from dlx.node.archive.inner import Absent, Inner
+from dlx.node.audit.inner_inputs import Absent, Inner
 from tests.node.home.test_signed import contribution, digest
 
 
