@@ -11,11 +11,11 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.lineage import audit_lineage
+from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.home.formatting import bar
 from dlx.node.round.pace import fewest_steps

@@ -16,8 +16,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.sources import Places, open_sources
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar

@@ -11,8 +11,8 @@ from dlx.ground.durable import file_hash
 from dlx.ground.printable import printable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.replay import Replay, ReplayError
 from dlx.node.audit.blobs import Blobs
+from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import Failure
 from dlx.node.runs.card import CARD, card
