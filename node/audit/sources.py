@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
-from dlx.node.archive.verdicts import verdicts_beside
 from dlx.node.audit.blobs import Folder, Source
 from dlx.node.audit.peer_source import Peers
+from dlx.node.audit.verdict_store import verdicts_beside
 from dlx.node.home.errors import NotReady, UsageFailure
 from dlx.node.round.verdicts import ReportedVerdict, VerdictError
 

@@ -48,7 +48,7 @@ def command(
         if path:
             options.existing_folder(path.absolute().parent, f"{option}: in")
     folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
-    from dlx.node.archive.verdicts import verdicts_beside
+    from dlx.node.audit.verdict_store import verdicts_beside
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history
 

@@ -21,8 +21,8 @@ from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView
 from dlx.node import version
-from dlx.node.archive.verdicts import VerdictStore
 from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
+from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort, Evidence

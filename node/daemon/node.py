@@ -17,7 +17,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView
 from dlx.node import version
-from dlx.node.archive.verdicts import FILE, VerdictStore
+from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody

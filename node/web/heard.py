@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dlx.ledger.typed import Domain
-from dlx.node.archive.verdicts import FILE, MOST, listed_in
+from dlx.node.audit.verdict_store import FILE, MOST, listed_in
 from dlx.node.round.verdicts import ReportedVerdict, VerdictError
 
 _MOST = 4096  # verdicts of a folder that are read for a page

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlx.ledger.events import Convicted, Evicted
-from dlx.node.archive.verdicts import kept_verdicts
+from dlx.node.audit.verdict_store import kept_verdicts
 from dlx.node.home.keys import identity
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 from tests.attacks.lies import Lie

@@ -11,8 +11,8 @@ from eth_utils import to_canonical_address
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.events import Sealed
 from dlx.ledger.view.run_view import RunView
-from dlx.node.archive.verdicts import VerdictStore
 from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
+from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.judge import Judge

@@ -13,7 +13,7 @@ from dlx.ledger.events import CheckpointPublished, Left
 from dlx.ledger.index import seal_rows
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
-from dlx.node.archive.verdicts import FILE, VerdictStore
+from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.runs import evaluations
 from dlx.node.runs.evaluations import Evaluation

@@ -5,7 +5,7 @@ from pathlib import Path
 from eth_utils import to_canonical_address
 
 from dlx.ledger.typed import Domain, account_of
-from dlx.node.archive.verdicts import VerdictStore, kept_verdicts
+from dlx.node.audit.verdict_store import VerdictStore, kept_verdicts
 from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
 
 RUN, DOMAIN = b"\x11" * 32, Domain(31337, "0x" + "22" * 20)
