@@ -83,7 +83,7 @@ def command(
 
 
 def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
-    from dlx.node.runs.card import citation
+    from dlx.node.checkpoints.card import citation
 
     if json:
         options.print_json(found | {"folder": str(out.absolute())})

@@ -96,7 +96,7 @@ def command(
 
 def _name(folder: Path) -> str:
     """How the version is cited, where the folder says what it is."""
-    from dlx.node.runs.card import citation
+    from dlx.node.checkpoints.card import citation
     from dlx.node.runs.checkpoint import PROVENANCE
 
     try:

@@ -73,7 +73,7 @@ def command(
 def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
     """Each as soon as it is found, or all as one object; ends the command. `stated`: what the folder says of itself,
     which is believed where all is PASS."""
-    from dlx.node.runs.card import citation
+    from dlx.node.checkpoints.card import citation
 
     found = []
     for finding in findings:

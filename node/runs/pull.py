@@ -19,9 +19,9 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.sources import Places, open_sources
+from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar
-from dlx.node.runs.card import CARD, card
 from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, published, write_sums
 from dlx.node.runs.find import RunReader, summary
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest

@@ -1,0 +1,1 @@
+"""Published versions of a run: pulled, verified, evaluated."""
