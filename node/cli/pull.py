@@ -55,9 +55,9 @@ def command(
     )
     from dlx.ground import durable
     from dlx.node.audit.sources import Places
+    from dlx.node.checkpoints.pull import follow, pull_run
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.pull import follow, pull_run
 
     version, averaged = options.cited_version(round), options.cited_average(sealed)
     if watch and version is not None:

@@ -216,11 +216,11 @@ def publish(
         max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
     from dlx.node.audit.sources import Places
+    from dlx.node.checkpoints.pull import pull_run
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import publish
-    from dlx.node.runs.pull import pull_run
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     if checkpoint is not None:

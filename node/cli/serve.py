@@ -74,9 +74,9 @@ def command(
         else:
             source = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-serve-"))) / "model"
             from dlx.node.audit.sources import Places
+            from dlx.node.checkpoints.pull import pull_run
             from dlx.node.home.ledgers import open_index, open_ledger
             from dlx.node.runs import find
-            from dlx.node.runs.pull import pull_run
 
             kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
             places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)

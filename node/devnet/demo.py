@@ -122,7 +122,7 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
     """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
     from dlx.node.audit import audit
     from dlx.node.audit.sources import Places, open_sources
-    from dlx.node.runs.pull import pull
+    from dlx.node.checkpoints.pull import pull
 
     view, root = seen.view, devnet.root
     folder = DataDir(root)

@@ -13,8 +13,8 @@ import trio
 from dlx.ground.blobs import BlobError
 from dlx.ledger.client import LedgerClient
 from dlx.node.audit.sources import Places
+from dlx.node.checkpoints.pull import pull_run
 from dlx.node.runs.find import RunReader
-from dlx.node.runs.pull import pull_run
 
 _CHUNK = 1 << 20
 

@@ -223,7 +223,7 @@ class Run:
             dlx.node.home.errors.UsageFailure: ...model already exists: name a new or an empty folder
         """
         with explained():
-            from dlx.node.runs.pull import pull_run
+            from dlx.node.checkpoints.pull import pull_run
 
             where, averaged = Path(out).absolute(), False if sealed else None
             return pull_run(self._client, self._view(), round, where, self._places, progress, progress, averaged)

@@ -11,11 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.audit.blobs import Blobs, Folder
+from dlx.node.checkpoints import pull
 from dlx.node.daemon.public import private_folder
 from dlx.node.daemon.statements import _flags
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs import create, pull
+from dlx.node.runs import create
 from dlx.training.data.prepare import Preparation, adopt_folder, prepare_folder
 from dlx.training.data.shards import DataError, parse_data_manifest, read_prepared
 from dlx.training.recipe.manifest import parse

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dlx.node.audit import Folder
+from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure
-from dlx.node.runs.pull import pull
 from dlx.training.models import weights
 from dlx.training.models.stages import StageModel, stage_shapes
 from tests.history_builder import History
