@@ -44,10 +44,10 @@ def command(
 
     from dlx.node.audit.blobs import Blobs, Folder
     from dlx.node.audit.sources import Places, open_sources
+    from dlx.node.checkpoints.verify import AGAIN, verify
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.checkpoint import read_provenance
-    from dlx.node.runs.verify import AGAIN, verify
 
     try:
         stated = read_provenance(model)

@@ -21,6 +21,7 @@ from dlx.node.audit.blobs import Blobs
 from dlx.node.audit.lineage import audit_lineage, is_here
 from dlx.node.audit.report import Report
 from dlx.node.checkpoints.pull import follow, pull
+from dlx.node.checkpoints.verify import verify
 from dlx.node.cli.verify import _tell
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
@@ -28,7 +29,6 @@ from dlx.node.home.diagnostics import Finding
 from dlx.node.home.errors import UsageFailure
 from dlx.node.runs.checkpoint import read_provenance, write_sums
 from dlx.node.runs.create import _lineage
-from dlx.node.runs.verify import verify
 from dlx.training.recipe.draft import DraftModel
 from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
 from tests.history_builder import USAGE, History
