@@ -59,9 +59,9 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
     )
     from dlx.node.audit.sources import Places
+    from dlx.node.checkpoints.evaluation import Tasks, evaluate_run
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import evaluations, find
-    from dlx.node.runs.evaluation import Tasks, evaluate_run
     from dlx.node.runs.evaluations import Evaluation
     from dlx.training.models.placement import settle
 

@@ -14,13 +14,13 @@ import pytest
 
 from dlx.node.audit import Folder
 from dlx.node.audit.blobs import Blobs
+from dlx.node.checkpoints.evaluation import evaluate
 from dlx.node.checkpoints.pull import pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.home import citation
 from dlx.node.home.errors import Failure
 from dlx.node.runs.checkpoint import read_provenance, read_sums, write_sums
 from dlx.node.runs.create import _lineage
-from dlx.node.runs.evaluation import evaluate
 from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.draft import DraftModel, DraftRetention

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dlx.node.audit.blobs import Folder
+from dlx.node.checkpoints.evaluation import Tasks, evaluate
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.runs.evaluation import Tasks, evaluate
 from dlx.training.data.shards import Dataset, parse_data_manifest
 from dlx.training.models.evaluate import heldout_loss_of_stages
 from tests.history_builder import History
