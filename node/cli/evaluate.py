@@ -59,10 +59,11 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
     )
     from dlx.node.audit.sources import Places
+    from dlx.node.checkpoints import evaluations
     from dlx.node.checkpoints.evaluation import Tasks, evaluate_run
+    from dlx.node.checkpoints.evaluations import Evaluation
     from dlx.node.home.ledgers import open_index, open_ledger
-    from dlx.node.runs import evaluations, find
-    from dlx.node.runs.evaluations import Evaluation
+    from dlx.node.runs import find
     from dlx.training.models.placement import settle
 
     chosen = None

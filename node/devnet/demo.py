@@ -18,6 +18,8 @@ from dlx.ground.stopping import signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view.run_view import RunView
+from dlx.node.checkpoints import evaluations
+from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.daemon.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir
@@ -25,8 +27,6 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_ledger
 from dlx.node.round.plans import Terms, finished
 from dlx.node.round.verdicts import Finding
-from dlx.node.runs import evaluations
-from dlx.node.runs.evaluations import Evaluation
 
 PROMPT = b"def "
 SAMPLE_BYTES = 320

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.home import formatting
-from dlx.node.runs.evaluations import Evaluation
 from dlx.node.web.facts import Facts
 
 Axis = Literal["rounds", "tokens", "bytes"]

@@ -21,10 +21,11 @@ from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import RunReplay
 from dlx.ledger.view.run_view import RunView
+from dlx.node.checkpoints import evaluations
+from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.home.errors import Failure
 from dlx.node.round.verdicts import ReportedVerdict
-from dlx.node.runs import evaluations, find
-from dlx.node.runs.evaluations import Evaluation
+from dlx.node.runs import find
 from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.web import page
 from dlx.node.web.chart import AXES, Axis, Chart, chart

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dlx.node.audit.sources import Places
-from dlx.node.runs import evaluations
-from dlx.node.runs.evaluations import Evaluation
+from dlx.node.checkpoints import evaluations
+from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.runs.history import history
 from dlx.node.web import export
 from dlx.node.web.app import Page
