@@ -15,10 +15,10 @@ from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.sources import Places, open_sources
+from dlx.node.checkpoints import harness
 from dlx.node.checkpoints.pull import pull, read_manifest
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
-from dlx.node.runs import harness
 from dlx.training.data.shards import (
     BYTE_VALUES,
     MAX_MANIFEST_BYTES,
