@@ -22,8 +22,8 @@ from dlx.node.audit.sources import Places, open_sources
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar
-from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, published, write_sums
 from dlx.node.runs.find import RunReader, summary
+from dlx.node.runs.listing import MANIFEST, PROVENANCE, published, write_sums
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export

@@ -17,7 +17,7 @@ from dlx.node.checkpoints.card import CARD, card
 from dlx.node.checkpoints.pull import provenance, read_beside
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import MANIFEST, PROVENANCE, SUMS, check_files, published, run_manifest
+from dlx.node.runs.listing import MANIFEST, PROVENANCE, SUMS, check_files, published, run_manifest
 from dlx.training.models.export import ExportError, described, stage_hashes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.average import members

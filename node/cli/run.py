@@ -220,7 +220,7 @@ def publish(
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.checkpoint import publish
+    from dlx.node.runs.listing import publish
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     if checkpoint is not None:

@@ -97,7 +97,7 @@ def command(
 def _name(folder: Path) -> str:
     """How the version is cited, where the folder says what it is."""
     from dlx.node.checkpoints.card import citation
-    from dlx.node.runs.checkpoint import PROVENANCE
+    from dlx.node.runs.listing import PROVENANCE
 
     try:
         return printable(str(citation(untyped.decode((folder / PROVENANCE).read_bytes()))))

@@ -47,7 +47,7 @@ def command(
     from dlx.node.checkpoints.verify import AGAIN, verify
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
-    from dlx.node.runs.checkpoint import read_provenance
+    from dlx.node.runs.listing import read_provenance
 
     try:
         stated = read_provenance(model)

@@ -18,8 +18,8 @@ from dlx.ledger.typed import run_id
 from dlx.node.home import formatting
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import PROVENANCE, check_files, read_provenance, run_manifest
 from dlx.node.runs.fit import config_of, genesis_of
+from dlx.node.runs.listing import PROVENANCE, check_files, read_provenance, run_manifest
 from dlx.training.balance.history import with_retention
 from dlx.training.recipe import advice
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml

@@ -60,7 +60,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member or the creator says of a version; see `node.runs.checkpoint`."""
+    """What a member or the creator says of a version; see `node.runs.listing`."""
 
     version: int
     checkpoint: str  # sha256 of the list of its files

@@ -190,7 +190,7 @@ class Run:
         """Who says where a version (numbered as for `pull`) can be had, oldest first: `account`, `uri`, `checkpoint`
         (the sha256 of the SHA256SUMS there, 64 hex digits). Anybody's word: what `pull` returns says which are true.
         Raises LedgerUnavailable."""
-        from dlx.node.runs.checkpoint import published
+        from dlx.node.runs.listing import published
 
         return published(self._view(), round)
 

@@ -27,8 +27,8 @@ from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import Finding
 from dlx.node.home.errors import UsageFailure
-from dlx.node.runs.checkpoint import read_provenance, write_sums
 from dlx.node.runs.create import _lineage
+from dlx.node.runs.listing import read_provenance, write_sums
 from dlx.training.recipe.draft import DraftModel
 from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
 from tests.history_builder import USAGE, History
@@ -118,7 +118,7 @@ def test_files_that_are_longer_than_a_version_are_found_unread(
 ) -> None:
     with (folder / "model.safetensors").open("ab") as file:
         file.truncate(1 << 36)
-    monkeypatch.setattr("dlx.node.runs.checkpoint.file_hash", lambda path: pytest.fail(f"{path} is read"))
+    monkeypatch.setattr("dlx.node.runs.listing.file_hash", lambda path: pytest.fail(f"{path} is read"))
     assert found(folder) == {"manifest": "PASS", "files": "FAIL"}
     (folder / "manifest.json").unlink()
     assert found(folder) == {"manifest": "FAIL"}
@@ -132,7 +132,7 @@ def test_a_false_manifest_does_not_decide_how_much_is_read(
     (folder / "manifest.json").write_bytes(canonical_bytes(msgspec.structs.replace(manifest, genesis=huge)))
     with (folder / "model.safetensors").open("ab") as file:
         file.truncate(1 << 36)
-    monkeypatch.setattr("dlx.node.runs.checkpoint.file_hash", lambda path: pytest.fail(f"{path} is read"))
+    monkeypatch.setattr("dlx.node.runs.listing.file_hash", lambda path: pytest.fail(f"{path} is read"))
     assert found(folder) == {"manifest": "FAIL"}
 
 

@@ -19,8 +19,8 @@ from dlx.node.checkpoints.pull import pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.home import citation
 from dlx.node.home.errors import Failure
-from dlx.node.runs.checkpoint import read_provenance, read_sums, write_sums
 from dlx.node.runs.create import _lineage
+from dlx.node.runs.listing import read_provenance, read_sums, write_sums
 from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.draft import DraftModel, DraftRetention

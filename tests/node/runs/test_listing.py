@@ -15,7 +15,7 @@ from dlx.ledger.keys import account_of
 from dlx.node.audit import Folder
 from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.runs.checkpoint import publish, read_sums
+from dlx.node.runs.listing import publish, read_sums
 from tests.history_builder import History, Network
 
 pytest_plugins = ["tests.history_builder"]
