@@ -16,7 +16,7 @@ from dlx.node.round.continuity import LOOKED_BACK
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn
 from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
-from dlx.node.round.rules import base_version
+from dlx.node.round.rules.rules import base_version
 from dlx.node.trainer.checks import Work
 from dlx.training.data.dealing import Intervals, cut
 from dlx.training.data.shards import DataManifest, Shard, sample_order

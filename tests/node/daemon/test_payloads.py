@@ -13,7 +13,7 @@ from dlx.ground.merkle import tree_root
 from dlx.node.daemon.payloads import Payloads
 from dlx.node.daemon.versions import Versions
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
-from dlx.node.round.rules import PayloadFacts
+from dlx.node.round.rules.rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
 from tests.node.daemon.test_versions import STAGE, FakeView, name

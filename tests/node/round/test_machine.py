@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round import rules
-from dlx.node.round.rules import OuterResult
+from dlx.node.round.rules.rules import OuterResult, rules
 from tests.node.round import kills
 from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
 

@@ -1,0 +1,1 @@
+"""What every member decides alike, from the ledger and signed statements alone: pure functions."""
