@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.ground.constants import UNIT
-from dlx.node.round.pace import TRIAL_STEPS
+from dlx.node.round.rules.pace import TRIAL_STEPS
 from dlx.training import codecs
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Codec, Decoder, count

@@ -94,7 +94,7 @@ def planned(
     gc.disable()  # nothing that is imported or simulated is garbage: to look for it takes a fifth of the time
     from msgspec.structs import replace
 
-    from dlx.node.round.pace import TRIAL_STEPS
+    from dlx.node.round.rules.pace import TRIAL_STEPS
     from dlx.node.runs.upkeep import checked
     from dlx.training.balance.costs import costs
     from dlx.training.balance.devices import DEVICE_KINDS, device_of

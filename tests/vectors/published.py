@@ -34,7 +34,7 @@ from dlx.ledger.typed import (
     run_id,
 )
 from dlx.node.round.draw import checkers, draw, seed_of
-from dlx.node.round.pace import Pace
+from dlx.node.round.rules.pace import Pace
 from dlx.p2p.sharing import bitmap, shares_of
 from dlx.training.codecs import codec
 from dlx.training.data.dealing import Dealing

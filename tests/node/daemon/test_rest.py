@@ -17,7 +17,7 @@ from dlx.node.daemon.idle import BUSY_SECONDS, QUIET_SECONDS, Demand
 from dlx.node.daemon.rest import Rest
 from dlx.node.home.hours import is_within, minutes
 from dlx.node.round import actions as a
-from dlx.node.round.pace import fewest_steps
+from dlx.node.round.rules.pace import fewest_steps
 from tests.node.command import dlx
 from tests.node.round.simulation import Simulation, make_rules
 

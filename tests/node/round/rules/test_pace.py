@@ -11,7 +11,7 @@ from dlx.ledger import events as chain
 from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.pace import TRIAL_STEPS, End, Lap, Pace, Speed, fewest_steps, reference, steps_within, whole
+from dlx.node.round.rules.pace import TRIAL_STEPS, End, Lap, Pace, Speed, fewest_steps, reference, steps_within, whole
 from tests.node.round.simulation import RUN, Member, Simulation, make_rules
 
 STEPS = 40
