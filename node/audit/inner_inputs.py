@@ -15,7 +15,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round.continuity import LOOKED_BACK
 from dlx.node.round.deals import Deals
 from dlx.node.round.draw import Drawn
-from dlx.node.round.plans import Terms, manifest_plan, plan_of, steps_before
+from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of, steps_before
 from dlx.node.round.rules.rules import base_version
 from dlx.node.trainer.checks import Work
 from dlx.training.data.dealing import Intervals, cut

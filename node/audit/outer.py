@@ -18,8 +18,8 @@ from dlx.node.audit.lineage import audit_lineage
 from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
 from dlx.node.home.formatting import bar
-from dlx.node.round.plans import finished, has_round, plan_fault
 from dlx.node.round.rules.pace import fewest_steps
+from dlx.node.round.rules.plans import finished, has_round, plan_fault
 from dlx.node.round.rules.rules import base_version, statement_fault, unit_multipliers
 from dlx.node.runs.fit import differences
 from dlx.training import selftest

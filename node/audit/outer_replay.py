@@ -17,7 +17,7 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, Record, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.blobs import BlobMissing, Blobs
-from dlx.node.round.plans import Terms, manifest_plan, plan_of
+from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes

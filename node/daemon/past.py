@@ -26,7 +26,7 @@ from dlx.node.round.continuity import (
     start_of,
 )
 from dlx.node.round.faults import ActionFailed, BadStatement
-from dlx.node.round.plans import manifest_plan
+from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.rules import Rules, base_version
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout

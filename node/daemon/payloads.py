@@ -19,7 +19,7 @@ from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
-from dlx.node.round.plans import manifest_plan
+from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge, Tree

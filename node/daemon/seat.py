@@ -14,8 +14,8 @@ from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
-from dlx.node.round import plans
-from dlx.node.round.plans import Terms
+from dlx.node.round.rules import plans
+from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.client import Trainer
 from dlx.training.models.parallel import check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError

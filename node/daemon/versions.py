@@ -13,7 +13,7 @@ from dlx.node.daemon.retention import version_hashes
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, Differs
-from dlx.node.round.plans import manifest_plan, plan_of
+from dlx.node.round.rules.plans import manifest_plan, plan_of
 from dlx.node.round.rules.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.node.trainer.messages import SealedPayload

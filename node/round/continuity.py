@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.plans import Terms
+from dlx.node.round.rules.plans import Terms
 from dlx.node.round.rules.rules import is_folded, is_left_out
 
 FLAGS = PRIVATE_DATA | STATE_RESET

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.plans import Terms, steps_before
+from dlx.node.round.rules.plans import Terms, steps_before
 from dlx.training.data.dealing import Dealing, Intervals
 from dlx.training.recipe.manifest import Manifest
 

@@ -11,7 +11,7 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.inclusion import Reports, merged, trusted_names
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
-from dlx.node.round.plans import has_round, plan_of
+from dlx.node.round.rules.plans import has_round, plan_of
 from dlx.node.round.rules.rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
 
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it

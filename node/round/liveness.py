@@ -21,7 +21,7 @@ from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
-from dlx.node.round.plans import finished
+from dlx.node.round.rules.plans import finished
 from dlx.node.round.rules.rules import Rules
 from dlx.node.round.sites import stays
 

@@ -11,7 +11,7 @@ from dlx.node.round.book import Book, Proposal
 from dlx.node.round.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
-from dlx.node.round.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
+from dlx.node.round.rules.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
 from dlx.node.round.rules.rules import (
     NOTHING,
     OuterResult,

@@ -19,7 +19,7 @@ from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.index.rebuild import RunReplay
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
-from dlx.node.round.plans import Terms, finished
+from dlx.node.round.rules.plans import Terms, finished
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 

@@ -9,8 +9,8 @@ from eth_utils import keccak, to_canonical_address
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import MAX_REPLICAS, PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
 from dlx.node.round.rules.pace import fewest_steps
+from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segments_in
 

@@ -11,7 +11,7 @@ from dlx.ledger.typed import Plan
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.plans import plan_fault, plan_of, steps_before
+from dlx.node.round.rules.plans import plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Adaptive
 from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Simulation, make_rules

@@ -19,7 +19,7 @@ from dlx.node.round.continuity import (
     start_of,
 )
 from dlx.node.round.machine import RoundMachine
-from dlx.node.round.plans import seals_needed
+from dlx.node.round.rules.plans import seals_needed
 from dlx.node.round.rules.rules import base_version, is_folded
 from tests.node.round.simulation import Member, Simulation, digest, make_rules
 

@@ -11,7 +11,7 @@ import pytest
 from dlx.ledger.typed import Plan
 from dlx.ledger.view.seal_log import SealLog
 from dlx.node.round.deals import Deals
-from dlx.node.round.plans import Terms
+from dlx.node.round.rules.plans import Terms
 from dlx.training.data.dealing import Intervals
 from dlx.training.recipe.recipe import Adaptive
 
