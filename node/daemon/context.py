@@ -9,7 +9,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.home.keys.slashing_protection import SignedBook
-from dlx.node.round.deals import Deals
+from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.pipe import PipeService

@@ -22,7 +22,7 @@ from dlx.node.daemon.session import Session
 from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.deals import Deals
+from dlx.node.round.rules.deals import Deals
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p import wire

@@ -14,8 +14,8 @@ from dlx.ledger.typed import Plan
 from dlx.node.daemon import evidence as module
 from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.shards import AHEAD, Shards
-from dlx.node.round.deals import Deals
 from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.checks import Outcome
 from dlx.p2p.exchange import BlobNotFound

@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ledger.typed import Plan
 from dlx.ledger.view.seal_log import SealLog
-from dlx.node.round.deals import Deals
+from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms
 from dlx.training.data.dealing import Intervals
 from dlx.training.recipe.recipe import Adaptive
