@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlx.node.round.inclusion import EVERYBODY, awaited
+from dlx.node.round.rules.inclusion import EVERYBODY, awaited
 from tests.node.round.players import Alternating, Breaker, Contest, Exiler, Ghost, NotANumber, Player
 from tests.node.round.simulation import Simulation, make_rules
 from tests.node.round.test_grace import SlowLinks, play, slow_rules

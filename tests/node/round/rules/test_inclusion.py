@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dlx.node.round.inclusion import Deadlines, is_named, merged, trusted_names
+from dlx.node.round.rules.inclusion import Deadlines, is_named, merged, trusted_names
 from tests.node.round.players import Censor, Contest
 from tests.node.round.simulation import Simulation, make_rules
 
