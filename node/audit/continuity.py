@@ -11,7 +11,7 @@ from dlx.ledger.typed import Contribution
 from dlx.node.audit.blobs import BlobMissing
 from dlx.node.audit.outer_replay import Replay, State, StatementError
 from dlx.node.audit.report import Report, Verdict
-from dlx.node.round.continuity import (
+from dlx.node.round.rules.continuity import (
     Counted,
     faults,
     is_start_public,

@@ -13,7 +13,8 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.troubles import fetch, told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
-from dlx.node.round.continuity import (
+from dlx.node.round.faults import ActionFailed, BadStatement
+from dlx.node.round.rules.continuity import (
     PREVIOUS,
     START,
     Fault,
@@ -25,7 +26,6 @@ from dlx.node.round.continuity import (
     next_needed,
     start_of,
 )
-from dlx.node.round.faults import ActionFailed, BadStatement
 from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.rules import Rules, base_version
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong

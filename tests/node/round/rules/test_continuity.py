@@ -9,7 +9,8 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Contribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
-from dlx.node.round.continuity import (
+from dlx.node.round.machine import RoundMachine
+from dlx.node.round.rules.continuity import (
     faults,
     is_start_public,
     last_counted,
@@ -18,7 +19,6 @@ from dlx.node.round.continuity import (
     next_needed,
     start_of,
 )
-from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules.plans import seals_needed
 from dlx.node.round.rules.rules import base_version, is_folded
 from tests.node.round.simulation import Member, Simulation, digest, make_rules
