@@ -15,7 +15,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site
 from dlx.node.round.actions import SendAccuse, SendEvict
 from dlx.node.round.liveness import claims
-from dlx.node.round.sites import Enlist, TakeSeats, Wait, next_step
+from dlx.node.round.rules.sites import Enlist, TakeSeats, Wait, next_step
 from dlx.p2p.host import Host
 
 SEEN_SECONDS = 30.0  # until what was mined has to show in the chain's events

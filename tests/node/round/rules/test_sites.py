@@ -8,8 +8,8 @@ from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated
 from dlx.ledger.typed import ANY_STAGE, Domain
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round import sites
-from dlx.node.round.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, stays
+from dlx.node.round.rules import sites
+from dlx.node.round.rules.sites import ENLISTED_SECONDS, RENEWED_SECONDS, Enlist, TakeSeats, Wait, stays
 from tests.ledger.ledger_run import config
 
 RUN, SITE, OTHER_SITE = b"\1" * 32, f"0x{0xA:040x}", f"0x{0xB:040x}"
