@@ -14,7 +14,7 @@ from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict
 from dlx.node.home.formatting import bar
 from dlx.node.round import turns
-from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.turns import Case
 from dlx.node.round.verdicts import Finding, ReportedVerdict

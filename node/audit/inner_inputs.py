@@ -12,7 +12,7 @@ from pathlib import Path
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.draw import Drawn
+from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of, steps_before

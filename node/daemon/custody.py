@@ -19,7 +19,7 @@ from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
-from dlx.node.round.draw import MOST_WINDOW
+from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.plans import Terms
 from dlx.node.round.rules.rules import base_version

@@ -11,7 +11,7 @@ from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
-from dlx.node.round.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segment_steps
 

@@ -17,7 +17,7 @@ from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.troubles import fetch
 from dlx.node.daemon.versions import fetch_file, roots
 from dlx.node.home import logs
-from dlx.node.round.draw import Drawn
+from dlx.node.round.challenges.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check
 from dlx.p2p.exchange import BlobError
 from dlx.training.data.shards import DataError, Shard

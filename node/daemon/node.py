@@ -47,7 +47,7 @@ from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.keys.site import Site
 from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.home.ledgers import ask_first_funds
-from dlx.node.round.draw import MOST_WINDOW
+from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, seals_needed
 from dlx.p2p import wire

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.draw import Drawn, checkers, place
+from dlx.node.round.challenges.draw import Drawn, checkers, place
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 
 TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over

@@ -16,7 +16,7 @@ from dlx.ground.errors import DlxError
 from dlx.ledger import typed
 from dlx.ledger.abi import checksum
 from dlx.ledger.typed import Domain, SignatureError, SignedVerdict, TypedError, Verdict
-from dlx.node.round.draw import Drawn
+from dlx.node.round.challenges.draw import Drawn
 
 MAX_BYTES = 4096  # of a report
 MAX_REASONS, MAX_REASON = 8, 200

@@ -9,7 +9,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.index.event_index import Head
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.draw import draw_block, drawn_of, seals_of
+from dlx.node.round.challenges.draw import draw_block, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segment_steps
 

@@ -33,7 +33,7 @@ from dlx.ledger.typed import (
     registration_digest,
     run_id,
 )
-from dlx.node.round.draw import checkers, draw, seed_of
+from dlx.node.round.challenges.draw import checkers, draw, seed_of
 from dlx.node.round.rules.pace import Pace
 from dlx.p2p.sharing import bitmap, shares_of
 from dlx.training.codecs import codec

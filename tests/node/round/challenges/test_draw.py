@@ -3,7 +3,7 @@
 import pytest
 from eth_utils import keccak
 
-from dlx.node.round.draw import Draw, checkers, draw, seed_of
+from dlx.node.round.challenges.draw import Draw, checkers, draw, seed_of
 
 RUN, BLOCK = b"\x11" * 32, b"\x22" * 32
 DIGESTS = [b"\x33" * 32, b"\x44" * 32]

@@ -1,0 +1,1 @@
+"""Which work is checked, by whom, and what follows: decisions over plain data."""
