@@ -13,10 +13,10 @@ from dlx.node.audit.inner_inputs import Absent, Inner, Lie, Unknown
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict
 from dlx.node.home.formatting import bar
-from dlx.node.round import turns
+from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.turns import Case
 from dlx.node.round.rules.deals import Deals
-from dlx.node.round.turns import Case
 from dlx.node.round.verdicts import Finding, ReportedVerdict
 from dlx.node.trainer.checks import Outcome
 from dlx.training.data import shards

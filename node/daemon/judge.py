@@ -29,9 +29,9 @@ from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.messages import verdicts_topic
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
-from dlx.node.round import turns
+from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn
-from dlx.node.round.turns import Case, Wanted
+from dlx.node.round.challenges.turns import Case, Wanted
 from dlx.node.round.verdicts import (
     MAX_REASON,
     MAX_REASONS,

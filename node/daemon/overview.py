@@ -23,8 +23,8 @@ from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerVi
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_urls
+from dlx.node.round.challenges.turns import summary
 from dlx.node.round.machine import RoundMachine
-from dlx.node.round.turns import summary
 from dlx.p2p.host import Host
 
 _ROUNDS = 64  # newest ones that are told

@@ -16,7 +16,7 @@ from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.judge import Judge
-from dlx.node.round import turns
+from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
 from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.trainer.checks import CheckFailed, Outcome

@@ -7,9 +7,9 @@ from eth_utils import to_canonical_address
 
 from dlx.ledger.events import Sealed
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round import turns
+from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawn_of, seals_of
-from dlx.node.round.turns import Case
+from dlx.node.round.challenges.turns import Case
 from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictError, VerdictReport, decode
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
