@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlx.ledger.view.run_view import RunView
     from dlx.node.audit.inner import Choice
     from dlx.node.audit.sources import Places
-    from dlx.node.round.verdicts import ReportedVerdict
+    from dlx.node.round.challenges.verdicts import ReportedVerdict
     from dlx.training.recipe.manifest import Lineage
 
 __all__ = ["Check", "Conclusion", "Folder", "Report", "Source", "Training", "audit", "audit_run"]

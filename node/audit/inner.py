@@ -16,8 +16,8 @@ from dlx.node.home.formatting import bar
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.challenges.turns import Case
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from dlx.node.round.rules.deals import Deals
-from dlx.node.round.verdicts import Finding, ReportedVerdict
 from dlx.node.trainer.checks import Outcome
 from dlx.training.data import shards
 from dlx.training.models.placement import ONE_THREAD, Placement

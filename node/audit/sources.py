@@ -14,7 +14,7 @@ from dlx.node.audit.blobs import Folder, Source
 from dlx.node.audit.peer_source import Peers
 from dlx.node.audit.verdict_store import verdicts_beside
 from dlx.node.home.errors import NotReady, UsageFailure
-from dlx.node.round.verdicts import ReportedVerdict, VerdictError
+from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dlx.ledger.typed import Domain
-from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictError
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictError
 
 FILE = "verdicts.sqlite"  # in the folder of a run's state
 MOST = 100_000  # rows: more than members can give; the oldest give way

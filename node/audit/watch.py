@@ -19,8 +19,8 @@ from dlx.node.audit.report import Verdict
 from dlx.node.home.errors import Failure
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS
+from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.rules.plans import Terms, finished
-from dlx.node.round.verdicts import Finding
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.slot.segments import segment_steps

@@ -32,7 +32,7 @@ from dlx.node.home import logs
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.challenges.turns import Case, Wanted
-from dlx.node.round.verdicts import (
+from dlx.node.round.challenges.verdicts import (
     MAX_REASON,
     MAX_REASONS,
     Distances,

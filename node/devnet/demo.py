@@ -25,8 +25,8 @@ from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.ledgers import open_ledger
+from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.rules.plans import Terms, finished
-from dlx.node.round.verdicts import Finding
 
 PROMPT = b"def "
 SAMPLE_BYTES = 320

@@ -19,7 +19,7 @@ from dlx.ledger.typed import split_conviction
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.seal_log import taken
 from dlx.node.home.errors import Failure
-from dlx.node.round.verdicts import ReportedVerdict
+from dlx.node.round.challenges.verdicts import ReportedVerdict
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlx.ledger.typed import Domain
 from dlx.node.audit.verdict_store import FILE, MOST, listed_in
-from dlx.node.round.verdicts import ReportedVerdict, VerdictError
+from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 
 _MOST = 4096  # verdicts of a folder that are read for a page
 _KEPT = 4 * _MOST

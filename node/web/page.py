@@ -15,7 +15,7 @@ from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.typed import recover, split_entries
 from dlx.ledger.view.seal_log import taken
-from dlx.node.round.verdicts import ReportedVerdict
+from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.draws import Drawn
 from dlx.node.web.facts import Facts, Seen, Share

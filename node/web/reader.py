@@ -24,7 +24,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.home.errors import Failure
-from dlx.node.round.verdicts import ReportedVerdict
+from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs import find
 from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.web import page

@@ -11,9 +11,9 @@ from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.judge import Judge
 from dlx.node.round import actions as a
 from dlx.node.round.book import Book
+from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.sealing import Sealing
-from dlx.node.round.verdicts import Finding
 from dlx.training.slot.undecided import Undecided
 from tests.attacks.lies import Lie
 

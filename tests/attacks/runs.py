@@ -11,7 +11,7 @@ from typing import Any, Self
 from dlx.ledger.events import Convicted, Evicted
 from dlx.node.audit.verdict_store import kept_verdicts
 from dlx.node.home.keys import identity
-from dlx.node.round.verdicts import Finding, ReportedVerdict
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from tests.attacks.lies import Lie
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 

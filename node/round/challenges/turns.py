@@ -12,7 +12,7 @@ from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.challenges.draw import Drawn, checkers, place
-from dlx.node.round.verdicts import Finding, ReportedVerdict
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 
 TURN_TIMEOUTS = 2  # round timeouts that each checker is given before the next one takes over
 SERVE_TIMEOUTS = 4  # round timeouts for which each checker asks again for a blob of which nothing comes

@@ -11,7 +11,7 @@ from dlx.node.audit import Folder, Report, Training, audit
 from dlx.node.audit.inner import Choice, Found, _count
 from dlx.node.audit.watch import _line
 from dlx.node.round.challenges.draw import Drawn
-from dlx.node.round.verdicts import Finding
+from dlx.node.round.challenges.verdicts import Finding
 from dlx.training.recipe.recipe import Audit
 from tests.history_builder import History, Network
 

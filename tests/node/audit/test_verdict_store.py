@@ -6,7 +6,7 @@ from eth_utils import to_canonical_address
 
 from dlx.ledger.typed import Domain, account_of
 from dlx.node.audit.verdict_store import VerdictStore, kept_verdicts
-from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 
 RUN, DOMAIN = b"\x11" * 32, Domain(31337, "0x" + "22" * 20)
 

@@ -18,7 +18,7 @@ from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_second
 from dlx.node.daemon.judge import Judge
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
-from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.trainer.checks import CheckFailed, Outcome
 from dlx.p2p import wire
 from tests.ledger.ledger_run import contribution

@@ -16,7 +16,7 @@ from dlx.ledger.typed import Domain
 from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
-from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictReport
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.web.page import percent
 from dlx.node.web.reader import NotThere, Reader, RunPage
 from dlx.node.web.render import STATIC, render

@@ -10,7 +10,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawn_of, seals_of
 from dlx.node.round.challenges.turns import Case
-from dlx.node.round.verdicts import Finding, ReportedVerdict, VerdictError, VerdictReport, decode
+from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictError, VerdictReport, decode
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
 TIMEOUT = 12.0
