@@ -7,9 +7,9 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.arrivals import Arrivals
-from dlx.node.round.book import Book, Proposal
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
+from dlx.node.round.round_state import Book, Proposal
 from dlx.node.round.rules.inclusion import Reports, merged, trusted_names
 from dlx.node.round.rules.plans import has_round, plan_of
 from dlx.node.round.rules.rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal

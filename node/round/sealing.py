@@ -7,9 +7,9 @@ within a unit of its own, and checks the rest of the seal against that choice, b
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.book import Book, Proposal
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
+from dlx.node.round.round_state import Book, Proposal
 from dlx.node.round.rules.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.rules.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
 from dlx.node.round.rules.rules import (

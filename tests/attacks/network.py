@@ -10,9 +10,9 @@ from dlx.ledger.typed import SignedContribution
 from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.judge import Judge
 from dlx.node.round import actions as a
-from dlx.node.round.book import Book
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.round_state import Book
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.undecided import Undecided
 from tests.attacks.lies import Lie
