@@ -18,6 +18,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.audit.verdict_store import FILE, VerdictStore
+from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody
@@ -25,7 +26,6 @@ from dlx.node.daemon.door import Door
 from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.follower import Follower
-from dlx.node.daemon.http import serve_http
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic

@@ -1,0 +1,1 @@
+"""What a running node says of itself: status, metrics, health."""
