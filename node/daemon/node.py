@@ -19,6 +19,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.daemon.api.http import serve_http
+from dlx.node.daemon.api.metrics import Metrics, Traffic
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody
@@ -29,7 +30,6 @@ from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
-from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.notify import notify
 from dlx.node.daemon.overview import Overview

@@ -10,13 +10,13 @@ from dlx.ground.constants import MICRO
 from dlx.ledger.events import Sealed
 from dlx.node import version
 from dlx.node.daemon import standing
+from dlx.node.daemon.api.metrics import Metrics
+from dlx.node.daemon.api.metrics import Traffic as Counted
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
-from dlx.node.daemon.metrics import Metrics
-from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic

@@ -15,7 +15,7 @@ import typer.main
 import yaml
 
 from dlx.node.cli.app import app
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.notify import notify
 from dlx.training.recipe.draft import draft_from_toml
 

@@ -11,10 +11,10 @@ from dlx.ledger.index.event_index import Head
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.follower import ChainSeen, Follower
 from dlx.node.daemon.membership import Membership
-from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.overview import Overview
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat

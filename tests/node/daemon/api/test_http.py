@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.api.http import serve_http
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.status import (
     CheckStatus,
     LedgerStatus,
