@@ -18,7 +18,7 @@ from benchmarks.links.network import CHAIN, Network
 from benchmarks.links.rivals import Peer
 from benchmarks.links.rows import Row
 from dlx.ledger.typed import Contribution
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
 from dlx.node.home.errors import Failure

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dlx.ground.printable import printable
 from dlx.node.cli.status import answers
-from dlx.node.daemon.status import NodeStatus, PeerView, RoundView
+from dlx.node.daemon.api.status import NodeStatus, PeerView, RoundView
 from dlx.node.home.formatting import size
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -6,7 +6,7 @@ import sys
 
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
-from dlx.node.daemon.status import Peers
+from dlx.node.daemon.api.status import Peers
 
 
 def command(

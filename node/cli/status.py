@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
-from dlx.node.daemon.status import CheckStatus, NodeStatus
+from dlx.node.daemon.api.status import CheckStatus, NodeStatus
 from dlx.node.home.formatting import counted, size, steps
 
 

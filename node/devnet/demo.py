@@ -20,7 +20,7 @@ from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view.run_view import RunView
 from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure

@@ -25,7 +25,7 @@ import msgspec
 
 from dlx.ground import durable
 from dlx.ground.forks import Forked
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.server import NODES, PROGRAM, NodeServer, Wanted, end_with_parent
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir

@@ -20,7 +20,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from tests.patience import LOOK_SECONDS, PATIENCE, until
 from tests.ports import lasting_port

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dlx.ledger.rpc.provider import Rpc
-from dlx.node.daemon.status import NodeStatus
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet, DevnetRecord
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity

@@ -12,6 +12,7 @@ from dlx.node import version
 from dlx.node.daemon import standing
 from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.metrics import Traffic as Counted
+from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.follower import Follower
@@ -19,7 +20,6 @@ from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
-from dlx.node.daemon.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.daemon.tally import Tally
 from dlx.node.home.config import shown_urls

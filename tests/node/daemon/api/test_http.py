@@ -15,7 +15,7 @@ from starlette.routing import Route
 from dlx.node.cli.endpoint import read
 from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.metrics import Metrics
-from dlx.node.daemon.status import (
+from dlx.node.daemon.api.status import (
     CheckStatus,
     LedgerStatus,
     NodeStatus,
