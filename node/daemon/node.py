@@ -21,6 +21,7 @@ from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.metrics import Metrics, Traffic
 from dlx.node.daemon.api.overview import Overview
+from dlx.node.daemon.api.systemd import notify
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody
@@ -32,7 +33,6 @@ from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.mirror import Mirror
-from dlx.node.daemon.notify import notify
 from dlx.node.daemon.public import PublicData, private_folder
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat

@@ -16,7 +16,7 @@ import yaml
 
 from dlx.node.cli.app import app
 from dlx.node.daemon.api.metrics import Metrics
-from dlx.node.daemon.notify import notify
+from dlx.node.daemon.api.systemd import notify
 from dlx.training.recipe.draft import draft_from_toml
 
 ROOT = Path(__file__).parents[2]
