@@ -7,7 +7,7 @@ import trio
 
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Sealed
-from dlx.node.daemon.follower import ChainSeen, Follower
+from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs

@@ -22,13 +22,13 @@ from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.metrics import Metrics, Traffic
 from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.api.systemd import notify
+from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.door import Door
 from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort
-from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic

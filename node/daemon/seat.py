@@ -5,8 +5,8 @@ from functools import partial
 import trio
 
 from dlx.ledger.typed import ANY_STAGE
+from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.follower import Follower
 from dlx.node.daemon.kept import kept_stage
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.rest import Rest

@@ -1,0 +1,1 @@
+"""The chain as a running node follows it."""
