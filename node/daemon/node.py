@@ -22,8 +22,8 @@ from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.metrics import Metrics, Traffic
 from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.api.systemd import notify
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
-from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.door import Door

@@ -17,7 +17,7 @@ from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.looks import QUICK, next_look
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch

@@ -18,8 +18,8 @@ from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
 from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.membership import Membership, NoSlot
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure

@@ -13,8 +13,8 @@ from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.overview import Overview
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.membership import Membership
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat

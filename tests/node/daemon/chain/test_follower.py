@@ -19,8 +19,8 @@ from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.clock import ChainClock
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from tests.ledger.ledger_run import config

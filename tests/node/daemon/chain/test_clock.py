@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlx.node.daemon.clock import ChainClock
+from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.round import actions as a
 from tests.node.round.simulation import Simulation, make_rules
 
