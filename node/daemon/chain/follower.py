@@ -18,7 +18,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
-from dlx.node.daemon.looks import QUICK, next_look
+from dlx.node.daemon.chain.poll_interval import QUICK, next_look
 from dlx.node.daemon.supervisor import Well
 from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlx.node.daemon.looks import QUICK, RARE, next_look
+from dlx.node.daemon.chain.poll_interval import QUICK, RARE, next_look
 
 
 @pytest.mark.parametrize(
