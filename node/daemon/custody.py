@@ -16,8 +16,8 @@ from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
-from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK

@@ -8,8 +8,8 @@ import trio
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
+from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
-from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest

@@ -18,8 +18,8 @@ import trio
 
 from dlx.ground import durable
 from dlx.node.daemon.idle import Demand
+from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
-from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.home.hours import is_within
 

@@ -19,8 +19,8 @@ from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.poll_interval import QUICK, next_look
+from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
-from dlx.node.daemon.watch import Watch
 from dlx.node.home import logs
 from dlx.node.home.errors import UsageFailure
 

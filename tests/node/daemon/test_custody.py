@@ -13,7 +13,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.draws import RoundDraw
-from dlx.node.daemon.watch import Watch
+from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.rules.rules import base_version
 from dlx.training.recipe.recipe import Audit, Outer, Plan

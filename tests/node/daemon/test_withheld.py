@@ -13,7 +13,7 @@ from dlx.node.audit.inner_inputs import Absent
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.judge import Judge
-from dlx.node.daemon.watch import Watch
+from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS
 from tests.node.round.simulation import Simulation, digest, make_rules
