@@ -8,8 +8,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, Reverted
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE
-from dlx.node.daemon import standing
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
+from dlx.node.daemon.membership import eligibility
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site
@@ -89,7 +89,7 @@ class Membership:
                     refused = str(error)
                     if error.name == "NoFreeSeat":
                         at = await self._follower.first()
-                        refused = standing.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
+                        refused = eligibility.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
                         full.append(stage)
                     continue
                 log.info("joined", replica=slot[0], stage=slot[1])

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from dlx.ground.constants import MICRO
 from dlx.ledger.events import Sealed
 from dlx.node import version
-from dlx.node.daemon import standing
 from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.metrics import Traffic as Counted
 from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
@@ -17,7 +16,7 @@ from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.custody import Custody
 from dlx.node.daemon.judge import Judge
-from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.membership import Membership, eligibility
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor
@@ -82,8 +81,10 @@ class Overview:
             ),
             last_counted_round=seen.view.last_round_counted(self.account) if seen else None,
             counted_in_last_round=self.tally.counted,
-            vote=standing.vote(seen.view, self.account) if seen and seen.view.created else None,
-            notices=standing.notices(seen.view, self.account, self.clock.now()) if seen and seen.view.created else (),
+            vote=eligibility.vote(seen.view, self.account) if seen and seen.view.created else None,
+            notices=eligibility.notices(seen.view, self.account, self.clock.now())
+            if seen and seen.view.created
+            else (),
             loss=progress.loss if progress else None,
             tokens_per_second=progress.tokens_per_second if progress else None,
             traffic=Traffic.of(self.traffic()),

@@ -6,7 +6,7 @@ from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, Ru
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.standing import full, notices, vote
+from dlx.node.daemon.membership.eligibility import full, notices, vote
 from tests.ledger.ledger_run import config, seal_of, signatures_of, work
 
 KEYS = {account_of(key): key for key in (bytes([n]) * 32 for n in (1, 2, 3))}

@@ -1,0 +1,1 @@
+"""The node's place on the ledger, and when its operator wants it to work."""
