@@ -8,6 +8,7 @@ from functools import partial
 from shlex import quote
 
 import trio
+from dlx.node.daemon.membership.registration.eligibility import notices
 from eth_utils import to_canonical_address
 from starlette.types import ASGIApp
 
@@ -30,8 +31,7 @@ from dlx.node.daemon.door import Door
 from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.judge import Judge
-from dlx.node.daemon.membership import Membership
-from dlx.node.daemon.membership.eligibility import notices
+from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.public import PublicData, private_folder

@@ -8,7 +8,7 @@ from dlx.ledger.typed import ANY_STAGE
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import kept_stage
-from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well

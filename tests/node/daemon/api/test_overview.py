@@ -15,7 +15,7 @@ from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.membership import Membership
+from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble

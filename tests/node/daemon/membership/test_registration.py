@@ -20,7 +20,7 @@ from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.membership import Membership, NoSlot
+from dlx.node.daemon.membership.registration import Membership, NoSlot
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site, make
