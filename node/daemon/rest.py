@@ -17,7 +17,7 @@ from typing import Literal
 import trio
 
 from dlx.ground import durable
-from dlx.node.daemon.idle import Demand
+from dlx.node.daemon.membership.idle import Demand
 from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
