@@ -24,7 +24,7 @@ def command(
     --leave it gives the round up and the seat back, ends its training process, and takes a seat again on `resume`.
     """
     folder, settings = options.folder(datadir, network)
-    from dlx.node.daemon import rest
+    from dlx.node.daemon.membership import rest
 
     how = settings.resting if leave is None else "leave" if leave else "keep"
     for one in _folders(folder):
@@ -36,7 +36,7 @@ def command(
 def resume(datadir: options.DataDirOption = None, network: options.NetworkOption = None) -> None:
     """Have a paused node work again. Its hours, and other programs, may still keep it resting."""
     folder, _ = options.folder(datadir, network)
-    from dlx.node.daemon import rest
+    from dlx.node.daemon.membership import rest
 
     was_paused = [rest.resume(one.paused) for one in _folders(folder)]
     options.note("working again" if any(was_paused) else "it was not paused")

@@ -32,11 +32,11 @@ from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership.registration import Membership
+from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.mirror import Mirror
 from dlx.node.daemon.public import PublicData, private_folder
-from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs

@@ -9,7 +9,7 @@ from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import kept_stage
 from dlx.node.daemon.membership.registration import Membership
-from dlx.node.daemon.rest import Rest
+from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from dlx.node.daemon import seat as module
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
-from dlx.node.daemon.rest import Rest, pause, resume
+from dlx.node.daemon.membership.rest import Rest, pause, resume
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure

@@ -16,8 +16,8 @@ from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.membership.registration import Membership
+from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.rest import Rest
 from dlx.node.daemon.seat import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.round.pending import Failing

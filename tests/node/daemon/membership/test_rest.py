@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from dlx.ledger.typed import Plan
-from dlx.node.daemon import rest as module
 from dlx.node.daemon.membership import idle
+from dlx.node.daemon.membership import rest as module
 from dlx.node.daemon.membership.idle import BUSY_SECONDS, QUIET_SECONDS, Demand
-from dlx.node.daemon.rest import Rest
+from dlx.node.daemon.membership.rest import Rest
 from dlx.node.home.hours import is_within, minutes
 from dlx.node.round import actions as a
 from dlx.node.round.rules.pace import fewest_steps
