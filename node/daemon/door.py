@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from dlx.node.daemon.judge import Judge
-from dlx.node.daemon.session import Session
+from dlx.node.daemon.slot.session import Session
 from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip

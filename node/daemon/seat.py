@@ -10,7 +10,7 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import kept_stage
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
-from dlx.node.daemon.session import Session
+from dlx.node.daemon.slot.session import Session
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure

@@ -16,9 +16,9 @@ from dlx.ledger import events as chain
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import sign
 from dlx.node.daemon import hands
-from dlx.node.daemon import session as module
 from dlx.node.daemon.api.metrics import Metrics
-from dlx.node.daemon.session import Session
+from dlx.node.daemon.slot import session as module
+from dlx.node.daemon.slot.session import Session
 from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round import actions as a
 from dlx.node.round import events as e

@@ -1,0 +1,1 @@
+"""One slot's life: its rounds, training process, pipes and messages."""
