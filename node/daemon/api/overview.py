@@ -19,7 +19,7 @@ from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership.registration import Membership, eligibility
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.config import shown_urls
 from dlx.node.round.challenges.turns import summary

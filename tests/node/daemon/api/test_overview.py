@@ -18,7 +18,7 @@ from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.round.pending import Failing
 from dlx.node.trainer.client import Trainer

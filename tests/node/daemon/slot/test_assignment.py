@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dlx.node.daemon import seat as module
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.membership.rest import Rest, pause, resume
-from dlx.node.daemon.seat import Seat
+from dlx.node.daemon.slot import assignment as module
+from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.training.models.placement import Placement
