@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.node.cli import app
-from dlx.node.daemon.hands import SlotHands
+from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.session import Session
 from dlx.node.round import actions as a
 from dlx.node.round import events as e

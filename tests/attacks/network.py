@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ledger.typed import SignedContribution
-from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.judge import Judge
+from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.round import actions as a
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge

@@ -16,7 +16,6 @@ from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.hands import SlotHands
 from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.pipes import Pipes
@@ -24,6 +23,7 @@ from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.shelf import Shelf
+from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a

@@ -15,8 +15,8 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger import events as chain
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import sign
-from dlx.node.daemon import hands
 from dlx.node.daemon.api.metrics import Metrics
+from dlx.node.daemon.slot import executor
 from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session
 from dlx.node.home.keys.slashing_protection import SignedBook
@@ -99,7 +99,7 @@ class Scene:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rules = make_rules(rounds=ROUNDS, stages=1, delay=0, max_payload_sizes=({0: 1000},))
         monkeypatch.setattr(module.Rules, "of_run", lambda *_: rules)
-        monkeypatch.setattr(hands, "round_bytes", lambda manifest, stage, inner_steps: 3000)
+        monkeypatch.setattr(executor, "round_bytes", lambda manifest, stage, inner_steps: 3000)
         self.ledger = Simulation(rules, replicas=1, seed=1, genesis=(name_of(0),))
         (self.account,) = self.ledger.members
         self.ledger.outer = lambda round, listed, multipliers: name_of(round + 1)  # type: ignore[method-assign]
