@@ -10,7 +10,7 @@ import pytest
 import torch
 import trio
 
-from dlx.node.daemon.pipes import Pipes
+from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.trainer import client
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer

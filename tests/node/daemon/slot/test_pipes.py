@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dlx.ledger.abi import checksum
-from dlx.node.daemon.pipes import MOST_WANTS, PULSE_SECONDS, WANT_SECONDS, Pipes
+from dlx.node.daemon.slot.pipes import MOST_WANTS, PULSE_SECONDS, WANT_SECONDS, Pipes
 from dlx.p2p import wire
 from dlx.p2p.frames import NO_DATA, PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.pipe import PipeClosed
