@@ -13,7 +13,7 @@ import trio
 from eth_utils import to_canonical_address
 
 from dlx.ground.backoff import Backoff
-from dlx.node.daemon.flow import Flow
+from dlx.node.daemon.slot.flow import Flow
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.node.daemon.flow import Flow
+from dlx.node.daemon.slot.flow import Flow
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.p2p.wire import WireError
 from dlx.training.inner.pipeline import Bytes, Link, barrier, norm_and_loss, run_step
