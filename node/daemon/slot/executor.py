@@ -21,7 +21,7 @@ from dlx.node.daemon.retention import Retention
 from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.daemon.slot.pipes import Pipes
-from dlx.node.daemon.statements import keep_evidence, make_contribution
+from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
 from dlx.node.daemon.troubles import told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs

@@ -7,7 +7,7 @@ import pytest
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
-from dlx.node.daemon.statements import keep_evidence, make_contribution
+from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.slot.records import RoundInputs, Trained
 
