@@ -10,7 +10,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import STATE_RESET, Contribution, SignedContribution
-from dlx.node.daemon.past import Past
+from dlx.node.daemon.slot.statement_validator import Past
 from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
 from dlx.node.round.rules.rules import Rules
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
