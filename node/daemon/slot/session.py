@@ -18,12 +18,12 @@ from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import event_of, seals_topic
-from dlx.node.daemon.progress import Progress
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.shelf import Shelf
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.pipes import Pipes
+from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a
