@@ -22,7 +22,7 @@ from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.slot.statement_validator import Past
 from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
-from dlx.node.daemon.troubles import told
+from dlx.node.daemon.slot.troubles import told
 from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.home.keys.slashing_protection import Contradiction
