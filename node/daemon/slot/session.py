@@ -20,8 +20,8 @@ from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.shards import Shards
-from dlx.node.daemon.shelf import Shelf
 from dlx.node.daemon.slot.executor import SlotHands
+from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.versions import Versions

@@ -11,7 +11,7 @@ from dlx.ledger.typed import sign
 from dlx.node.daemon import asking
 from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, event_of, message_of, seals_topic
-from dlx.node.daemon.shelf import Shelf
+from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
