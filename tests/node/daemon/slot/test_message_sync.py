@@ -8,10 +8,10 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.typed import sign
-from dlx.node.daemon import asking
-from dlx.node.daemon.asking import Asking
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, event_of, message_of, seals_topic
+from dlx.node.daemon.slot import message_sync
 from dlx.node.daemon.slot.message_pool import Shelf
+from dlx.node.daemon.slot.message_sync import Asking
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
@@ -100,7 +100,7 @@ async def members(late: int = 0) -> AsyncIterator[tuple[list[Peer], trio.Nursery
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(message_sync, "ASK_SECONDS", 0.2)
 
 
 def test_what_gossip_loses_comes_on_request() -> None:
@@ -140,7 +140,7 @@ def test_who_comes_late_gets_all_records_of_the_open_round() -> None:
 def test_where_nothing_changes_there_are_few_questions_and_news_is_asked_after_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "ASK_SECONDS", 2.0)
+    monkeypatch.setattr(message_sync, "ASK_SECONDS", 2.0)
     asked: list[float] = []
 
     class Elsewhere:
