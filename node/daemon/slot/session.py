@@ -16,12 +16,12 @@ from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.kept import drop_other_stages
-from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.shards import Shards
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking
+from dlx.node.daemon.slot.messages import event_of, seals_topic
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.versions import Versions
