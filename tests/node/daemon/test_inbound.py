@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from dlx.node.daemon import door as module
-from dlx.node.daemon.door import Door
+from dlx.node.daemon import inbound as module
+from dlx.node.daemon.inbound import Door
 from dlx.p2p import wire
 
 
