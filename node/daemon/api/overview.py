@@ -14,7 +14,7 @@ from dlx.node.daemon.api.metrics import Traffic as Counted
 from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
-from dlx.node.daemon.custody import Custody
+from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.membership.registration import Membership, eligibility
 from dlx.node.daemon.membership.rest import Rest

@@ -11,7 +11,7 @@ import pytest
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.custody import Custody
+from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
@@ -97,7 +97,7 @@ class Holder:
 
 
 def _made(context: Any, view: Any) -> Custody:
-    import dlx.node.daemon.custody as module
+    import dlx.node.daemon.challenges.responder as module
 
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:

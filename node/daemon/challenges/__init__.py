@@ -1,0 +1,1 @@
+"""Own work that was drawn, and others': answered, checked, judged."""
