@@ -25,9 +25,9 @@ from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.api.systemd import notify
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
+from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.draws import Draws
 from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.inbound import Door
 from dlx.node.daemon.judge import Judge

@@ -14,8 +14,8 @@ from dlx.ground.blobs import BlobError, Kind, read_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.observable import Watch
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs

@@ -13,7 +13,7 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
 from dlx.node.audit.verdict_store import VerdictStore
-from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.judge import Judge
 from dlx.node.round.challenges import turns

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import Absent
-from dlx.node.daemon.draws import RoundDraw
+from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.judge import Judge
 from dlx.node.daemon.observable import Watch

@@ -11,8 +11,8 @@ import pytest
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.responder import Custody
-from dlx.node.daemon.draws import RoundDraw
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.rules.rules import base_version

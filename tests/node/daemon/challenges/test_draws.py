@@ -9,7 +9,7 @@ import trio
 
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.draws import SETTLED, Draws
+from dlx.node.daemon.challenges.draws import SETTLED, Draws
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import draw_block, drawn_of, seals_of
 from dlx.training.recipe.recipe import Audit
