@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from dlx.node.daemon.judge import Judge
+from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.slot.session import Session
 from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ledger.typed import SignedContribution
-from dlx.node.daemon.judge import Judge
+from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.round import actions as a
 from dlx.node.round.challenges.verdicts import Finding
@@ -70,12 +70,12 @@ def _censor() -> None:
 
 def _collude() -> None:
     """Finds everything honest, unseen."""
-    from dlx.node.daemon import judge
+    from dlx.node.daemon.challenges import verifier
 
-    honest = judge.VerdictReport
+    honest = verifier.VerdictReport
 
     def report(**fields: Any) -> Any:
         return honest(**fields | {"finding": int(Finding.HONEST), "reasons": ()})
 
-    judge.VerdictReport = report  # type: ignore[misc, assignment]
+    verifier.VerdictReport = report  # type: ignore[misc, assignment]
     assert Judge._check.__globals__["VerdictReport"] is report

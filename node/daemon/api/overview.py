@@ -15,7 +15,7 @@ from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, Pe
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.challenges.responder import Custody
-from dlx.node.daemon.judge import Judge
+from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.membership.registration import Membership, eligibility
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
