@@ -26,10 +26,10 @@ from dlx.node.daemon.api.systemd import notify
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.challenges.draws import Draws
+from dlx.node.daemon.challenges.evidence import Effort
 from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.evidence import Effort
 from dlx.node.daemon.inbound import Door
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest

@@ -24,8 +24,8 @@ from dlx.node import version
 from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import Draws
+from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.slot.messages import verdicts_topic
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs

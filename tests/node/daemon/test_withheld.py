@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import Absent
 from dlx.node.daemon.challenges.draws import RoundDraw
+from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.evidence import Effort, Evidence
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS

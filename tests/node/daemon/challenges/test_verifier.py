@@ -14,8 +14,8 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
+from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
