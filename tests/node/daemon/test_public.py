@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon import public as module
-from dlx.node.daemon.mirror import Mirror
+from dlx.node.daemon.data.mirror import Mirror
 from dlx.node.daemon.public import PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
