@@ -31,11 +31,11 @@ from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.mirror import Mirror
+from dlx.node.daemon.data.public_data import PublicData, private_folder
 from dlx.node.daemon.inbound import Door
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.public import PublicData, private_folder
 from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.slot.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.supervisor import Supervisor, Well

@@ -13,7 +13,7 @@ import trio
 from dlx.ground.blobs import Kind
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.slot.troubles import told
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure

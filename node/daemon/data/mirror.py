@@ -6,7 +6,7 @@ import trio
 
 from dlx.ground.blobs import Kind
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
 

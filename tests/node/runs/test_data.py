@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.audit.blobs import Blobs, Folder
 from dlx.node.checkpoints import pull
-from dlx.node.daemon.public import private_folder
+from dlx.node.daemon.data.public_data import private_folder
 from dlx.node.daemon.slot.statements import _flags
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure

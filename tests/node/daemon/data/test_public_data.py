@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore, Kind
-from dlx.node.daemon import public as module
+from dlx.node.daemon.data import public_data as module
 from dlx.node.daemon.data.mirror import Mirror
-from dlx.node.daemon.public import PublicData
+from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound
