@@ -9,7 +9,7 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Plan, Record, SignedContribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.retention import version_hashes
+from dlx.node.daemon.data.retention import version_hashes
 from dlx.node.daemon.slot.troubles import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, Differs

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground.blobs import BlobStore, Kind
-from dlx.node.daemon import retention as module
-from dlx.node.daemon.retention import Retention, kept_rounds, kept_versions
+from dlx.node.daemon.data import retention as module
+from dlx.node.daemon.data.retention import Retention, kept_rounds, kept_versions
 from dlx.training.balance.history import history
 from dlx.training.recipe.recipe import Retention as Terms
 from tests.node.daemon.test_versions import STAGE, FakeView, name, version_bytes
