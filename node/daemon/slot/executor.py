@@ -13,9 +13,9 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Plan, Seal, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.data.shards import Shards
-from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.slot.messages import contributions_topic, message_of, seals_topic
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.daemon.slot.pipes import Pipes

@@ -15,9 +15,9 @@ from dlx.ground.errors import DlxError
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.shards import Shards
-from dlx.node.daemon.kept import drop_other_stages
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.node.daemon.kept import drop_other_stages, kept_stage
+from dlx.node.daemon.data.local_states import drop_other_stages, kept_stage
 
 
 def hold(run: Path, stage: int) -> Path:
