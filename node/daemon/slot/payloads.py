@@ -15,8 +15,8 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.slot.troubles import fetch, told
-from dlx.node.daemon.versions import Versions
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.rules.plans import manifest_plan

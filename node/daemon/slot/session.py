@@ -18,13 +18,13 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.shards import Shards
+from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking
 from dlx.node.daemon.slot.messages import event_of, seals_topic
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
-from dlx.node.daemon.versions import Versions
 from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a
 from dlx.node.round import events as e

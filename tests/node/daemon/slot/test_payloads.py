@@ -10,8 +10,8 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind, NoRoom
 from dlx.ground.merkle import tree_root
+from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.slot.payloads import Payloads
-from dlx.node.daemon.versions import Versions
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules.rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
