@@ -46,7 +46,7 @@ def command(
     from dlx.node.home.config import ledger_options
     from dlx.node.home.ledgers import open_index, open_ledger, reachable_chain
     from dlx.node.web.app import Page
-    from dlx.node.web.auditing import Auditing, where
+    from dlx.node.web.audits.runner import Auditing, where
     from dlx.node.web.guard import Guard
     from dlx.node.web.reader import Reader
     from dlx.node.web.serving import listener

@@ -287,7 +287,7 @@ class Node:
         this one; no version is pulled and packed here, because peers wait for what this process does."""
         from dlx.node.audit.sources import Places
         from dlx.node.web.app import Page
-        from dlx.node.web.auditing import Auditing, where
+        from dlx.node.web.audits.runner import Auditing, where
         from dlx.node.web.guard import Guard
         from dlx.node.web.reader import Reader
 

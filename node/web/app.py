@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dlx.ground.errors import DlxError
 from dlx.node.audit.sources import Places
 from dlx.node.web import guard, versions
-from dlx.node.web.auditing import Auditing
+from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.chart import AXES, Axis
 from dlx.node.web.guard import Guard, is_foreign
 from dlx.node.web.reader import RUNS, NotThere, Reader

@@ -1,0 +1,1 @@
+"""Audits that the page starts."""
