@@ -18,7 +18,7 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.extras import MissingExtra, require
 from dlx.node.home.ledgers import index_folder
-from dlx.node.web.auditor import STOPPED, Task, Where
+from dlx.node.web.audits.process import STOPPED, Task, Where
 
 _KEPT = 32  # runs whose last audit is remembered
 _STOP_SECONDS = 10.0  # that a process may take to remove what it wrote
@@ -73,7 +73,7 @@ class Auditing:
                 return False
             task = msgspec.json.encode(Task(self._where, run.hex(), level)) + b"\n"
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dlx.node.web.auditor"],
+                [sys.executable, "-P", "-m", "dlx.node.web.audits.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # why it could not look is in its last line

@@ -18,7 +18,7 @@ import pytest
 
 from dlx.node.audit.sources import Places
 from dlx.node.web.app import Page
-from dlx.node.web.auditor import Where
+from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reader import Reader

@@ -15,7 +15,7 @@ from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.runs.history import history
 from dlx.node.web import export
 from dlx.node.web.app import Page
-from dlx.node.web.auditor import Where
+from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reader import Reader

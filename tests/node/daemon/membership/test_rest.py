@@ -163,7 +163,7 @@ def test_other_nodes_of_the_machine_are_no_other_programs(tmp_path: Path) -> Non
         ("dlx-node start", True),
         ("/opt/bin/dlx-node", True),
         ("/venv/bin/python3.11 /venv/bin/dlx-node start", True),
-        ("/venv/bin/python -P -m dlx.node.web.auditor", True),
+        ("/venv/bin/python -P -m dlx.node.web.audits.process", True),
         ("python -m dlx.node.cli.app start", True),
         ("tmux new -d dlx-node start", False),  # in which all else may run, too
         ("sudo dlx-node start", False),
