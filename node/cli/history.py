@@ -75,7 +75,7 @@ def _write_page(
 ) -> None:
     from dlx.node.home.config import ledger_options
     from dlx.node.web import export
-    from dlx.node.web.reader import Reader
+    from dlx.node.web.reading.reader import Reader
 
     reach = ledger_options(settings)
     with closing(Reader(client, folder.blob_folders, reach)) as reader:

@@ -48,7 +48,7 @@ def command(
     from dlx.node.web.app import Page
     from dlx.node.web.audits.runner import Auditing, where
     from dlx.node.web.guard import Guard
-    from dlx.node.web.reader import Reader
+    from dlx.node.web.reading.reader import Reader
     from dlx.node.web.serving import listener
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())

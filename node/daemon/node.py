@@ -289,7 +289,7 @@ class Node:
         from dlx.node.web.app import Page
         from dlx.node.web.audits.runner import Auditing, where
         from dlx.node.web.guard import Guard
-        from dlx.node.web.reader import Reader
+        from dlx.node.web.reading.reader import Reader
 
         settings, folder = self._startup.settings, self._startup.datadir
         reader = Reader(self._client, folder.blob_folders, f"--datadir {quote(str(folder.root))}")

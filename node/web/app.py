@@ -26,7 +26,7 @@ from dlx.node.web import guard, versions
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.chart import AXES, Axis
 from dlx.node.web.guard import Guard, is_foreign
-from dlx.node.web.reader import RUNS, NotThere, Reader
+from dlx.node.web.reading.reader import RUNS, NotThere, Reader
 from dlx.node.web.render import STATIC, render
 
 _LISTENERS = 64  # that are told of seals at a time

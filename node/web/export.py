@@ -7,7 +7,7 @@ from pathlib import Path
 from dlx.ground import durable
 from dlx.node.home.errors import Failure
 from dlx.node.runs.history import History
-from dlx.node.web.reader import RunPage
+from dlx.node.web.reading.reader import RunPage
 from dlx.node.web.render import inline_style, render
 
 

@@ -18,7 +18,7 @@ from dlx.node.runs.find import Member
 from dlx.node.runs.history import utc
 from dlx.node.web import page as pages
 from dlx.node.web.chart import compact
-from dlx.node.web.reader import RunPage, VersionPage
+from dlx.node.web.reading.reader import RunPage, VersionPage
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"

@@ -21,7 +21,7 @@ from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
-from dlx.node.web.reader import Reader
+from dlx.node.web.reading.reader import Reader
 from tests.history_builder import History
 from tests.node.command import dlx
 from tests.node.web.books import RUN, STEPS, Books, Silent

@@ -18,7 +18,7 @@ from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
-from dlx.node.web.reader import Reader
+from dlx.node.web.reading.reader import Reader
 from tests.ledger.ledger_logs import LEDGER
 from tests.node.web.books import RUN, STEPS, Books, Silent
 from tests.node.web.served import served

@@ -18,7 +18,7 @@ from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.web.page import percent
-from dlx.node.web.reader import NotThere, Reader, RunPage
+from dlx.node.web.reading.reader import NotThere, Reader, RunPage
 from dlx.node.web.render import STATIC, render
 from tests.ledger.ledger_logs import LEDGER
 from tests.node.web.books import RUN, STEPS, TOKENS, Books, Silent, account
