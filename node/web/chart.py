@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.home import formatting
-from dlx.node.web.facts import Facts
+from dlx.node.web.reading.facts import Facts
 
 Axis = Literal["rounds", "tokens", "bytes"]
 AXES: tuple[Axis, ...] = ("rounds", "tokens", "bytes")
