@@ -18,8 +18,8 @@ from dlx.ledger.view.seal_log import taken
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.draws import Drawn
+from dlx.node.web.reading.coverage import SeatLog
 from dlx.node.web.reading.facts import Facts, Seen, Share
-from dlx.node.web.seats import SeatLog
 
 MOST_ROWS, MOST_CELLS = 100, 20_000  # of a window
 _BUCKETS = 120  # of the strip that shows the whole run

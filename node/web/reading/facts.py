@@ -13,7 +13,7 @@ from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import START, EventIndex, Place
 from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.view.seal_log import taken
-from dlx.node.web.seats import SeatLog
+from dlx.node.web.reading.coverage import SeatLog
 
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes
 

@@ -32,8 +32,8 @@ from dlx.node.web.chart import AXES, Axis, Chart, chart
 from dlx.node.web.draws import Drawn, Draws
 from dlx.node.web.heard import Heard
 from dlx.node.web.page import Bucket, GridRow, MemberLine, SealPage, Window
+from dlx.node.web.reading.coverage import SeatLog
 from dlx.node.web.reading.facts import Facts, PayloadSize, Share
-from dlx.node.web.seats import SeatLog
 from dlx.training import codecs
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.manifest import Manifest
