@@ -17,8 +17,8 @@ from dlx.ledger.typed import recover, split_entries
 from dlx.ledger.view.seal_log import taken
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
-from dlx.node.web.draws import Drawn
 from dlx.node.web.reading.coverage import SeatLog
+from dlx.node.web.reading.draws import Drawn
 from dlx.node.web.reading.facts import Facts, Seen, Share
 
 MOST_ROWS, MOST_CELLS = 100, 20_000  # of a window
