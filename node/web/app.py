@@ -24,8 +24,8 @@ from dlx.ground.errors import DlxError
 from dlx.node.audit.sources import Places
 from dlx.node.web import guard, versions
 from dlx.node.web.audits.runner import Auditing
-from dlx.node.web.chart import AXES, Axis
 from dlx.node.web.guard import Guard, is_foreign
+from dlx.node.web.reading.chart import AXES, Axis
 from dlx.node.web.reading.reader import RUNS, NotThere, Reader
 from dlx.node.web.render import STATIC, render
 
