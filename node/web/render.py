@@ -16,7 +16,7 @@ from dlx.ledger.typed import split_conviction
 from dlx.node.home import formatting
 from dlx.node.runs.find import Member
 from dlx.node.runs.history import utc
-from dlx.node.web import page as pages
+from dlx.node.web.reading import page as pages
 from dlx.node.web.reading.chart import compact
 from dlx.node.web.reading.reader import RunPage, VersionPage
 

@@ -27,12 +27,12 @@ from dlx.node.home.errors import Failure
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs import find
 from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
-from dlx.node.web import page
-from dlx.node.web.page import Bucket, GridRow, MemberLine, SealPage, Window
+from dlx.node.web.reading import page
 from dlx.node.web.reading.chart import AXES, Axis, Chart, chart
 from dlx.node.web.reading.coverage import SeatLog
 from dlx.node.web.reading.draws import Drawn, Draws
 from dlx.node.web.reading.facts import Facts, PayloadSize, Share
+from dlx.node.web.reading.page import Bucket, GridRow, MemberLine, SealPage, Window
 from dlx.node.web.reading.verdicts import Heard
 from dlx.training import codecs
 from dlx.training.models.shapes import stage_shapes

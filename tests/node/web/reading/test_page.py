@@ -17,7 +17,7 @@ from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
-from dlx.node.web.page import percent
+from dlx.node.web.reading.page import percent
 from dlx.node.web.reading.reader import NotThere, Reader, RunPage
 from dlx.node.web.render import STATIC, render
 from tests.ledger.ledger_logs import LEDGER
