@@ -35,13 +35,13 @@ from dlx.node.cli import (
     rank,
     run,
     serve,
-    start,
     status,
     top,
     verify,
     watch,
     web,
 )
+from dlx.node.cli.operate import start
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
