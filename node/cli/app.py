@@ -35,13 +35,12 @@ from dlx.node.cli import (
     rank,
     run,
     serve,
-    status,
     top,
     verify,
     watch,
     web,
 )
-from dlx.node.cli.operate import start
+from dlx.node.cli.operate import start, status
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
