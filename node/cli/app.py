@@ -35,12 +35,11 @@ from dlx.node.cli import (
     rank,
     run,
     serve,
-    top,
     verify,
     watch,
     web,
 )
-from dlx.node.cli.operate import start, status
+from dlx.node.cli.operate import start, status, top
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
