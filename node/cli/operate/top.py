@@ -37,7 +37,7 @@ def command(
         options.console().print(frame(first))
     else:
         extras.require("top")
-        from dlx.node.cli.screen import Screen
+        from dlx.node.cli.operate.screen import Screen
 
         Screen(lambda: look(folder), first, every).run()
 
