@@ -16,8 +16,8 @@ from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from dlx.ground.errors import DlxError
 from dlx.ground.printable import printable
-from dlx.node.cli import glance
-from dlx.node.cli.glance import Look
+from dlx.node.cli.operate import glance
+from dlx.node.cli.operate.glance import Look
 
 
 class Screen(App[None]):

@@ -10,7 +10,7 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.endpoint import read
-from dlx.node.cli.glance import Look, frame
+from dlx.node.cli.operate.glance import Look, frame
 from dlx.node.daemon.api.status import NodeStatus, Peers, Rounds
 from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir

@@ -14,9 +14,8 @@ from rich.table import Table
 from textual.pilot import Pilot
 from textual.widgets import DataTable, ProgressBar, Sparkline, Static
 
-from dlx.node.cli import glance
-from dlx.node.cli.glance import Look
-from dlx.node.cli.operate import top
+from dlx.node.cli.operate import glance, top
+from dlx.node.cli.operate.glance import Look
 from dlx.node.cli.operate.screen import Screen
 from dlx.node.daemon.api.status import Bytes, PeerView, RoundView
 from dlx.node.home.errors import Failure
