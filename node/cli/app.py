@@ -27,7 +27,6 @@ from dlx.node.cli import (
     history,
     init,
     keys,
-    logs,
     options,
     pause,
     peers,
@@ -39,7 +38,7 @@ from dlx.node.cli import (
     watch,
     web,
 )
-from dlx.node.cli.operate import start, status, top
+from dlx.node.cli.operate import logs, start, status, top
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
