@@ -29,7 +29,6 @@ from dlx.node.cli import (
     keys,
     options,
     pause,
-    peers,
     pull,
     rank,
     run,
@@ -38,7 +37,7 @@ from dlx.node.cli import (
     watch,
     web,
 )
-from dlx.node.cli.operate import logs, start, status, top
+from dlx.node.cli.operate import logs, peers, start, status, top
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
