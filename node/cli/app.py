@@ -28,7 +28,6 @@ from dlx.node.cli import (
     init,
     keys,
     options,
-    pause,
     pull,
     rank,
     run,
@@ -37,7 +36,7 @@ from dlx.node.cli import (
     watch,
     web,
 )
-from dlx.node.cli.operate import logs, peers, start, status, top
+from dlx.node.cli.operate import logs, pause, peers, start, status, top
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
