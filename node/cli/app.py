@@ -29,14 +29,13 @@ from dlx.node.cli import (
     keys,
     options,
     pull,
-    rank,
     run,
     serve,
     verify,
     watch,
     web,
 )
-from dlx.node.cli.operate import logs, pause, peers, start, status, top
+from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
