@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dlx.node.cli import options
-from dlx.node.cli.endpoint import read
+from dlx.node.cli.operate.endpoint import read
 from dlx.node.daemon.api.status import Peers
 
 

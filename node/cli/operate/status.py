@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from dlx.node.cli import options
-from dlx.node.cli.endpoint import read
+from dlx.node.cli.operate.endpoint import read
 from dlx.node.daemon.api.status import CheckStatus, NodeStatus
 from dlx.node.home.formatting import counted, size, steps
 

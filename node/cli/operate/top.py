@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.endpoint import read
+from dlx.node.cli.operate.endpoint import read
 from dlx.node.cli.operate.glance import Look, frame
 from dlx.node.daemon.api.status import NodeStatus, Peers, Rounds
 from dlx.node.home import extras
