@@ -25,7 +25,6 @@ from dlx.node.cli import (
     doctor,
     evaluate,
     history,
-    init,
     keys,
     options,
     pull,
@@ -36,6 +35,7 @@ from dlx.node.cli import (
     web,
 )
 from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
+from dlx.node.cli.setup import init
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it

@@ -1,0 +1,1 @@
+"""Commands that make and look at a node's folder."""
