@@ -25,7 +25,6 @@ from dlx.node.cli import (
     doctor,
     evaluate,
     history,
-    keys,
     options,
     pull,
     run,
@@ -35,7 +34,7 @@ from dlx.node.cli import (
     web,
 )
 from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
-from dlx.node.cli.setup import init
+from dlx.node.cli.setup import init, keys
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
