@@ -18,7 +18,6 @@ from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import (
     audit,
     chain,
-    config,
     data,
     demo,
     deploy,
@@ -34,7 +33,7 @@ from dlx.node.cli import (
     web,
 )
 from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
-from dlx.node.cli.setup import init, keys
+from dlx.node.cli.setup import config, init, keys
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
