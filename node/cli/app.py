@@ -21,7 +21,6 @@ from dlx.node.cli import (
     data,
     demo,
     deploy,
-    doctor,
     evaluate,
     history,
     options,
@@ -33,7 +32,7 @@ from dlx.node.cli import (
     web,
 )
 from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
-from dlx.node.cli.setup import config, init, keys
+from dlx.node.cli.setup import config, doctor, init, keys
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
