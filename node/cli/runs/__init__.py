@@ -1,0 +1,1 @@
+"""Commands of whoever creates, pays for or uses a run."""
