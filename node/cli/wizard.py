@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from dlx.ground.printable import printable
-from dlx.node.cli import options, plan_text
-from dlx.node.cli.runs import plan
+from dlx.node.cli import options
+from dlx.node.cli.runs import plan, plan_text
 from dlx.node.home import formatting
 from dlx.node.home.errors import UsageFailure
 

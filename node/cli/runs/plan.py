@@ -13,7 +13,7 @@ import typer
 
 from dlx.ground.printable import printable
 from dlx.node.cli import options
-from dlx.node.cli.plan_text import Plan, as_data, print_plan
+from dlx.node.cli.runs.plan_text import Plan, as_data, print_plan
 from dlx.node.home.errors import UsageFailure
 
 _LINK = 1e9  # bits per second, where nothing says otherwise
