@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dlx.node.cli import options, wizard
+from dlx.node.cli import options
 from dlx.node.cli.progress import Progress
-from dlx.node.cli.runs import plan, plan_text
+from dlx.node.cli.runs import plan, plan_text, wizard
 from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
