@@ -23,8 +23,8 @@ from dlx.node import version
 from dlx.node.audit import Report, audit
 from dlx.node.audit.peer_source import Peers
 from dlx.node.cli import audit as audit_command
-from dlx.node.cli import pull as pull_command
 from dlx.node.cli.app import main
+from dlx.node.cli.runs import pull as pull_command
 from dlx.node.home.errors import UsageFailure
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
