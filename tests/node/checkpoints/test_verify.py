@@ -22,7 +22,7 @@ from dlx.node.audit.lineage import audit_lineage, is_here
 from dlx.node.audit.report import Report
 from dlx.node.checkpoints.pull import follow, pull
 from dlx.node.checkpoints.verify import verify
-from dlx.node.cli.verify import _tell
+from dlx.node.cli.runs.verify import _tell
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import Finding
