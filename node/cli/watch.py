@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.audit import DeviceOption, placement_on
+from dlx.node.cli.auditing.audit import DeviceOption, placement_on
 from dlx.node.home import extras
 from dlx.node.home.diagnostics import exit_code
 

@@ -22,8 +22,8 @@ from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
 from dlx.node.audit import Report, audit
 from dlx.node.audit.peer_source import Peers
-from dlx.node.cli import audit as audit_command
 from dlx.node.cli.app import main
+from dlx.node.cli.auditing import audit as audit_command
 from dlx.node.cli.runs import pull as pull_command
 from dlx.node.home.errors import UsageFailure
 from dlx.p2p import wire
