@@ -1,0 +1,1 @@
+"""Commands that need no other machine: a chain, its contracts, a demo."""
