@@ -15,9 +15,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dlx.ground.errors import DlxError, cause, in_words
-from dlx.node.cli import demo, options
+from dlx.node.cli import options
 from dlx.node.cli.auditing import audit, watch
-from dlx.node.cli.devnet import chain, deploy
+from dlx.node.cli.devnet import chain, demo, deploy
 from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
 from dlx.node.cli.runs import data, evaluate, history, pull, run, serve, verify, web
 from dlx.node.cli.setup import config, doctor, init, keys

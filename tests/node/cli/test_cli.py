@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from dlx.node.cli import app, demo, options
+from dlx.node.cli import app, options
+from dlx.node.cli.devnet import demo
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure

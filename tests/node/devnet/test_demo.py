@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dlx.ledger.events import EventPosition, Sealed
 from dlx.ledger.typed import UNIT, Outcome, Plan, Record
-from dlx.node.cli import demo as command
+from dlx.node.cli.devnet import demo as command
 from dlx.node.daemon.api.status import Bytes, Traffic
 from dlx.node.devnet import demo
 from dlx.node.devnet.demo import Observed
