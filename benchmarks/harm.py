@@ -22,8 +22,8 @@ from dlx.training.data.shards import Dataset
 from dlx.training.inner import schedule
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
+from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import measure, multipliers
-from dlx.training.outer.products import Plain, gram
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
 from tests.attacks.lies import Lie, Tensors

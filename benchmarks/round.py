@@ -327,7 +327,7 @@ class _Rounds:
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""
-        from dlx.training.outer.products import Products
+        from dlx.training.outer.inner_products import Products
         from dlx.training.outer.step import measure_round
 
         for _ in range(2):

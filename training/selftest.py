@@ -9,7 +9,7 @@ import numpy as np
 from dlx.ground.errors import DlxError
 from dlx.training.codecs import codec
 from dlx.training.models import weights
-from dlx.training.outer.products import Copied
+from dlx.training.outer.inner_products import Copied
 from dlx.training.outer.step import Arrays, outer_step
 from dlx.training.recipe.recipe import Outer, Plan
 

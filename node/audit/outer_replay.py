@@ -22,8 +22,8 @@ from dlx.training import codecs
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.outer.average import fold, members
+from dlx.training.outer.inner_products import Products
 from dlx.training.outer.policy import Measured
-from dlx.training.outer.products import Products
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan

@@ -33,7 +33,7 @@ from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.models.placement import Placement, PlacementError, arithmetic_threads, lacking, settle, take
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
-from dlx.training.outer.products import Products
+from dlx.training.outer.inner_products import Products
 from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError

@@ -23,9 +23,9 @@ from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes, Stored, Writer
 from dlx.training.outer.arithmetic import add_part, descend, rounded
+from dlx.training.outer.inner_products import Products
 from dlx.training.outer.payloads import Payload, opened
 from dlx.training.outer.policy import Measured, measure
-from dlx.training.outer.products import Products
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 

@@ -16,8 +16,8 @@ from dlx.training.codecs.base import AT_ONCE, Codec, combine, spans
 from dlx.training.codecs.base import Encoder as CodecEncoder
 from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Lazy, Shapes
+from dlx.training.outer.inner_products import Decodable
 from dlx.training.outer.payloads import Payload
-from dlx.training.outer.products import Decodable
 from dlx.training.recipe.recipe import Plan
 
 _CACHED = 1 << 17  # values: with all that comes of them in a core's own cache

@@ -17,8 +17,8 @@ from dlx.ground import durable
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import combine, count
 from dlx.training.models.weights import Shapes, layout
+from dlx.training.outer.inner_products import Plain
 from dlx.training.outer.payloads import Payload
-from dlx.training.outer.products import Plain
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.change import Change, Difference, Start
 from dlx.training.slot.orders import Encoding

@@ -19,8 +19,8 @@ from dlx.training.codecs import codec
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.outer import policy, step
+from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import BAND, Measured, disagreement, multipliers
-from dlx.training.outer.products import Plain, gram
 from dlx.training.outer.step import SealedPayload
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan

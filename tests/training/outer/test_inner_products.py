@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from dlx.ground.blobs import Damaged, write_blob
 from dlx.training.codecs import CodecError, codec
 from dlx.training.outer import policy
+from dlx.training.outer.inner_products import Plain, Products, gram
 from dlx.training.outer.policy import BAND, THRESHOLD, Measured
-from dlx.training.outer.products import Plain, Products, gram
 from dlx.training.recipe.recipe import Plan
 from tests.training.devices import DEVICES
 
