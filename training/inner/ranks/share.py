@@ -16,13 +16,13 @@ from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
 from dlx.training.inner.ranks.cuts import Cut
+from dlx.training.inner.ranks.gathered import RankedMuon, RankedShampoo, Whole
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.model import RankModel
 from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import stepping
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
-from dlx.training.inner.ranks.whole import RankedMuon, RankedShampoo, Whole
 from dlx.training.inner.states import COVARIANCES, STATE_KINDS, covariance_shapes, divide, optimiser_shapes
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
