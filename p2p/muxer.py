@@ -23,7 +23,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 
 from dlx.ground.meter import Meter
 from dlx.p2p.layout import LIBP2P_VERSION, GuardError
-from dlx.p2p.session import LeanSession
+from dlx.p2p.noise import LeanSession
 from dlx.p2p.streams import Data, acquire
 from dlx.p2p.transport import MeteredStream
 
