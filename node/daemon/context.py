@@ -12,8 +12,8 @@ from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
+from dlx.p2p.message_sync import Records
 from dlx.p2p.pipe import PipeService
-from dlx.p2p.records import Records
 from dlx.training.data.shards import DataManifest
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest

@@ -11,8 +11,8 @@ from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
+from dlx.p2p.message_sync import Records
 from dlx.p2p.pipe import PipeService
-from dlx.p2p.records import Records
 
 
 class Door:

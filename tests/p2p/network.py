@@ -18,8 +18,8 @@ from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
+from dlx.p2p.message_sync import Records, record_id
 from dlx.p2p.pipe import PipeService
-from dlx.p2p.records import Records, record_id
 from tests.patience import PATIENCE
 
 HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0")

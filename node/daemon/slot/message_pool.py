@@ -10,7 +10,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round import events as e
 from dlx.node.round.rules.rules import may_count
 from dlx.p2p import wire
-from dlx.p2p.records import record_id
+from dlx.p2p.message_sync import record_id
 
 AHEAD = 2  # rounds after our stage's unsealed one
 MOST = {e.ContributionSeen: 2, e.ProposalSeen: 8, e.AttestationSeen: 8, e.ReportSeen: 1}  # of one account, for a round

@@ -13,7 +13,7 @@ from dlx.node.daemon.slot.messages import contributions_topic, seals_topic
 from dlx.node.home import logs
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
-from dlx.p2p.records import Records
+from dlx.p2p.message_sync import Records
 from dlx.p2p.streams import StreamBroken
 
 ASK_SECONDS = 2.0  # between two questions while records come

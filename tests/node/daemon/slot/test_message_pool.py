@@ -9,7 +9,7 @@ from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.messages import event_of, message_of
 from dlx.node.round import actions as a
 from dlx.p2p import wire
-from dlx.p2p.records import record_id
+from dlx.p2p.message_sync import record_id
 from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest, make_rules
 
 MADE = 1_800_000_000_000

@@ -16,7 +16,7 @@ from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
-from dlx.p2p.records import Records
+from dlx.p2p.message_sync import Records
 from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest, make_rules
 from tests.p2p.network import HELLO, meet, running, until
 

@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from dlx.p2p import records, wire
-from dlx.p2p.records import RECORDS, record_id
+from dlx.p2p import message_sync, wire
+from dlx.p2p.message_sync import RECORDS, record_id
 from dlx.p2p.streams import StreamBroken, read_short, write_short
 from tests.p2p.network import contribution, network, until
 
@@ -41,7 +41,7 @@ async def test_whom_the_ledger_does_not_name_gets_nothing(tmp_path):
 
 
 async def test_whoever_asks_without_end_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RATE", 0.5)
+    monkeypatch.setattr(message_sync, "RATE", 0.5)
     async with network(tmp_path, 2) as (holder, asker):
         with pytest.raises(StreamBroken):
             for _ in range(10):
@@ -70,7 +70,7 @@ async def test_a_request_that_is_none_is_counted(tmp_path):
 
 
 async def test_a_peer_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "DEADLINE", 0.3)
+    monkeypatch.setattr(message_sync, "DEADLINE", 0.3)
     async with network(tmp_path, 2) as (hostile, asker):
 
         async def silence(stream, peer):
