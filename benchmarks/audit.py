@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.index import measured, served
-from benchmarks.made_up import RUN, STAGES, Chain
+from benchmarks.synthetic_chain import RUN, STAGES, Chain
 from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.ledger.rpc.provider import Rpc

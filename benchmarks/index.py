@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.made_up import RUN, Chain
+from benchmarks.synthetic_chain import RUN, Chain
 from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.rpc.provider import Rpc
 from dlx.node.runs import find, history
