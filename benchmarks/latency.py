@@ -2,7 +2,7 @@
 everybody begins the next round with what the seal made.
 
 `python -m benchmarks.latency [--replicas N] [--rounds N] [--json FILE]`. A devnet of real processes, one stage, the
-demo's model with a delay of 0. Each node notes when it reaches which phase (`benchmarks.noting`); all are on one clock.
+demo's model with a delay of 0. Each node notes when it reaches which phase (`benchmarks.blob_notes`); all are on one clock.
 For each phase the table has when the first and the last member reached it, the medians of the rounds, and below it what
 the sender of a seal asks of the chain node before its transaction is sent. On a busy machine believe the counts.
 """
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from benchmarks import noting
+from benchmarks import blob_notes
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet, draft
 
@@ -28,7 +28,7 @@ TARGET_SECONDS = 0.5
 WARMING = 2  # rounds, which measure the pace and load what is loaded once
 _ENDS = "the next round begins"
 
-Notes = dict[str, list[noting.Note]]  # of each node
+Notes = dict[str, list[blob_notes.Note]]  # of each node
 
 
 def main(
@@ -40,19 +40,21 @@ def main(
 ) -> None:
     """Print when each phase of a round is reached after the last member's training, and what is asked on the way."""
     with tempfile.TemporaryDirectory(prefix="dlx-latency-") as folder:
-        os.environ[noting.FOLDER] = folder
+        os.environ[blob_notes.FOLDER] = folder
         text = draft(rounds, replicas, 1).replace("delay = 1", "delay = 0").replace("alpha = 0.8", "alpha = 0")
         text = text.replace('"text/*.py"', f'"{Path(os.__file__).parent}/*.py"').replace("share = 0.25", "share = 0")
         devnet = Devnet.create(Path(folder) / "net", rounds, replicas, 1, _note, text)
         with demo.stopping(devnet):
             for name in devnet.names:
-                devnet.start_node(name, ("benchmarks.noting",))
+                devnet.start_node(name, ("benchmarks.blob_notes",))
             used: list[float] = []
             demo.watch(devnet, lambda seen, round: used.append(_used(devnet)), lambda seen: None)
-        notes = {name: noting.read(Path(folder), name) for name in devnet.names}
+        notes = {name: blob_notes.read(Path(folder), name) for name in devnet.names}
     whole = range(WARMING, rounds - 1)
-    table = {phase: (_median(notes, phase, whole, min), _median(notes, phase, whole, max)) for phase in noting.PHASES}
-    asked = [methods for of_node in notes.values() for methods in noting.asked_before_sending(of_node)]
+    table = {
+        phase: (_median(notes, phase, whole, min), _median(notes, phase, whole, max)) for phase in blob_notes.PHASES
+    }
+    asked = [methods for of_node in notes.values() for methods in blob_notes.asked_before_sending(of_node)]
     result: dict[str, Any] = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.latency", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -61,7 +63,7 @@ def main(
         "exchanges_before_a_seal_is_sent": statistics.median(map(len, asked)) if asked else None,
         "they_ask": sorted(asked, key=len)[len(asked) // 2] if asked else [],
         "exchanges_with_the_chain_per_node_and_round": round(
-            sum(noting.asked(of_node) for of_node in notes.values()) / replicas / rounds, 1
+            sum(blob_notes.asked(of_node) for of_node in notes.values()) / replicas / rounds, 1
         ),
         "network_cpu_seconds_per_node_and_round": round((used[-1] - used[WARMING]) / replicas / (rounds - WARMING), 3),
     }
@@ -80,9 +82,9 @@ def _median(notes: Notes, phase: str, rounds: range, which: Any) -> float:
     """Seconds after the last member's training that the first (min), or the last (max), member reaches the phase."""
     found = []
     for round in rounds:
-        ended = [at for one in notes.values() if (at := noting.last(one, noting.PHASES[0], round)) is not None]
+        ended = [at for one in notes.values() if (at := blob_notes.last(one, blob_notes.PHASES[0], round)) is not None]
         # What a member does once for every contribution is over with the last one.
-        reached = [at for one in notes.values() if (at := noting.last(one, phase, round)) is not None]
+        reached = [at for one in notes.values() if (at := blob_notes.last(one, phase, round)) is not None]
         if ended and reached:
             found.append(which(reached) - max(ended))
     return statistics.median(found) if found else float("nan")

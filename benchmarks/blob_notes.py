@@ -1,6 +1,6 @@
 """`dlx-node`, which also notes when it reaches each phase of a round: a line in FOLDER for each, on the wall clock.
 
-`python -m benchmarks.noting start ...`, with the folder of the notes in FOLDER.
+`python -m benchmarks.blob_notes start ...`, with the folder of the notes in FOLDER.
 """
 
 import json
