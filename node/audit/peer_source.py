@@ -137,7 +137,7 @@ class Peers:
             await trio.sleep(_TELL_SECONDS)
             came = self._host.bytes_received - before
             rate = came / (trio.current_time() - began)
-            self._show(f"{shown.bar(came, limit)} {digest.hex()[:16]}: {shown.size(came)}, {shown.size(rate)}/s")
+            self._show(f"{formatting.bar(came, limit)} {digest.hex()[:16]}: {formatting.size(came)}, {formatting.size(rate)}/s")
 
     def _start(self) -> None:
         self._known = self._nodes()

@@ -170,7 +170,7 @@ def _data(
     from dlx.training.data import prepare, shards
 
     def seen(done: int, total: int) -> None:
-        show(f"{shown.bar(done, total)} {shown.size(done)} of {shown.size(total)}")
+        show(f"{formatting.bar(done, total)} {formatting.size(done)} of {formatting.size(total)}")
 
     if preparation is None:
         folder = Path(draft.data.prepared)

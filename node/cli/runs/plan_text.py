@@ -46,7 +46,7 @@ def print_plan(plan: Plan) -> None:
     cost, own = _largest(plan)
     if plan.folder is not None and (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
         options.note(
-            f"the disk of {plan.folder} has {shown.size(free)} free, less than the holder of stage {cost.stage} takes"
+            f"the disk of {plan.folder} has {formatting.size(free)} free, less than the holder of stage {cost.stage} takes"
         )
 
 
@@ -97,8 +97,8 @@ def disk(plan: Plan) -> str:
     if kept.payloads == kept.checkpoints:
         stays = f"payloads and versions of {_rounds(kept.payloads)}"
     return (
-        f"up to {shown.size(own.disk)} for a holder of stage {cost.stage}: {shown.size(own.waiting + own.served)} for "
-        f"checks, {shown.size(own.slot)} of its own state, {shown.size(own.payloads + own.versions)} of history: "
+        f"up to {formatting.size(own.disk)} for a holder of stage {cost.stage}: {formatting.size(own.waiting + own.served)} for "
+        f"checks, {formatting.size(own.slot)} of its own state, {formatting.size(own.payloads + own.versions)} of history: "
         f"{stays}"
     )
 
@@ -175,7 +175,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
         ("inner step", f"{_time(times.step)}{limit}"),
         (
             "exchange",
-            f"{shown.size(times.sent)} each way{site}: {_time(times.transfer)} at {_speed(here.link)}; {back}",
+            f"{formatting.size(times.sent)} each way{site}: {_time(times.transfer)} at {_speed(here.link)}; {back}",
         ),
         ("work", f"{SLOT_NS:g} ns a parameter on a slot's state, {PAYLOAD_NS:g} on a received payload, on the CPU"),
         ("hidden", hides),
@@ -227,8 +227,8 @@ def _warnings(plan: Plan) -> list[str]:
     worst = max(plan.costs, key=lambda cost: cost.memory.device)
     if memory and worst.memory.device > memory:
         found.append(
-            f"stage {worst.stage} takes {shown.size(worst.memory.device)} of each device, which has "
-            f"{shown.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
+            f"stage {worst.stage} takes {formatting.size(worst.memory.device)} of each device, which has "
+            f"{formatting.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
             "--checkpoint layers"
         )
     return found + _private_rounds(plan) + _too_much_for_the_disk(plan)
@@ -251,8 +251,8 @@ def _too_much_for_the_disk(plan: Plan) -> list[str]:
     part = max(remedies, key=lambda name: getattr(own, name))
     (what, remedy), most = remedies[part], formatting.size(getattr(own, part))
     return [
-        f"a holder of stage {cost.stage} takes up to {shown.size(own.disk)} of disk, more than "
-        f"{shown.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"
+        f"a holder of stage {cost.stage} takes up to {formatting.size(own.disk)} of disk, more than "
+        f"{formatting.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"
     ]
 
 
@@ -280,8 +280,8 @@ def _private_rounds(plan: Plan) -> list[str]:
     steps = most_inner_steps(plan.draft, cost, most)
     return [
         f"{_steps_key(plan)} {max_inner_steps(plan.draft)}: until its rounds' draws are known, stage {cost.stage} "
-        f"keeps {shown.size(own.waiting)} of states and received tensors on disk; "
-        + (f"at most {steps} steps would be {shown.size(most)}" if steps else "use smaller batches or more stages")
+        f"keeps {formatting.size(own.waiting)} of states and received tensors on disk; "
+        + (f"at most {steps} steps would be {formatting.size(most)}" if steps else "use smaller batches or more stages")
     ]
 
 

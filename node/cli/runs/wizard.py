@@ -81,7 +81,7 @@ def command(
         )
     begin = _ask("Replicas that begin together", replicas, 2, partial(_count, "--replicas", most=64))
     once = suggested_rounds(size // (4 if tokenizer else 1), _BATCH * length, _STEPS, begin)
-    said = f"Rounds ({shown.size(size)} of text: about once through it is {once})"
+    said = f"Rounds ({formatting.size(size)} of text: about once through it is {once})"
     answers = Answers(
         name=_ask("Name", name, _plain(text.stem), partial(_valid, "--name", Name)),
         rounds=_ask(said, rounds, once, partial(_count, "--rounds", most=10**7)),
