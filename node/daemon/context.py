@@ -7,7 +7,7 @@ from pathlib import Path
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
-from dlx.node.daemon.api.metrics import Metrics, Traffic
+from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange

@@ -20,7 +20,6 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.audit.verdict_store import FILE, VerdictStore
 from dlx.node.daemon.api.http import serve_http
-from dlx.node.daemon.api.metrics import Metrics, Traffic
 from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.api.systemd import notify
 from dlx.node.daemon.chain.clock import ChainClock
@@ -36,6 +35,7 @@ from dlx.node.daemon.inbound import Door
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
+from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.slot.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.supervisor import Supervisor, Well

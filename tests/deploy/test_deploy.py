@@ -15,8 +15,8 @@ import typer.main
 import yaml
 
 from dlx.node.cli.app import app
-from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.systemd import notify
+from dlx.node.daemon.metrics import Metrics
 from dlx.training.recipe.draft import draft_from_toml
 
 ROOT = Path(__file__).parents[2]

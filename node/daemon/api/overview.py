@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from dlx.ground.constants import MICRO
 from dlx.ledger.events import Sealed
 from dlx.node import version
-from dlx.node.daemon.api.metrics import Metrics
-from dlx.node.daemon.api.metrics import Traffic as Counted
 from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
@@ -19,6 +17,8 @@ from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.membership.registration import Membership, eligibility
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
+from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.config import shown_urls

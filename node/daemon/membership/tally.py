@@ -1,7 +1,7 @@
 """Whether the seals of our stage count us."""
 
 from dlx.ledger.events import Sealed
-from dlx.node.daemon.api.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics
 
 
 class Tally:

@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from dlx.node.cli.operate.endpoint import read
 from dlx.node.daemon.api.http import serve_http
-from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.status import (
     CheckStatus,
     LedgerStatus,
@@ -25,6 +24,7 @@ from dlx.node.daemon.api.status import (
     SealStatus,
     Traffic,
 )
+from dlx.node.daemon.metrics import Metrics
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from tests.node.command import dlx

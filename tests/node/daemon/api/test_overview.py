@@ -11,13 +11,13 @@ from dlx.ledger.index.event_index import Head
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.api.metrics import Metrics
 from dlx.node.daemon.api.overview import Overview
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
+from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot.assignment import Seat
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.round.pending import Failing

@@ -15,7 +15,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger import events as chain
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import sign
-from dlx.node.daemon.api.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot import executor
 from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session

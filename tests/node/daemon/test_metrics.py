@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from dlx.node.daemon.api.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics
 from dlx.node.home import logs
 
 RUN = "0x" + "ab" * 32
