@@ -15,7 +15,7 @@ from dlx.node.audit.inner_inputs import Absent, Get, Inner, Unknown
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.versions import fetch_file, roots
-from dlx.node.daemon.slot.troubles import fetch
+from dlx.node.daemon.failures import fetch
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import Drawn
 from dlx.node.trainer.checks import CheckFailed, Outcome, Work, check

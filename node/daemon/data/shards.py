@@ -14,7 +14,7 @@ from dlx.ground.blobs import Kind
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.public_data import PublicData
-from dlx.node.daemon.slot.troubles import told
+from dlx.node.daemon.failures import told
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.round.faults import ActionFailed

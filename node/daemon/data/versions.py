@@ -10,7 +10,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Plan, Record, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.retention import version_hashes
-from dlx.node.daemon.slot.troubles import fetch, told
+from dlx.node.daemon.failures import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, Differs
 from dlx.node.round.rules.plans import manifest_plan, plan_of

@@ -17,13 +17,13 @@ from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
+from dlx.node.daemon.failures import told
 from dlx.node.daemon.slot.messages import contributions_topic, message_of, seals_topic
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.slot.statement_validator import Past
 from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
-from dlx.node.daemon.slot.troubles import told
 from dlx.node.home import logs
 from dlx.node.home.keys.slashing_protection import Contradiction
 from dlx.node.round import actions as a

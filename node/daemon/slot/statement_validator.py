@@ -11,7 +11,7 @@ from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.versions import Versions
-from dlx.node.daemon.slot.troubles import fetch, told
+from dlx.node.daemon.failures import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadStatement
 from dlx.node.round.rules.continuity import (
