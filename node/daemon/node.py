@@ -35,9 +35,9 @@ from dlx.node.daemon.inbound import Door
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
+from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.daemon.slot.assignment import Seat
-from dlx.node.daemon.slot.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
 from dlx.node.home.config import Settings

@@ -26,7 +26,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import fund
 from dlx.ledger.keys import account_of, recover
 from dlx.ledger.typed import Contribution, Domain, Seal, SignatureError, SignedContribution, TypedError
-from dlx.node.daemon.slot.messages import contributions_topic, seals_topic
+from dlx.node.daemon.messages import contributions_topic, seals_topic
 from dlx.node.home.keys import identity
 from dlx.node.home.keys.identity import Account
 from dlx.p2p import wire

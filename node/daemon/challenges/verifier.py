@@ -26,7 +26,7 @@ from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.slot.messages import verdicts_topic
+from dlx.node.daemon.messages import verdicts_topic
 from dlx.node.daemon.supervisor import Well
 from dlx.node.home import logs
 from dlx.node.round.challenges import turns

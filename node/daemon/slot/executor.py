@@ -18,7 +18,7 @@ from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.failures import told
-from dlx.node.daemon.slot.messages import contributions_topic, message_of, seals_topic
+from dlx.node.daemon.messages import contributions_topic, message_of, seals_topic
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress

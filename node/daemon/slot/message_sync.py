@@ -8,8 +8,8 @@ import trio
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.messages import contributions_topic, seals_topic
 from dlx.node.daemon.slot.message_pool import Shelf
-from dlx.node.daemon.slot.messages import contributions_topic, seals_topic
 from dlx.node.home import logs
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip

@@ -19,10 +19,10 @@ from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
+from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.slot.executor import SlotHands
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking
-from dlx.node.daemon.slot.messages import event_of, seals_topic
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.home import formatting, logs

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dlx.ledger.typed import sign
+from dlx.node.daemon.messages import event_of, message_of
 from dlx.node.daemon.slot.message_pool import Shelf
-from dlx.node.daemon.slot.messages import event_of, message_of
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.message_sync import record_id

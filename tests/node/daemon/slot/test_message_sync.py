@@ -8,10 +8,10 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.typed import sign
+from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, event_of, message_of, seals_topic
 from dlx.node.daemon.slot import message_sync
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking
-from dlx.node.daemon.slot.messages import MAX_STAGES, contributions_topic, event_of, message_of, seals_topic
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip

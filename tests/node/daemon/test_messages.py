@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
-from dlx.node.daemon.slot.messages import event_of, message_of
+from dlx.node.daemon.messages import event_of, message_of
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
