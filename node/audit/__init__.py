@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlx.node.audit.blobs import Folder, Source
+from dlx.node.audit.blob_sources import Folder, Source
 from dlx.node.audit.report import Check, Conclusion, Report, Training
 
 if TYPE_CHECKING:

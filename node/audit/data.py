@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlx.node.audit.blobs import BlobMissing, Blobs
+from dlx.node.audit.blob_sources import BlobMissing, Blobs
 from dlx.node.audit.report import Report
 from dlx.node.home.formatting import bar
 from dlx.training.data.shards import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
 from dlx.node.audit.inner_inputs import Absent, Inner, Lie, Unknown
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict

@@ -11,7 +11,7 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blobs import BlobMissing, Blobs, Source, Wrong
+from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source, Wrong
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.lineage import audit_lineage

@@ -20,7 +20,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit.blobs import Attempt, Wrong
+from dlx.node.audit.blob_sources import Attempt, Wrong
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire
@@ -137,7 +137,9 @@ class Peers:
             await trio.sleep(_TELL_SECONDS)
             came = self._host.bytes_received - before
             rate = came / (trio.current_time() - began)
-            self._show(f"{formatting.bar(came, limit)} {digest.hex()[:16]}: {formatting.size(came)}, {formatting.size(rate)}/s")
+            self._show(
+                f"{formatting.bar(came, limit)} {digest.hex()[:16]}: {formatting.size(came)}, {formatting.size(rate)}/s"
+            )
 
     def _start(self) -> None:
         self._known = self._nodes()

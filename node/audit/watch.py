@@ -13,7 +13,7 @@ import msgspec
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index.feed import RunUpdate
-from dlx.node.audit.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
 from dlx.node.audit.inner import Found, Replays
 from dlx.node.audit.report import Verdict
 from dlx.node.home.errors import Failure
