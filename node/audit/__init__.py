@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlx.ledger.proof.history import Pin
     from dlx.ledger.view.run_view import RunView
     from dlx.node.audit.inner import Choice
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.round.challenges.verdicts import ReportedVerdict
     from dlx.training.recipe.manifest import Lineage
 
@@ -39,7 +39,7 @@ def audit_run(
     """
     import tempfile
 
-    from dlx.node.audit.sources import heard_verdicts, open_sources
+    from dlx.node.audit.sources.places import heard_verdicts, open_sources
 
     with (
         open_sources(client, run, places, say, show) as sources,

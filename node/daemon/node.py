@@ -285,7 +285,7 @@ class Node:
     def _page(self) -> ASGIApp:
         """The ledger's runs, for who looks at this node's endpoint. An audit is a process of its own, which ends with
         this one; no version is pulled and packed here, because peers wait for what this process does."""
-        from dlx.node.audit.sources import Places
+        from dlx.node.audit.sources.places import Places
         from dlx.node.web.app import Page
         from dlx.node.web.audits.runner import Auditing, where
         from dlx.node.web.guard import Guard

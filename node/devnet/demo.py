@@ -121,7 +121,7 @@ def await_checks(devnet: Devnet, seen: Observed) -> None:
 def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
     """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
     from dlx.node.audit import audit
-    from dlx.node.audit.sources import Places, open_sources
+    from dlx.node.audit.sources.places import Places, open_sources
     from dlx.node.checkpoints.pull import pull
 
     view, root = seen.view, devnet.root

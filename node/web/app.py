@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dlx.ground.errors import DlxError
-from dlx.node.audit.sources import Places
+from dlx.node.audit.sources.places import Places
 from dlx.node.web import guard, versions
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard, is_foreign

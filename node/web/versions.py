@@ -12,7 +12,7 @@ import trio
 
 from dlx.ground.blobs import BlobError
 from dlx.ledger.client import LedgerClient
-from dlx.node.audit.sources import Places
+from dlx.node.audit.sources.places import Places
 from dlx.node.checkpoints.pull import pull_run
 from dlx.node.runs.find import RunReader
 

@@ -17,7 +17,7 @@ from dlx.node.home.extras import explained
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.view.run_view import RunView
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.runs.find import RunSummary
 
 Progress = Callable[[str], None]
@@ -72,7 +72,7 @@ def connect(
         raise UsageFailure(f"ledger {ledger!r}: expected an address, 0x and 40 hex digits")
     from dlx.ledger.abi import checksum
     from dlx.ledger.client import LedgerClient
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.home.ledgers import index_folder
 
     address, folder = checksum(bytes.fromhex(ledger[2:])), index_folder(None)

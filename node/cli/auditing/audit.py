@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlx.ledger.proof.history import Pin
     from dlx.node.audit import Report
     from dlx.node.audit.inner import Choice
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
 
@@ -97,7 +97,7 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)

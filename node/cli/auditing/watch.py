@@ -41,7 +41,7 @@ def command(
     import tempfile
     from pathlib import Path
 
-    from dlx.node.audit.sources import Places, open_sources
+    from dlx.node.audit.sources.places import Places, open_sources
     from dlx.node.audit.watch import Watching
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import find

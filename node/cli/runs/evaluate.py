@@ -58,7 +58,7 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
     )
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints import evaluations
     from dlx.node.checkpoints.evaluation import Tasks, evaluate_run
     from dlx.node.checkpoints.evaluations import Evaluation

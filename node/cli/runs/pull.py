@@ -54,7 +54,7 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
     from dlx.ground import durable
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints.pull import follow, pull_run
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find

@@ -216,7 +216,7 @@ def publish(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap,
         max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
     )  # fmt: skip
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints.pull import pull_run
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger

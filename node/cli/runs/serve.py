@@ -73,7 +73,7 @@ def command(
             source = Path(model)
         else:
             source = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-serve-"))) / "model"
-            from dlx.node.audit.sources import Places
+            from dlx.node.audit.sources.places import Places
             from dlx.node.checkpoints.pull import pull_run
             from dlx.node.home.ledgers import open_index, open_ledger
             from dlx.node.runs import find

@@ -43,7 +43,7 @@ def command(
     import tempfile
 
     from dlx.node.audit.blob_sources import Blobs, Folder
-    from dlx.node.audit.sources import Places, open_sources
+    from dlx.node.audit.sources.places import Places, open_sources
     from dlx.node.checkpoints.verify import AGAIN, verify
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find

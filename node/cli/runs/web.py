@@ -42,7 +42,7 @@ def command(
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
     from dlx.node.home.config import ledger_options
     from dlx.node.home.ledgers import open_index, open_ledger, reachable_chain
     from dlx.node.web.app import Page

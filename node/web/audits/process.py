@@ -62,7 +62,7 @@ def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
     from dlx.ledger.client import LedgerClient
     from dlx.node.audit import audit_run
     from dlx.node.audit.report import Report
-    from dlx.node.audit.sources import Places
+    from dlx.node.audit.sources.places import Places
 
     where, run = task.where, bytes.fromhex(task.run)
     report, last = Report(run), 0.0

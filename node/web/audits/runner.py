@@ -13,7 +13,7 @@ import msgspec
 
 from dlx.ledger.abi import checksum
 from dlx.node.audit.report import Report
-from dlx.node.audit.sources import Places
+from dlx.node.audit.sources.places import Places
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.extras import MissingExtra, require

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dlx.node.audit.sources import Places
+from dlx.node.audit.sources.places import Places
 from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlx.node.audit.sources import Places
+from dlx.node.audit.sources.places import Places
 from dlx.node.checkpoints import evaluations
 from dlx.node.checkpoints.evaluations import Evaluation
 from dlx.node.runs.history import history

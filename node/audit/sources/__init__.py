@@ -1,0 +1,1 @@
+"""Where an audit's blobs come from: folders first, then peers."""
