@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlx.node.audit.blob_sources import Folder, Source
 from dlx.node.audit.report import Check, Conclusion, Report, Training
+from dlx.node.audit.sources.blobs import Folder, Source
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient

@@ -8,9 +8,9 @@ from dlx.ground.blobs import BlobError
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution
-from dlx.node.audit.blob_sources import BlobMissing
 from dlx.node.audit.outer_replay import Replay, State, StatementError
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.audit.sources.blobs import BlobMissing
 from dlx.node.round.rules.continuity import (
     Counted,
     faults,

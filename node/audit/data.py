@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlx.node.audit.blob_sources import BlobMissing, Blobs
 from dlx.node.audit.report import Report
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs
 from dlx.node.home.formatting import bar
 from dlx.training.data.shards import (
     MAX_MANIFEST_BYTES,

@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
 from dlx.node.audit.inner_inputs import Absent, Inner, Lie, Unknown
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.home.formatting import bar
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of

@@ -11,12 +11,12 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source, Wrong
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.data import audit_data
 from dlx.node.audit.lineage import audit_lineage
 from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.home.formatting import bar
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import finished, has_round, plan_fault

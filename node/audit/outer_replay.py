@@ -16,7 +16,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, Record, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import BlobMissing, Blobs
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs
 from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
 from dlx.training.models import weights

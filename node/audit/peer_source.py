@@ -20,7 +20,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit.blob_sources import Attempt, Wrong
+from dlx.node.audit.sources.blobs import Attempt, Wrong
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire

@@ -13,9 +13,9 @@ import msgspec
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index.feed import RunUpdate
-from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
 from dlx.node.audit.inner import Found, Replays
 from dlx.node.audit.report import Verdict
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.home.errors import Failure
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS

@@ -13,7 +13,7 @@ import msgspec
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints import harness
 from dlx.node.checkpoints.pull import pull, read_manifest

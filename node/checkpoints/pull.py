@@ -16,8 +16,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import BlobMissing, Blobs, Source
 from dlx.node.audit.outer_replay import Replay, ReplayError
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure

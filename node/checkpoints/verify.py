@@ -11,8 +11,8 @@ from dlx.ground.durable import file_hash
 from dlx.ground.printable import printable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.blob_sources import Blobs
 from dlx.node.audit.outer_replay import Replay, ReplayError
+from dlx.node.audit.sources.blobs import Blobs
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.checkpoints.pull import provenance, read_beside
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding

@@ -42,7 +42,7 @@ def command(
     options.existing_folder(model, "FOLDER")
     import tempfile
 
-    from dlx.node.audit.blob_sources import Blobs, Folder
+    from dlx.node.audit.sources.blobs import Blobs, Folder
     from dlx.node.audit.sources.places import Places, open_sources
     from dlx.node.checkpoints.verify import AGAIN, verify
     from dlx.node.home.ledgers import open_index, open_ledger

@@ -41,8 +41,8 @@ from dlx.ledger.typed import (
 )
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.node.audit import Check, Folder, Report, Training, audit
-from dlx.node.audit.blob_sources import Blobs
 from dlx.node.audit.data import audit_data
+from dlx.node.audit.sources.blobs import Blobs
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlx.node.audit.blob_sources import Folder
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.checkpoints.evaluation import Tasks, evaluate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.data.shards import Dataset, parse_data_manifest

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.ledger.typed import PRIVATE_DATA
-from dlx.node.audit.blob_sources import Blobs, Folder
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints import pull
 from dlx.node.daemon.data.public_data import private_folder
 from dlx.node.daemon.slot.statements import _flags
