@@ -33,7 +33,7 @@ def base_alone(python: Path, cwd: Path) -> None:
     holds("import dlx takes under 0.3 s", seconds < 0.3, seconds)
     where = run(python, "-c", "import dlx.training; print(dlx.training.__file__)", cwd=cwd)
     holds("a folder training/ does not shadow ours", "site-packages" in where, where)
-    code = "import dlx.node.audit.outer, dlx.node.checkpoints.pull, dlx.node.audit.peer_source"
+    code = "import dlx.node.audit.outer, dlx.node.checkpoints.pull, dlx.node.audit.sources.peers"
     run(python, "-c", code, cwd=cwd)
     said = run(python.with_name("dlx-node"), "demo", cwd=cwd, code=3)
     holds("a missing extra is named", 'this needs the extra "train"' in said, said)

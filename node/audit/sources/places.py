@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
-from dlx.node.audit.peer_source import Peers
 from dlx.node.audit.sources.blobs import Folder, Source
+from dlx.node.audit.sources.peers import Peers
 from dlx.node.audit.verdict_store import verdicts_beside
 from dlx.node.home.errors import NotReady, UsageFailure
 from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError

@@ -21,7 +21,7 @@ from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
 from dlx.node.audit import Report, audit
-from dlx.node.audit.peer_source import Peers
+from dlx.node.audit.sources.peers import Peers
 from dlx.node.cli.app import main
 from dlx.node.cli.auditing import audit as audit_command
 from dlx.node.cli.runs import pull as pull_command
