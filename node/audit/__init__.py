@@ -68,8 +68,8 @@ def audit(
     `report`: a new one of the run, for who wants to look at it whenever `progress` is called; it is what is returned.
     """
     from dlx.node.audit.chain import audit_chain
+    from dlx.node.audit.chain_trust import check_chain_nodes
     from dlx.node.audit.outer import audit_outer
-    from dlx.node.audit.source import check_chain_nodes
 
     report = report or Report(run)
     with ExitStack() as stack:

@@ -19,9 +19,9 @@ from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.view.recount import Problem, verify_conviction, verify_seal
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
+from dlx.node.audit.chain_trust import name_source
 from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
-from dlx.node.audit.source import name_source
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
 

@@ -373,7 +373,7 @@ def test_an_old_head_of_a_run_that_goes_on_is_a_warning(
     chain: Chain, look: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = time.time
-    monkeypatch.setattr("dlx.node.audit.source.time.time", lambda: clock() + 3 * 3600)
+    monkeypatch.setattr("dlx.node.audit.chain_trust.time.time", lambda: clock() + 3 * 3600)
     heads = [(c.verdict, c.detail) for c in look(chain.client(), chain.other).checks if c.check == "head"]
     ((verdict, detail),) = heads
     assert verdict == "WARN" and "hours ago, and the run is not complete" in detail
