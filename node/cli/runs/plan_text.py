@@ -46,7 +46,8 @@ def print_plan(plan: Plan) -> None:
     cost, own = _largest(plan)
     if plan.folder is not None and (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
         options.note(
-            f"the disk of {plan.folder} has {formatting.size(free)} free, less than the holder of stage {cost.stage} takes"
+            f"the disk of {plan.folder} has {formatting.size(free)} free, "
+            f"less than the holder of stage {cost.stage} takes"
         )
 
 
@@ -97,8 +98,9 @@ def disk(plan: Plan) -> str:
     if kept.payloads == kept.checkpoints:
         stays = f"payloads and versions of {_rounds(kept.payloads)}"
     return (
-        f"up to {formatting.size(own.disk)} for a holder of stage {cost.stage}: {formatting.size(own.waiting + own.served)} for "
-        f"checks, {formatting.size(own.slot)} of its own state, {formatting.size(own.payloads + own.versions)} of history: "
+        f"up to {formatting.size(own.disk)} for a holder of stage {cost.stage}: "
+        f"{formatting.size(own.waiting + own.served)} for checks, {formatting.size(own.slot)} of its own state, "
+        f"{formatting.size(own.payloads + own.versions)} of history: "
         f"{stays}"
     )
 
@@ -252,7 +254,8 @@ def _too_much_for_the_disk(plan: Plan) -> list[str]:
     (what, remedy), most = remedies[part], formatting.size(getattr(own, part))
     return [
         f"a holder of stage {cost.stage} takes up to {formatting.size(own.disk)} of disk, more than "
-        f"{formatting.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: {remedy} or more stages take less"
+        f"{formatting.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: "
+        f"{remedy} or more stages take less"
     ]
 
 
