@@ -8,7 +8,6 @@ from functools import partial
 from shlex import quote
 
 import trio
-from dlx.node.daemon.membership.registration.eligibility import notices
 from eth_utils import to_canonical_address
 from starlette.types import ASGIApp
 
@@ -32,6 +31,7 @@ from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.mirror import Mirror
 from dlx.node.daemon.data.public_data import PublicData, private_folder
 from dlx.node.daemon.inbound import Door
+from dlx.node.daemon.membership.eligibility import notices
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally

@@ -9,7 +9,7 @@ from dlx.ledger.errors import LedgerError, Reverted
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.membership.registration import eligibility
+from dlx.node.daemon.membership import eligibility
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site

@@ -11,7 +11,7 @@ import pytest
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Contribution
 from dlx.node.audit.inner_inputs import Absent, Inner
-from tests.node.home.test_signed import contribution, digest
+from tests.node.home.keys.test_slashing_protection import contribution, digest
 
 
 def _plans(

@@ -11,8 +11,8 @@ from dlx.node.round import events as e
 from dlx.node.round.arrivals import WINDOW, Arrivals
 from dlx.node.round.rules.inclusion import Grace
 from dlx.node.round.rules.pace import fewest_steps
+from tests.node.round.rules.test_pace import Uneven
 from tests.node.round.simulation import FACTS, Member, make_rules
-from tests.node.round.test_pace import Uneven
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.rules.rules import OuterResult, rules
+from dlx.node.round.rules import rules
+from dlx.node.round.rules.rules import OuterResult
 from tests.node.round import kills
 from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
 

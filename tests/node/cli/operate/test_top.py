@@ -20,7 +20,7 @@ from dlx.node.cli.operate.screen import Screen
 from dlx.node.daemon.api.status import Bytes, PeerView, RoundView
 from dlx.node.home.errors import Failure
 from tests.node.command import dlx
-from tests.node.daemon.test_http import STATUS
+from tests.node.daemon.api.test_http import STATUS
 
 PEER = PeerView(peer_id="16Uiu2", addresses=("/ip4/10.0.0.1/tcp/1",), connected_seconds=1, rtt_ms=2.0, agreed=True)
 ROUNDS = [

@@ -13,7 +13,7 @@ from dlx.node.daemon.data import retention as module
 from dlx.node.daemon.data.retention import Retention, kept_rounds, kept_versions
 from dlx.training.balance.history import history
 from dlx.training.recipe.recipe import Retention as Terms
-from tests.node.daemon.test_versions import STAGE, FakeView, name, version_bytes
+from tests.node.daemon.data.test_versions import STAGE, FakeView, name, version_bytes
 
 RUN = b"\x01" * 32
 

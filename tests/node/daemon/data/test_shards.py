@@ -22,7 +22,7 @@ from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.order import WINDOW
 from dlx.training.data.shards import DataManifest
 from dlx.training.data.shards import Shard as Listed
-from tests.node.round.test_deals import view
+from tests.node.round.rules.test_deals import view
 
 SIZE, SHARDS, LENGTH, BATCH, STEPS = 65, 80, 8, 4, 2  # 8 samples a shard, 8 a round
 

@@ -1,12 +1,12 @@
 """How an account stands, in words, through the life of a stage."""
 
 import pytest
-from dlx.node.daemon.membership.registration.eligibility import full, notices, vote
 
 from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.membership.eligibility import full, notices, vote
 from tests.ledger.ledger_run import config, seal_of, signatures_of, work
 
 KEYS = {account_of(key): key for key in (bytes([n]) * 32 for n in (1, 2, 3))}

@@ -16,7 +16,7 @@ from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalF
 from dlx.node.round.rules.rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
-from tests.node.daemon.test_versions import STAGE, FakeView, name
+from tests.node.daemon.data.test_versions import STAGE, FakeView, name
 from tests.node.round.simulation import make_rules
 
 GOOD, LONG, STATEMENT = b"payload", b"x" * 2000, b"what its maker states"

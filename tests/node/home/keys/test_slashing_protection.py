@@ -121,7 +121,8 @@ def test_two_outcomes_of_the_same_contributions_are_not(
 
 def test_a_kill_between_storing_and_sending_repeats_the_same_bytes(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from tests.node.home.test_signed import *\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from tests.node.home.keys.test_slashing_protection import *\n"
         "signed = SignedBook(Path(sys.argv[1]), ACCOUNT).sign_contribution(contribution(), DOMAIN, KEY)\n"
         "sys.stdout.write(signed.encode().hex()); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
