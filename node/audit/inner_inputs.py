@@ -16,7 +16,7 @@ from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of, steps_before
-from dlx.node.round.rules.rules import base_version
+from dlx.node.round.rules.round_rules import base_version
 from dlx.node.trainer.checks import Work
 from dlx.training.data.dealing import Intervals, cut
 from dlx.training.data.shards import DataManifest, Shard, sample_order

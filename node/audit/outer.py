@@ -20,7 +20,7 @@ from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, Wrong
 from dlx.node.home.formatting import bar
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import finished, has_round, plan_fault
-from dlx.node.round.rules.rules import base_version, statement_fault, unit_multipliers
+from dlx.node.round.rules.round_rules import base_version, statement_fault, unit_multipliers
 from dlx.node.runs.fit import differences
 from dlx.training import selftest
 from dlx.training.codecs import CodecError

@@ -14,7 +14,7 @@ from dlx.ground.backoff import Backoff
 from dlx.ledger.typed import Plan, Seal, SignedContribution
 from dlx.node.round import events as e
 from dlx.node.round.faults import BadPayload, BadStatement, Differs
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import Trained
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dlx.ledger.typed import Seal, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.pending import Asked
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.records import Trained
 

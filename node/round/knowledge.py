@@ -12,7 +12,7 @@ from dlx.node.round.pending import Pending
 from dlx.node.round.round_state import Book, Proposal
 from dlx.node.round.rules.inclusion import Reports, merged, trusted_names
 from dlx.node.round.rules.plans import has_round, plan_of
-from dlx.node.round.rules.rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
+from dlx.node.round.rules.round_rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
 
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
 MAX_MISSING = 64  # what a report message has room for

@@ -22,7 +22,7 @@ from eth_utils import keccak, to_canonical_address
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round.rules.plans import finished
-from dlx.node.round.rules.rules import Rules
+from dlx.node.round.rules.round_rules import Rules
 from dlx.node.round.rules.sites import stays
 
 HEARSAY = 6  # round timeouts, more than a majority of the votes waits for; in a round that lasts longer all are asked

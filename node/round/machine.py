@@ -18,7 +18,7 @@ from dlx.node.round.neighbours import Neighbours
 from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.rules.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.rules.plans import deciding_seals, finished, has_round, plan_of, steps_before
-from dlx.node.round.rules.rules import Rules, base_version, left_out, may_train
+from dlx.node.round.rules.round_rules import Rules, base_version, left_out, may_train
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.records import Trained
 

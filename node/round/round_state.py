@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlx.ledger.typed import Contribution, Seal, SignedContribution
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 
 MAX_PROPOSALS_PER_SIGNER = 8  # honest proposers need one per attempt, and most of those are the same

@@ -12,7 +12,7 @@ from dlx.node.round.pending import Pending
 from dlx.node.round.round_state import Book, Proposal
 from dlx.node.round.rules.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.rules.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
-from dlx.node.round.rules.rules import (
+from dlx.node.round.rules.round_rules import (
     NOTHING,
     OuterResult,
     Rules,

@@ -22,7 +22,7 @@ from dlx.node.home import logs
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.plans import Terms
-from dlx.node.round.rules.rules import base_version
+from dlx.node.round.rules.round_rules import base_version
 from dlx.training.slot.trace import handed_over
 from dlx.training.slot.undecided import Undecided
 

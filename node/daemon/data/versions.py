@@ -14,7 +14,7 @@ from dlx.node.daemon.failures import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, Differs
 from dlx.node.round.rules.plans import manifest_plan, plan_of
-from dlx.node.round.rules.rules import Rules
+from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.node.trainer.messages import SealedPayload
 from dlx.p2p.exchange import BlobContradiction, BlobError, BlobExchange, BlobNotFound, BlobTimeout, Tree

@@ -29,7 +29,7 @@ from dlx.node.home.keys.slashing_protection import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round.faults import ActionFailed, Differs, LocalFault
 from dlx.node.round.rules.plans import deciding_seals, manifest_plan, plan_of
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts, Rules
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules
 from dlx.node.runs.upkeep import round_bytes
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import events as e
-from dlx.node.round.rules.rules import may_count
+from dlx.node.round.rules.round_rules import may_count
 from dlx.p2p import wire
 from dlx.p2p.message_sync import record_id
 

@@ -20,7 +20,7 @@ from dlx.node.daemon.failures import fetch, told
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.rules.plans import manifest_plan
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts, Rules, unit_multipliers
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge, Tree
 from dlx.training.outer.policy import Measured

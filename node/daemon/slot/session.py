@@ -30,7 +30,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.faults import ActionFailed, LocalFault
 from dlx.node.round.machine import RoundMachine
-from dlx.node.round.rules.rules import Rules
+from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire

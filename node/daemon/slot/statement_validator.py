@@ -27,7 +27,7 @@ from dlx.node.round.rules.continuity import (
     start_of,
 )
 from dlx.node.round.rules.plans import manifest_plan
-from dlx.node.round.rules.rules import Rules, base_version
+from dlx.node.round.rules.round_rules import Rules, base_version
 from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout
 from dlx.training.inner.states import unused

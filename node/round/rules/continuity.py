@@ -14,7 +14,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.rules.plans import Terms
-from dlx.node.round.rules.rules import is_folded, is_left_out
+from dlx.node.round.rules.round_rules import is_folded, is_left_out
 
 FLAGS = PRIVATE_DATA | STATE_RESET
 LOOKED_BACK = 4  # contributions of the account before one, whose plans a check of it may need

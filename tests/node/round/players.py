@@ -16,7 +16,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.inclusion import awaited
 from dlx.node.round.rules.plans import kept_plan
-from dlx.node.round.rules.rules import OuterResult, attempt_at, build_seal, may_count, proposers, unit_multipliers
+from dlx.node.round.rules.round_rules import OuterResult, attempt_at, build_seal, may_count, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, STALL_SECONDS, Member, Simulation, digest
 
 RELAY_SECONDS = 1.0  # within which gossip passes on what somebody told some only

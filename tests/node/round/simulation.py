@@ -32,7 +32,7 @@ from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules.plans import finished, plan_of, seals_needed
-from dlx.node.round.rules.rules import OuterResult, PayloadFacts, Rules, base_version
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, base_version
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.segments import segments_in
 

@@ -14,7 +14,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.plans import deciding_seals
-from dlx.node.round.rules.rules import OuterResult, build_seal, proposers, unit_multipliers
+from dlx.node.round.rules.round_rules import OuterResult, build_seal, proposers, unit_multipliers
 from tests.node.round.simulation import DOMAIN, FACTS, Member, Simulation, digest, make_rules
 from tests.node.round.test_adaptive import adaptive_rules
 

@@ -8,7 +8,7 @@ from dlx.ledger import events as chain
 from dlx.ledger.typed import Contribution, Outcome, Seal, entries, sign
 from dlx.node.round import actions as a
 from dlx.node.round.liveness import claims
-from dlx.node.round.rules.rules import Rules
+from dlx.node.round.rules.round_rules import Rules
 from tests.node.round.simulation import DOMAIN, RUN, START, Member, Simulation, digest, make_rules
 
 pytestmark = pytest.mark.slow

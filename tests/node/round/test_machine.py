@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dlx.ledger.typed import PRIVATE_DATA
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.rules import rules
-from dlx.node.round.rules.rules import OuterResult
+from dlx.node.round.rules import round_rules
+from dlx.node.round.rules.round_rules import OuterResult
 from tests.node.round import kills
 from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
 
@@ -221,9 +221,9 @@ def test_with_a_delay_the_next_rounds_samples_are_asked_for_while_this_one_train
 def test_the_order_of_proposers_is_computed_once_for_the_same_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every event asks for it, and a hash for each holder took most of a large stage's time."""
     sim, hashed = Simulation(make_rules(stages=1), replicas=4, seed=31), []
-    keccak = rules.keccak
-    monkeypatch.setattr(rules, "keccak", lambda data: hashed.append(data) or keccak(data))
-    orders = [rules.proposers(sim.rules, sim.view, 0, 31, attempt) for attempt in (0, 1, 0, 1)]
+    keccak = round_rules.keccak
+    monkeypatch.setattr(round_rules, "keccak", lambda data: hashed.append(data) or keccak(data))
+    orders = [round_rules.proposers(sim.rules, sim.view, 0, 31, attempt) for attempt in (0, 1, 0, 1)]
     assert len(hashed) == 8 and orders[:2] == orders[2:] and set(orders[0]) == set(sim.members)
     sim.leave(orders[0][0])
-    assert set(rules.proposers(sim.rules, sim.view, 0, 31, 0)) == set(orders[0][1:])
+    assert set(round_rules.proposers(sim.rules, sim.view, 0, 31, 0)) == set(orders[0][1:])

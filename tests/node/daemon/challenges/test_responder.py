@@ -15,7 +15,7 @@ from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
-from dlx.node.round.rules.rules import base_version
+from dlx.node.round.rules.round_rules import base_version
 from dlx.training.recipe.recipe import Audit, Outer, Plan
 from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState

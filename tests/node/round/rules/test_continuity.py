@@ -20,7 +20,7 @@ from dlx.node.round.rules.continuity import (
     start_of,
 )
 from dlx.node.round.rules.plans import seals_needed
-from dlx.node.round.rules.rules import base_version, is_folded
+from dlx.node.round.rules.round_rules import base_version, is_folded
 from tests.node.round.simulation import Member, Simulation, digest, make_rules
 
 ZEROS = digest("optimiser of zeros")
