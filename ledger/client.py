@@ -276,11 +276,11 @@ class LedgerClient:
         raise LedgerError("joinRun was mined without giving a slot")
 
     def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> Receipt:
-        """Lets the others of the account's site seat it until then; `signature` is the site key's over a SiteMember."""
+        """Lets the others of the account's site slot it until then; `signature` is the site key's over a SiteMember."""
         return self._write("enlist", run, stage, until, signature)
 
     def join_site(self, run: bytes, replica: int, accounts: Sequence[str]) -> Receipt:
-        """Seats machines of the account's site, one for each stage in their order, in a replica that only they hold."""
+        """Slots machines of the account's site, one for each stage in their order, in a replica that only they hold."""
         gas = _GAS_SITE + _GAS_PER_MACHINE * len(accounts)
         return self._write("joinSite", run, replica, list(accounts), gas=gas)
 

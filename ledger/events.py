@@ -85,7 +85,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class SiteEnlisted:
-    """Until then the others of its site may seat the account, which asks for a stage (typed.ANY_STAGE: whichever)."""
+    """Until then the others of its site may slot the account, which asks for a stage (typed.ANY_STAGE: whichever)."""
 
     run: Bytes32
     account: Address
@@ -97,7 +97,7 @@ class SiteEnlisted:
 
 @dataclass(frozen=True)
 class SiteSeated:
-    """All seats of the replica are the site's now, each stage's of one of the accounts; a Joined follows for each that
+    """All slots of the replica are the site's now, each stage's of one of the accounts; a Joined follows for each that
     did not hold it before."""
 
     run: Bytes32
@@ -137,7 +137,7 @@ class RunOpened:
 
 @dataclass(frozen=True)
 class Dealt:
-    """The holders of a stage's seats in these two replicas changed places."""
+    """The holders of a stage's slots in these two replicas changed places."""
 
     run: Bytes32
     stage: int
@@ -148,7 +148,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Accused:
-    """The account was asked whether it is still there; where its seat is forfeit only work is an answer."""
+    """The account was asked whether it is still there; where its slot is forfeit only work is an answer."""
 
     run: Bytes32
     account: Address
@@ -166,7 +166,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Evicted:
-    """The account lost its seat, which nobody else can take until the time `return_until` (0: anyone can at once)."""
+    """The account lost its slot, which nobody else can take until the time `return_until` (0: anyone can at once)."""
 
     run: Bytes32
     account: Address
@@ -178,7 +178,7 @@ class Evicted:
 
 @dataclass(frozen=True)
 class Convicted:
-    """The account's contribution to (stage, round) was found false or withheld: it lost its seat and gets no other."""
+    """The account's contribution to (stage, round) was found false or withheld: it lost its slot and gets no other."""
 
     run: Bytes32
     account: Address
@@ -301,7 +301,7 @@ def _run_created(
     return RunCreated(run, creator, RunConfig(*config), name.decode(), tuple(genesis), at)
 
 
-def _site_seated(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SiteSeated:
+def _site_placed(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SiteSeated:
     return SiteSeated(run, site, replica, tuple(map(_account, accounts)), at)
 
 
@@ -344,7 +344,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[]", _run_created),
         _spec(Joined, "bytes32 address", "uint16 uint16"),
         _spec(SiteEnlisted, "bytes32 address address", "uint16 uint64"),
-        _spec(SiteSeated, "bytes32 address", "uint16 address[]", _site_seated),
+        _spec(SiteSeated, "bytes32 address", "uint16 address[]", _site_placed),
         _spec(Left, "bytes32 address", "uint16 uint16"),
         _spec(Moved, "bytes32 address", "uint16 uint16 uint16"),
         _spec(RunOpened, "bytes32", "uint64"),

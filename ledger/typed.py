@@ -78,7 +78,7 @@ __all__ = [
 
 PRIVATE_DATA, STATE_RESET = 1, 2  # Contribution.flags
 HONEST, FALSE, WITHHELD = 1, 2, 3  # Verdict.finding
-ANY_STAGE = 65535  # joinRun: the lowest stage with a free seat
+ANY_STAGE = 65535  # joinRun: the lowest stage with a free slot
 MAX_REPLICAS = 64  # of any run
 CONTRIBUTION_SIZE = 28 * WORD
 SIGNED_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE

@@ -19,7 +19,7 @@ class Place:
 
     peer: str  # peer id; where it is not known yet, the address
     prefix: str  # of its address
-    registered: bool  # the ledger names it for a seat, or as the run's creator
+    registered: bool  # the ledger names it for a slot, or as the run's creator
     in_use: bool
     turn: float  # of those that are otherwise alike, the lowest goes first
 

@@ -52,8 +52,8 @@ def dump_view(view: RunView) -> bytes:
         _View(
             view._created, view.started_at, view._round, view._opened_at, view._draw, view._staffed, view._stages,
             view.checkpoints, view.convictions, view._members, view._standings,
-            [(*seat, kept) for seat, kept in view._returns.items()],
-            [(*seat, at) for seat, at in view._vacated.items()], view._broke, view._dealt, view._enlisted,
+            [(*slot, kept) for slot, kept in view._returns.items()],
+            [(*slot, at) for slot, at in view._vacated.items()], view._broke, view._dealt, view._enlisted,
             view._counted, [view.next_round(stage) for stage in range(len(view._stages))],
         )
     )  # fmt: skip

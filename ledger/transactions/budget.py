@@ -11,7 +11,7 @@ from dlx.ledger.errors import LedgerError
 from dlx.ledger.transactions.fees import eth
 
 _HOUR, _DAY = 3600, 24  # seconds, hours
-_RESERVE = 10  # a tenth of the budget is for what keeps the seat
+_RESERVE = 10  # a tenth of the budget is for what keeps the slot
 _log = logging.getLogger("dlx.ledger")
 
 
@@ -58,20 +58,20 @@ class Budget:
             found = {"hours": self._hours, "counted": self._counted}
             durable.write_bytes(self._path, json.dumps(found).encode())
 
-    def check(self, waiting: int, more: int, keeps_seat: bool) -> None:
+    def check(self, waiting: int, more: int, keeps_slot: bool) -> None:
         """Raises BudgetSpent unless `more` wei fit, beside what was paid and what `waiting` transactions may cost.
 
-        A tenth is left for transactions that keep the seat.
+        A tenth is left for transactions that keep the slot.
         """
         if self._limit is None:
             return
-        limit = self._limit if keeps_seat else self._limit * (_RESERVE - 1) // _RESERVE
+        limit = self._limit if keeps_slot else self._limit * (_RESERVE - 1) // _RESERVE
         hour = int(self._now()) // _HOUR
         paid = {at: wei for at, wei in self._hours.items() if at >= hour - _DAY}
         if sum(paid.values()) + waiting + more > limit:
             raise BudgetSpent(
                 f"the daily budget of {eth(self._limit)} ETH is used up: {eth(sum(paid.values()))} paid, "
-                f"{eth(waiting)} on its way, {eth(more)} asked for{'' if keeps_seat else ', a tenth kept back'}; "
+                f"{eth(waiting)} on its way, {eth(more)} asked for{'' if keeps_slot else ', a tenth kept back'}; "
                 f"{_when(paid, waiting + more, limit)}"
             )
 

@@ -88,7 +88,7 @@ class Sender:
         to: str | None,
         data: bytes,
         gas: int,
-        keeps_seat: bool = False,
+        keeps_slot: bool = False,
         check: Callable[[int | str], object] | None = None,
     ) -> Pending:
         """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block: two
@@ -97,7 +97,7 @@ class Sender:
         `gas`: at most; with `check` what the chain node estimates and some more. `check` raises where the call would
         fail at the block it is given. It is called where there is no estimate, and where a block had the same call not
         long ago: then at none before that one, from where it would seem to be wanted. It must not send, because the
-        outbox is locked. `keeps_seat`: the call may use the last tenth of the budget.
+        outbox is locked. `keeps_slot`: the call may use the last tenth of the budget.
 
         Raises LedgerUnavailable when the node is silent: a transaction that was signed by then is kept and goes out
         later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError where the node refuses it (no
@@ -120,7 +120,7 @@ class Sender:
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
                 pending = _with_price(_following(former, nonce, to, text, gas), self._next_price(head, former, tip))
-                self._check_budget(pending, keeps_seat)
+                self._check_budget(pending, keeps_slot)
                 signed = self._sign(pending)
                 self._outbox.keep(signed)
                 self._price_seen[nonce] = head.number
@@ -411,7 +411,7 @@ class Sender:
         more = raised(Price(pending.max_fee, pending.tip), now, self._limits)
         if more is not None:
             offer = _with_price(pending, more)
-            self._budget.check(self._on_its_way(without=pending.nonce), offer.cap, keeps_seat=True)
+            self._budget.check(self._on_its_way(without=pending.nonce), offer.cap, keeps_slot=True)
             self._outbox.keep(self._sign(offer))
 
     def _waiting(self) -> list[Pending]:
@@ -499,8 +499,8 @@ class Sender:
             return now
         return raised(Price(former.max_fee, former.tip), now, self._limits) or now
 
-    def _check_budget(self, pending: Pending, keeps_seat: bool) -> None:
-        self._budget.check(self._on_its_way(without=pending.nonce), pending.cap, keeps_seat)
+    def _check_budget(self, pending: Pending, keeps_slot: bool) -> None:
+        self._budget.check(self._on_its_way(without=pending.nonce), pending.cap, keeps_slot)
 
     def _lacks(self, pending: Pending) -> str:
         balance, needed = self._rpc.number("eth_getBalance", self.account, "latest"), self._on_its_way() + pending.cap

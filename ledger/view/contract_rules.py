@@ -9,9 +9,9 @@ from dlx.ledger.view.counts import YOUNG, quorum, replicas
 from dlx.ledger.view.members import UNKNOWN, Accusation, Asked, Member
 from dlx.ledger.view.run_state import RunState, ViewError
 
-IDLE_SEALS = 8  # non-empty seals without a count after which a seat is forfeit
-GRACE_SEALS = 16  # more of them until a forfeit seat whose holder answered is lost
-STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's seats are forfeit and lost,
+IDLE_SEALS = 8  # non-empty seals without a count after which a slot is forfeit
+GRACE_SEALS = 16  # more of them until a forfeit slot whose holder answered is lost
+STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's slots are forfeit and lost,
 LATE_TIMEOUTS = 8  # if its round has been open for so many,
 BARREN_SEALS = 8  # or so many of its seals in a row were empty
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
@@ -24,8 +24,8 @@ class RunRights(RunState):
 
     def voters(self, stage: int) -> tuple[str, ...]:
         """The holders who vote on the stage's next seal, ascending; see also `may_vote`."""
-        seats = replicas(self._stage(stage).voters(self._staffed))
-        return ascending([self._holders[replica, stage] for replica in seats])
+        slots = replicas(self._stage(stage).voters(self._staffed))
+        return ascending([self._holders[replica, stage] for replica in slots])
 
     def has_earned(self, stage: int) -> bool:
         """Whether any vote of the stage was earned by work."""
@@ -64,7 +64,7 @@ class RunRights(RunState):
         return self.votes(stage, (account,)) != 0
 
     def maker(self, replica: int, stage: int) -> str | None:
-        """Who makes the record of the replica in the stage's next seal, wherever it sits now: who held the seat at the
+        """Who makes the record of the replica in the stage's next seal, wherever it sits now: who held the slot at the
         newest seal, or, where it was free, took it first since and had no other; None where nobody did yet."""
         if self._stages[stage].settled >> replica & 1:
             return self._holders[replica, stage]
@@ -80,8 +80,8 @@ class RunRights(RunState):
 
     def times_counted(self, account: str) -> int:
         """How many of its stage's last eight non-empty seals counted the holder. Raises KeyError for an account without
-        a seat."""
-        replica, stage = self._seat(account)
+        a slot."""
+        replica, stage = self._slot(account)
         return self._stages[stage].counts[replica].bit_count()
 
     def counts_for_a_vote(self, stage: int) -> int:
@@ -91,7 +91,7 @@ class RunRights(RunState):
 
     def was_passed_over(self, replica: int, seals: int, round: int) -> bool:
         """Whether as many non-empty seals in a row of any stage (at most seven), the newest before the round, have not
-        counted who holds its seat. The round is open, or later."""
+        counted who holds its slot. The round is open, or later."""
         for stage, at in enumerate(self._stages):
             skipped = int(self.next_round(stage) > round and not at.empties)
             recent = at.counts[replica] >> skipped & (1 << seals) - 1
@@ -124,7 +124,7 @@ class RunRights(RunState):
         return member.asked is not Asked.WORK_ANSWERED or self._counted_since_asked(member)
 
     def is_forfeit(self, account: str, now: int) -> bool:
-        """Whether only work can keep the account's seat."""
+        """Whether only work can keep the account's slot."""
         member = self._member(account)
         if not member.holds:
             return False
@@ -133,8 +133,8 @@ class RunRights(RunState):
         return idle or self._is_stalled(member, now)
 
     def is_stalled(self, account: str, now: int) -> bool:
-        """Whether the account's stage has had no non-empty seal for long while it held a seat, and by its own fault:
-        then even its answers do not keep it the seat."""
+        """Whether the account's stage has had no non-empty seal for long while it held a slot, and by its own fault:
+        then even its answers do not keep it the slot."""
         return self._member(account).holds and self._is_stalled(self._member(account), now)
 
     def may_accuse(self, by: str, account: str, now: int) -> bool:
@@ -167,7 +167,7 @@ class RunRights(RunState):
         return now >= member.asked_at + self.config.eviction_time
 
     def may_deal(self, replica: int) -> bool:
-        """Whether the replica's holders may be dealt among the seats of their stages, and that would change one."""
+        """Whether the replica's holders may be dealt among the slots of their stages, and that would change one."""
         return self._is_dealable(replica) and bool(self.deal_of(replica))
 
     def deal_of(self, replica: int) -> tuple[tuple[int, int], ...]:
@@ -227,8 +227,8 @@ class RunRights(RunState):
         return self._stages[stage].voters(self._staffed).bit_count() + len(self._voted(stage, signers)[1])
 
     def _voted(self, stage: int, signers: Collection[str]) -> tuple[set[int], set[int]]:
-        """Replicas: the seats by which these accounts vote on the stage's next seal, and those of records that accounts
-        make which have lost such a seat since the last one."""
+        """Replicas: the slots by which these accounts vote on the stage's next seal, and those of records that accounts
+        make which have lost such a slot since the last one."""
         voters, voted, former = self._stages[stage].voters(self._staffed), set[int](), set[int]()
         for member in map(self._member, signers):
             made = self._former(member)
@@ -238,7 +238,7 @@ class RunRights(RunState):
                 voted.add(member.replica)
             elif member.former_vote and made is not None:
                 former.add(made)
-        if not self.has_earned(stage):  # who took a seat that somebody left since shares its vote
+        if not self.has_earned(stage):  # who took a slot that somebody left since shares its vote
             voted |= former & set(replicas(voters))
             former -= set(replicas(voters))
         return voted, former

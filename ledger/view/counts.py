@@ -17,23 +17,23 @@ _MAX_EMPTIES = 65535
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run as its seats and seals have left it."""
+    """One stage of a run as its slots and seals have left it."""
 
     head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
-    counts: bytes = bytes(MAX_REPLICAS)  # a byte for each seat: which seals counted its holder, lowest bit newest
-    seated: int = 0  # bitmap of the seats that are held
-    changed: int = 0  # bitmap of the seats whose first holder since the newest seal lost it, or had another before
+    counts: bytes = bytes(MAX_REPLICAS)  # a byte for each slot: which seals counted its holder, lowest bit newest
+    seated: int = 0  # bitmap of the slots that are held
+    changed: int = 0  # bitmap of the slots whose first holder since the newest seal lost it, or had another before
     non_empty: int = 0  # seals that counted anything
     empties: int = 0  # seals since the last of them
     worked_at: int = 0  # s, the time of the last of them; 0: none
 
     @property
     def settled(self) -> int:
-        """Bitmap of the seats whose holders make their records in the next seal."""
+        """Bitmap of the slots whose holders make their records in the next seal."""
         return self.seated & ~self.changed
 
     def counted(self, times: int) -> int:
-        """Bitmap of the seats whose holders at least so many of the last eight non-empty seals counted."""
+        """Bitmap of the slots whose holders at least so many of the last eight non-empty seals counted."""
         return bitmap(replica for replica, byte in enumerate(self.counts) if byte.bit_count() >= times)
 
     @cached_property
@@ -42,11 +42,11 @@ class Stage:
         return (self.counted(2) if self.non_empty >= YOUNG else 0) or self.counted(1)
 
     def voters(self, staffed: int) -> int:
-        """Bitmap of the seats that vote. `staffed`: bitmap of the replicas that ever had a holder for every stage."""
+        """Bitmap of the slots that vote. `staffed`: bitmap of the replicas that ever had a holder for every stage."""
         return self.earned or self.seated & staffed or self.seated
 
     def idle_seals(self, replica: int) -> int:
-        """How many non-empty seals in a row have not counted the seat; 8 stands for more."""
+        """How many non-empty seals in a row have not counted the slot; 8 stands for more."""
         byte = self.counts[replica]
         return (byte & -byte).bit_length() - 1 if byte else MEMORY
 
@@ -55,20 +55,20 @@ class Stage:
         return self.idle_seals(replica) + self.empties
 
     def counts_at(self, replica: int, byte: int) -> Self:
-        """With another byte for the seat."""
+        """With another byte for the slot."""
         return replace(self, counts=self.counts[:replica] + bytes([byte]) + self.counts[replica + 1 :])
 
     def held_at(self, replica: int, held: bool) -> Self:
-        """With the seat held or free."""
+        """With the slot held or free."""
         bit = 1 << replica
         return replace(self, seated=self.seated | bit if held else self.seated & ~bit)
 
     def changed_at(self, replica: int) -> Self:
-        """Once whoever holds the seat does not make its record in the next seal."""
+        """Once whoever holds the slot does not make its record in the next seal."""
         return replace(self, changed=self.changed | 1 << replica)
 
     def sealed(self, digest: bytes, counted: int, empty: bool, time: int) -> Self:
-        """After a seal that counted these seats (a bitmap)."""
+        """After a seal that counted these slots (a bitmap)."""
         after = replace(self, head=digest, changed=0)
         if empty:
             return replace(after, empties=min(_MAX_EMPTIES, self.empties + 1))

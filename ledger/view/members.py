@@ -15,7 +15,7 @@ class Asked(Enum):
 
 @dataclass(frozen=True)
 class Accusation:
-    """When a holder was asked whether it is still there, and whether only work keeps its seat."""
+    """When a holder was asked whether it is still there, and whether only work keeps its slot."""
 
     time: int
     forfeit: bool
@@ -23,7 +23,7 @@ class Accusation:
 
 @dataclass(frozen=True)
 class Return:
-    """Who alone may take a seat, and until when."""
+    """Who alone may take a slot, and until when."""
 
     account: str
     until: int
@@ -31,7 +31,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Enlisted:
-    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may seat
+    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may slot
     it; 0: they did."""
 
     site: str
@@ -41,7 +41,7 @@ class Enlisted:
 
 @dataclass(frozen=True)
 class Member:
-    """An account that holds, or once held, a seat: as the contract's Member."""
+    """An account that holds, or once held, a slot: as the contract's Member."""
 
     holds: bool = False
     replica: int = 0  # the last one, where it holds none
@@ -49,11 +49,11 @@ class Member:
     asked: Asked = Asked.NO
     asked_at: int = 0  # 0: never
     asked_seal: int = 0  # how many non-empty seals the stage had then
-    joined_round: int = 0  # the stage's next round when it first took a seat there
+    joined_round: int = 0  # the stage's next round when it first took a slot there
     joined_at: int = 0  # when that was; 0: never
-    took_at: int = 0  # when it last took a seat
-    since: int = 0  # how many non-empty seals its stage had when it came; while it holds no seat: those without it
-    changed_round: int = 0  # 1 + the stage's next round when its seat last changed; 0: never
+    took_at: int = 0  # when it last took a slot
+    since: int = 0  # how many non-empty seals its stage had when it came; while it holds no slot: those without it
+    changed_round: int = 0  # 1 + the stage's next round when its slot last changed; 0: never
     former_replica: int = 0  # whose record of round changed_round - 1 it makes; NO_REPLICA: none
     former_vote: bool = False  # what it had when it left in that round
 
@@ -62,7 +62,7 @@ class Member:
 class Standing:
     """What the run never forgets of an account: as the contract's Standing."""
 
-    stages: int = 0  # bitmap of those in which it ever held a seat
+    stages: int = 0  # bitmap of those in which it ever held a slot
     convicted: bool = False
 
 

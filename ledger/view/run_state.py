@@ -1,4 +1,4 @@
-"""The state of one run, and what it is: the run, its rounds and versions, seats and sites. `view.RunView` changes it.
+"""The state of one run, and what it is: the run, its rounds and versions, slots and sites. `view.RunView` changes it.
 
 Times are in seconds; `now` is the time of the block that a transaction would be in.
 """
@@ -41,7 +41,7 @@ class RunState:
         self._members: dict[str, Member] = {}
         self._standings: dict[str, Standing] = {}
         self._returns: dict[tuple[int, int], Return] = {}
-        self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the seat last became free
+        self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the slot last became free
         self._broke: dict[int, int] = {}  # replica -> the open round when it was last complete
         self._dealt: dict[int, int] = {}  # replica -> that when it was last dealt, or complete again after a break
         self._enlisted: dict[str, Enlisted] = {}
@@ -121,7 +121,7 @@ class RunState:
         """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
         return self.sealed.hashes_after(stage, version - 1)[1] if version else ZERO32
 
-    # ---- seats -------------------------------------------------------------------------------------------------------
+    # ---- slots -------------------------------------------------------------------------------------------------------
 
     def slot_of(self, account: str) -> tuple[int, int] | None:
         """(replica, stage) held by the account."""
@@ -129,14 +129,14 @@ class RunState:
         return (member.replica, member.stage) if member.holds else None
 
     def joined_at(self, account: str) -> int:
-        """When the account last took a seat, in Unix seconds of the block. Raises KeyError for one that never did."""
+        """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
         return self._members[account].took_at
 
     def holder(self, replica: int, stage: int) -> str | None:
         return self._holders.get((replica, stage))
 
     def holders(self, stage: int) -> tuple[str, ...]:
-        """Who holds a seat of the stage, ascending."""
+        """Who holds a slot of the stage, ascending."""
         return ascending([account for (_, at), account in self._holders.items() if at == stage])
 
     def members(self) -> dict[str, tuple[int, int]]:
@@ -149,20 +149,20 @@ class RunState:
 
     @property
     def returns(self) -> dict[tuple[int, int], Return]:
-        """(replica, stage) -> who may take that seat alone, and until when: possibly long past."""
+        """(replica, stage) -> who may take that slot alone, and until when: possibly long past."""
         return dict(self._returns)
 
-    def free_seat(self, stage: int, account: str, now: int) -> int | None:
-        """The lowest replica whose seat of the stage the account could take."""
+    def free_slot(self, stage: int, account: str, now: int) -> int | None:
+        """The lowest replica whose slot of the stage the account could take."""
         return next(
             (replica for replica in range(self.config.max_replicas) if self.is_free(replica, stage, account, now)), None
         )
 
     def is_free(self, replica: int, stage: int, account: str, now: int) -> bool:
-        """Whether nobody holds the seat, and it waits for nobody else than the account."""
+        """Whether nobody holds the slot, and it waits for nobody else than the account."""
         kept = self._returns.get((replica, stage))
         reserved = kept is not None and kept.until >= now and kept.account != account
-        vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a seat on
+        vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a slot on
         return (replica, stage) not in self._holders and not reserved and not vacated
 
     def may_move(self, account: str, now: int) -> bool:
@@ -170,17 +170,17 @@ class RunState:
         slot = self.slot_of(account)
         if slot is None or self._complete >> slot[0] & 1:
             return False
-        free = self.free_seat(slot[1], account, now)
+        free = self.free_slot(slot[1], account, now)
         return free is not None and free < slot[0]
 
     def is_convicted(self, account: str) -> bool:
-        """Whether the account lost every right to a seat of the run."""
+        """Whether the account lost every right to a slot of the run."""
         return self._standings.get(account, UNKNOWN).convicted
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 
     def enlisted(self, site: str, now: int) -> dict[str, int]:
-        """The accounts that the site's machines may seat, with the stage that each asks for, in the order in which they
+        """The accounts that the site's machines may slot, with the stage that each asks for, in the order in which they
         enlisted first."""
         listed = self._enlisted.items()
         return {
@@ -190,12 +190,12 @@ class RunState:
         }
 
     def enlisted_until(self, account: str) -> int:
-        """Until when the others of its site may seat the account; 0: not."""
+        """Until when the others of its site may slot the account; 0: not."""
         return self._enlisted[account].until if account in self._enlisted else 0
 
-    def may_seat(self, site: str, replica: int, accounts: Sequence[str], now: int) -> bool:
-        """Whether any machine of the site may seat these accounts, one for each stage, in the replica: each holds its
-        seat there already, or is enlisted and may take it. Whether they are registered is not looked at."""
+    def may_slot(self, site: str, replica: int, accounts: Sequence[str], now: int) -> bool:
+        """Whether any machine of the site may slot these accounts, one for each stage, in the replica: each holds its
+        slot there already, or is enlisted and may take it. Whether they are registered is not looked at."""
         if len(accounts) != self.config.stages or replica >= self.config.max_replicas:
             return False
         if len({*accounts}) < len(accounts) or any(self.site_of(account) != site for account in accounts):
@@ -206,7 +206,7 @@ class RunState:
         )
 
     def may_take(self, account: str, replica: int, stage: int, now: int) -> bool:
-        """Whether its site may seat the account there. Whether it is registered is not looked at."""
+        """Whether its site may slot the account there. Whether it is registered is not looked at."""
         member = self._member(account)
         able = not member.holds and not self.finished and not self.is_convicted(account)
         stays = stage == member.stage or not self._changed_now(member)
@@ -217,7 +217,7 @@ class RunState:
         return self._enlisted[account].site if account in self._enlisted else None
 
     def site_at(self, replica: int) -> str | None:
-        """The site whose machines hold all seats of the replica; None where there is none."""
+        """The site whose machines hold all slots of the replica; None where there is none."""
         holders = [self.holder(replica, stage) for stage in range(self.config.stages)]
         sites = {self.site_of(account) if account else None for account in holders}
         return sites.pop() if len(sites) == 1 else None
@@ -249,18 +249,18 @@ class RunState:
         return self._stages[stage]
 
     def _former(self, member: Member) -> int | None:
-        """Whose record the member makes in its stage's next seal, though its seat has changed since the last one."""
+        """Whose record the member makes in its stage's next seal, though its slot has changed since the last one."""
         changed = self._changed_now(member) and member.former_replica != NO_REPLICA
         return member.former_replica if changed else None
 
     def _changed_now(self, member: Member) -> bool:
-        """Whether the member's seat has changed since its stage's last seal."""
+        """Whether the member's slot has changed since its stage's last seal."""
         return member.changed_round == self.next_round(member.stage) + 1
 
     def _member(self, account: str) -> Member:
         return self._members.get(account, NOBODY)
 
-    def _seat(self, account: str) -> tuple[int, int]:
+    def _slot(self, account: str) -> tuple[int, int]:
         slot = self.slot_of(account)
         if slot is None:
             raise KeyError(account)

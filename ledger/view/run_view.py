@@ -59,7 +59,7 @@ class RunView(RunRights):
             case SiteEnlisted():
                 self._enlisted[event.account] = Enlisted(event.site, event.stage, event.until)
             case SiteSeated():
-                self._seat_site(event)
+                self._slot_site(event)
             case Left():
                 self._release(event.account, event.replica, event.stage, event.at.time)
             case Moved():
@@ -101,17 +101,17 @@ class RunView(RunRights):
         if not self._opened_at and self._complete.bit_count() >= self.config.min_replicas:
             self._due += (RunOpened(self.run, max(self.config.start_time, event.at.time), event.at),)
 
-    # ---- seats -------------------------------------------------------------------------------------------------------
+    # ---- slots -------------------------------------------------------------------------------------------------------
 
-    def _seat_site(self, event: SiteSeated) -> None:
-        if not self.may_seat(event.site, event.replica, event.accounts, event.at.time):
+    def _slot_site(self, event: SiteSeated) -> None:
+        if not self.may_slot(event.site, event.replica, event.accounts, event.at.time):
             raise ViewError(f"site {event.site} cannot have taken replica {event.replica}")
         places = enumerate(event.accounts)
         newcomers = [(stage, account) for stage, account in places if self.holder(event.replica, stage) != account]
         self._due = tuple(Joined(self.run, account, event.replica, stage, event.at) for stage, account in newcomers)
 
     def _join(self, event: Joined, due: bool) -> None:
-        """`due`: its site took this seat for it."""
+        """`due`: its site took this slot for it."""
         account, replica, stage, now = event.account, event.replica, event.stage, event.at.time
         before = self._member(account)
         if before.holds or self.finished or stage >= self.config.stages or self.is_convicted(account):
@@ -120,9 +120,9 @@ class RunView(RunRights):
         kept = self._returns.get(own)
         returns = kept is not None and kept.account == account and kept.until >= now and own not in self._holders
         stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
-        seat = before.replica if returns and stage == before.stage else self.free_seat(stage, account, now)
-        if replica != seat and not due:
-            raise ViewError(f"{account} cannot have joined seat ({replica}, {stage}): the free one was {seat}")
+        slot = before.replica if returns and stage == before.stage else self.free_slot(stage, account, now)
+        if replica != slot and not due:
+            raise ViewError(f"{account} cannot have joined slot ({replica}, {stage}): the free one was {slot}")
         if stage != before.stage and self._changed_now(before):
             raise ViewError(f"{account} changed stage before its old one's next seal")
         if not stays:
@@ -142,7 +142,7 @@ class RunView(RunRights):
         self._expect_opening(event)
 
     def _release(self, account: str, replica: int, stage: int, now: int) -> bool:
-        """Takes the account's seat; whether one of the last eight non-empty seals counted it."""
+        """Takes the account's slot; whether one of the last eight non-empty seals counted it."""
         member, at = self._held_by(account, replica, stage), self._stages[stage]
         counted = at.counts[replica] != 0
         member, voted = self._noted(member), bool(at.voters(self._staffed) >> replica & 1)
@@ -162,7 +162,7 @@ class RunView(RunRights):
         account, stage = event.account, event.stage
         member = self._held_by(account, event.from_replica, stage)
         complete = self._complete >> event.from_replica & 1
-        if complete or event.to_replica != self.free_seat(stage, account, event.at.time):
+        if complete or event.to_replica != self.free_slot(stage, account, event.at.time):
             raise ViewError(f"{account} cannot have moved to ({event.to_replica}, {stage})")
         if event.to_replica >= event.from_replica:
             raise ViewError(f"{account} moved up")
@@ -182,13 +182,13 @@ class RunView(RunRights):
                 raise ViewError(f"replica {replica} cannot have been dealt")
             self._due = tuple(Dealt(self.run, at, replica, to, event.at) for at, to in swaps[1:])
         counts = self._stages[stage].counts
-        seats = ((replica, other), (other, replica))
-        holders = [self._holders[seat, stage] for seat, _ in seats]
+        slots = ((replica, other), (other, replica))
+        holders = [self._holders[slot, stage] for slot, _ in slots]
         members = [self._noted(self._members[account]) for account in holders]
-        for account, member, (seat, to) in zip(holders, members, seats, strict=True):
+        for account, member, (slot, to) in zip(holders, members, slots, strict=True):
             self._members[account] = replace(member, replica=to)
             self._holders[to, stage] = account
-            self._stages[stage] = self._stages[stage].counts_at(to, counts[seat])
+            self._stages[stage] = self._stages[stage].counts_at(to, counts[slot])
             self._change(to, stage)
             self._dealt[to] = self._round
 
@@ -209,12 +209,12 @@ class RunView(RunRights):
         self._returns.pop((replica, stage), None)
 
     def _change(self, replica: int, stage: int) -> None:
-        """Whoever holds the seat from now on does not make its record in the stage's next seal."""
+        """Whoever holds the slot from now on does not make its record in the stage's next seal."""
         if self._opened_at:
             self._stages[stage] = self._stages[stage].changed_at(replica)
 
     def _noted(self, member: Member) -> Member:
-        """The member with whose record it makes in its stage's next seal, before its seat changes."""
+        """The member with whose record it makes in its stage's next seal, before its slot changes."""
         if self._changed_now(member) or not self._opened_at:
             return member
         makes = not self._stages[member.stage].changed >> member.replica & 1
@@ -227,7 +227,7 @@ class RunView(RunRights):
 
     def _held_by(self, account: str, replica: int, stage: int) -> Member:
         if self.slot_of(account) != (replica, stage):
-            raise ViewError(f"{account} does not hold seat ({replica}, {stage})")
+            raise ViewError(f"{account} does not hold slot ({replica}, {stage})")
         return self._members[account]
 
     # ---- silence -----------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class RunView(RunRights):
             self._round, self._opened_at = round + 1, event.at.time
 
     def _makers(self, event: Sealed) -> tuple[tuple[str, ...], int]:
-        """Who made each record, and the bitmap of the seats that it counts for. Raises ViewError where a maker cannot
+        """Who made each record, and the bitmap of the slots that it counts for. Raises ViewError where a maker cannot
         be."""
         found, counted = [], 0
         for record in event.records:

@@ -1,4 +1,4 @@
-"""Follows a live run from outside and replays what is drawn, as soon as it is: no seat, no account, no word for it but
+"""Follows a live run from outside and replays what is drawn, as soon as it is: no slot, no account, no word for it but
 the chain node's."""
 
 from __future__ import annotations

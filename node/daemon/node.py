@@ -1,4 +1,4 @@
-"""The network process of a node, composed: peers, chain, HTTP, and a seat in the run, all in one task group."""
+"""The network process of a node, composed: peers, chain, HTTP, and a slot in the run, all in one task group."""
 
 import gc
 import os
@@ -37,7 +37,7 @@ from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics, Traffic
-from dlx.node.daemon.slot.assignment import Seat
+from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor, Well
 from dlx.node.home import logs
 from dlx.node.home.config import Settings
@@ -93,7 +93,7 @@ class Node:
         self._metrics = Metrics("0x" + startup.run.hex())
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
-        self._follower = Follower(client, startup.run, self._clock, lambda: self._seat.awaits_chain)
+        self._follower = Follower(client, startup.run, self._clock, lambda: self._assignment.awaits_chain)
         self._signed = SignedBook(datadir.signed, account)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
@@ -111,11 +111,11 @@ class Node:
             client, self._follower, self._host, startup.run, account, startup.node_key.secret, startup.site
         )
         self._rest = Rest(datadir.paused, settings.schedule, settings.when_idle, settings.resting)
-        self._seat = Seat(
+        self._assignment = Assignment(
             self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement, self._rest
         )
         self._judge: Judge | None = None
-        self._door = Door(self._host, self._gossip, lambda: self._seat.session, lambda: self._judge)
+        self._door = Door(self._host, self._gossip, lambda: self._assignment.session, lambda: self._judge)
         directory = datadir.state / startup.run.hex()[:16]
         self._verdicts = VerdictStore(directory / FILE, startup.run, client.domain)
         self._verdict_exchange = VerdictExchange(self._host, self._verdicts.listed)
@@ -123,7 +123,7 @@ class Node:
         self._tally = Tally(self._metrics)
         self._overview = Overview(
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
-            membership=self._membership, seat=self._seat, tally=self._tally, supervisor=self._supervisor,
+            membership=self._membership, assignment=self._assignment, tally=self._tally, supervisor=self._supervisor,
             clock=self._clock, metrics=self._metrics, traffic=self._traffic, rest=self._rest,
         )  # fmt: skip
 
@@ -147,9 +147,9 @@ class Node:
             nursery.start_soon(keep, "hearing peers", self._door.run)
             nursery.start_soon(keep, "meeting members", self._meet_members)
             nursery.start_soon(keep, "measuring", self._measure)
-            nursery.start_soon(keep, "minding the seat", self._mind)
+            nursery.start_soon(keep, "minding the slot", self._mind)
             nursery.start_soon(keep, "minding the hours", self._rest.run)
-            nursery.start_soon(keep, "training", self._seat.run)
+            nursery.start_soon(keep, "training", self._assignment.run)
             await keep("registering the node", self._register)
             await keep("preparing the run", self._prepare)
             self._answer_for_work(nursery)
@@ -164,7 +164,7 @@ class Node:
         with trio.open_signal_receiver(*stopping.signals()) as signals:
             number = await anext(signals)
             notify("STOPPING=1")
-            for_good = number == signal.SIGINT and not self._seat.finished
+            for_good = number == signal.SIGINT and not self._assignment.finished
             doing = "finishing the step" + (", then returning the slot if there is one" if for_good else "")
             why = "the terminal closed: " if number == signal.SIGHUP else ""
             log.info(f"{why}stopping: {doing}; a second signal exits at once")
@@ -178,7 +178,7 @@ class Node:
     async def _leave(self, for_good: bool) -> None:
         """Give up the round at its step. A person's Ctrl-C also returns the slot, so that nobody waits for us; a
         SIGTERM keeps it, since a service that restarts goes on where it was, and so does a terminal that closes."""
-        await self._seat.close()
+        await self._assignment.close()
         if for_good:
             try:
                 with trio.fail_after(RETURN_SECONDS):
@@ -200,12 +200,12 @@ class Node:
             raise UsageFailure(f"--stage {stage}: the run has stages 0 to {stages - 1}")
         settings, account = self._startup.settings, self._startup.account.address
         if account not in seen.nodes.nodes:
-            await self._seat.able.wait()  # who could never train has no business on the ledger
+            await self._assignment.able.wait()  # who could never train has no business on the ledger
         await trio.to_thread.run_sync(ask_first_funds, settings, account, abandon_on_cancel=True)
         await self._membership.register()
 
     async def _prepare(self, well: Well) -> None:
-        """Have the run's manifest and the list of its data; then the seat opens."""
+        """Have the run's manifest and the list of its data; then the slot opens."""
         startup, public = self._startup, PublicData(self._store, self._exchange)
         view = (await self._follower.first()).view
         with trio.move_on_after(MEET_SECONDS):  # nobody has anything before somebody is there
@@ -235,7 +235,7 @@ class Node:
             peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
             traffic=self._traffic, now=self._clock.now, rests=lambda: self._rest.state.value is not None,
         )  # fmt: skip
-        self._seat.open(context)
+        self._assignment.open(context)
         self._context = context
 
     def _answer_for_work(self, nursery: trio.Nursery) -> None:
@@ -305,7 +305,7 @@ class Node:
         self._metrics.rejected(reason)
 
     async def _mind(self, well: Well) -> None:
-        """Tell a person once what may cost this node its seat."""
+        """Tell a person once what may cost this node its slot."""
         account, known = self._startup.account.address, set[str]()
         async for seen in self._follower.seen.values():
             if seen is None or not seen.view.created:

@@ -98,7 +98,7 @@ HELP: dict[str, str] = {
     "schedule": "Hours in which to work, local time, such as 22:00-06:00; outside of them the node rests.",
     "when_idle": "Rest while other programs take a quarter of this machine's cores, or of an NVIDIA GPU (nvidia-smi), "
     "or somebody sits at it (logind's hint, xprintidle); elsewhere than on Linux only the cores are looked at.",
-    "resting": "What a resting node does: keep (the seat, by the fewest inner steps that count) or leave (it).",
+    "resting": "What a resting node does: keep (the slot, by the fewest inner steps that count) or leave (it).",
     "device": "What to train on: auto (a GPU, if one is here), cpu, cuda, cuda:N or mps.",
     "threads": "CPU threads to train with: a number, or auto (the cores that the node may use).",
     "ranks": "Processes that share the stage, each with its part of every parameter: on the CPU, or cuda:0, cuda:1 ...",

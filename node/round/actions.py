@@ -414,7 +414,7 @@ class SendEvict(Transaction):
 
 @dataclass(frozen=True, slots=True)
 class SendMoveDown(Transaction):
-    """A lower replica has a free seat of our stage."""
+    """A lower replica has a free slot of our stage."""
 
     async def send(self, hands: Hands) -> int:
         return await hands.send_move_down()

@@ -8,8 +8,8 @@ each question, one proposal timeout after the other.
   more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
   it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
-  among them are evicted first: they would break the replicas that work. Those whose seats are forfeit are asked, by
-  holders whose own are not: only being counted keeps them their seats, wherever they are dealt.
+  among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are asked, by
+  holders whose own are not: only being counted keeps them their slots, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
   them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
 """
@@ -140,7 +140,7 @@ class Liveness:
         return now > heard + self._rules.round_timeout
 
     def _blamed(self, view: RunView, now: float, cosigners: Set[str] | None) -> set[str]:
-        """Holders whose seats are forfeit and who hold others up: only work keeps them their seats."""
+        """Holders whose slots are forfeit and who hold others up: only work keeps them their slots."""
         slot, timeout = view.slot_of(self._account), self._rules.round_timeout
         if slot is None or view.open_round is None:
             return set()
@@ -190,7 +190,7 @@ class Liveness:
 
 
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Transaction]:
-    """What an account without a seat can do to get one (of `stage`, or of any) where none is free: ask who has
+    """What an account without a slot can do to get one (of `stage`, or of any) where none is free: ask who has
     forfeited theirs, the lowest replica first, and evict who could not keep it."""
     held = sorted((slot, holder) for holder, slot in view.members().items() if stage is None or slot[1] == stage)
     evictable = [holder for _, holder in held if view.may_evict(holder, int(now))]

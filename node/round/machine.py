@@ -44,7 +44,7 @@ class RoundMachine:
     takes_samples: bool = False  # of the run's data
     diverged: str | None = None  # why this node has stopped contributing
     rests: bool = False  # its operator wants the machine: rounds get the fewest inner steps that count
-    leaves: bool = False  # its node stops or gives the seat back: no round begins
+    leaves: bool = False  # its node stops or gives the slot back: no round begins
     block: int = 0
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class RoundMachine:
         if self.view.opened_at is not None and now < self.view.opened_at:
             return f"{self.view.opened_at - now:.0f} s until the run starts"
         if self.slot[0] not in self.view.complete_replicas():
-            return f"holders for the free seats of replica {self.slot[0]}"
+            return f"holders for the free slots of replica {self.slot[0]}"
         round = self.next_round()
         if not has_round(self.rules, self.view, round):
             return "the last seals"

@@ -133,14 +133,14 @@ class Sealing:
         first = self._known.unsealed if self._known.view.open_round is None else self._known.view.open_round
         for recent in range(first, self._known.unsealed + 2):
             own = self._own.get(recent)
-            if own is None or not may_count(self._known.view, own.contribution):  # our seat is another one since
+            if own is None or not may_count(self._known.view, own.contribution):  # our slot is another one since
                 continue
             if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
                 out.append(a.GossipContribution(own))
 
     def _are_enough(self, book: Book, usable: dict[int, bytes]) -> bool:
         """Whether the makers of what is usable have a quorum of the votes. Contributions of others do not count: who
-        has just come could have many seats, and contribute at once."""
+        has just come could have many slots, and contribute at once."""
         makers = {book.contributions[name].contribution.account for name in usable.values()}
         return self._known.view.votes(self._stage, makers) >= self._known.view.quorum(self._stage)
 

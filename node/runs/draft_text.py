@@ -66,7 +66,7 @@ def draft_text(given: Answers) -> str:
         f"rounds = {given.rounds}  # outer rounds; each ends with one exchange of pseudo-gradients",
         f"stages = [{stages}]  # layers [from, to) of each pipeline stage: a replica takes one machine for each",
         f"min_replicas = {given.min_replicas}  # complete replicas at which the first round opens",
-        f"max_replicas = {given.max_replicas}  # seats beyond these are refused; more make a seal dearer",
+        f"max_replicas = {given.max_replicas}  # slots beyond these are refused; more make a seal dearer",
         "",
     ]
     if isinstance(given.model, Path):

@@ -55,8 +55,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     last_round_counted: int | None
     votes: bool  # whether its signature counts for its stage's next seal
     accused: bool
-    forfeit: bool  # whether anybody may ask for its seat
-    site: str | None  # address of the site whose machines hold all seats of its replica
+    forfeit: bool  # whether anybody may ask for its slot
+    site: str | None  # address of the site whose machines hold all slots of its replica
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,7 +110,7 @@ def no_ledger(folder: DataDir) -> Finding:
 def funds(
     client: LedgerClient, folder: DataDir, settings: Settings, account: str, replicas: int, rounds: int
 ) -> Finding:
-    """Whether the account can pay a seat, and its part of the seals of so many rounds, at the present price of gas."""
+    """Whether the account can pay a slot, and its part of the seals of so many rounds, at the present price of gas."""
     from dlx.ledger.client import most_gas
     from dlx.ledger.errors import LedgerError
     from dlx.ledger.transactions.fees import eth, price

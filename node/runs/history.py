@@ -55,7 +55,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConvictionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Who lost its seat for which contribution. Hashes are hex."""
+    """Who lost its slot for which contribution. Hashes are hex."""
 
     account: str
     stage: int

@@ -36,7 +36,7 @@ class Trouble(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """First message: what a slot will be trained on, so that a node without it takes no seat."""
+    """First message: what a slot will be trained on, so that a node without it takes no slot."""
 
     placement: Placement
 

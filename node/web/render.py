@@ -73,7 +73,7 @@ def _environment() -> Environment:
 def _standing(member: Member) -> str:
     found = ["votes" if member.votes else "no vote"]
     found += ["asked whether it is there"] if member.accused else []
-    found += ["seat forfeit"] if member.forfeit else []
+    found += ["slot forfeit"] if member.forfeit else []
     return ", ".join(found)
 
 

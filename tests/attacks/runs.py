@@ -36,7 +36,7 @@ class Outcome:
     refused: Counter[str] = field(default_factory=Counter)  # reason -> refusals by honest members
     verdicts: Counter[str] = field(default_factory=Counter)  # finding on liars' work -> honest members' verdicts
     honest_checked: int = 0  # contributions of honest members that an honest member checked
-    blamed: int = 0  # honest members that others found false or withholding, or that lost their seats
+    blamed: int = 0  # honest members that others found false or withholding, or that lost their slots
     noticed: int | None = None  # the first round of a liar that an honest member found false or withheld
     reasons: Counter[str] = field(default_factory=Counter)  # of these verdicts
     convicted: int = 0  # liars
@@ -47,7 +47,7 @@ class Outcome:
         noticed = [f"{word} verdicts" for word in ("false", "withheld") if self.verdicts[word]]
         noticed += ["attesters: " + ", ".join(marks)] if marks else []
         possible = self.replica_rounds + self.honest_missing
-        follows = [f"{self.convicted} seat{'s' * (self.convicted > 1)} lost"] if self.convicted else []
+        follows = [f"{self.convicted} slot{'s' * (self.convicted > 1)} lost"] if self.convicted else []
         follows += [f"counted in {self.liars_counted} of {self.rounds} rounds"]
         return {
             "noticed_by": "; ".join(noticed) or "nobody",
@@ -104,14 +104,14 @@ class Arena:
             devnet.may_end.add(name)  # a convicted node does
             devnet.start_node(name, ("tests.attacks.liar", lie.name))
         everybody = len(self._honest) + len(names)
-        watched.until("the liars' seats", lambda: len(watched.read().members()) == everybody)
+        watched.until("the liars' slots", lambda: len(watched.read().members()) == everybody)
         liars, first = set(watched.read().members()) - self._accounts, watched.sealed_rounds()
         try:
             watched.until("the end", lambda: watched.sealed_rounds() >= first + rounds or self._convicted(liars))
             return self._outcome(liars, first)
         finally:
             devnet.end(names)
-            watched.until("free seats", lambda: len(watched.read().members()) == len(self._honest))
+            watched.until("free slots", lambda: len(watched.read().members()) == len(self._honest))
 
     def _convicted(self, liars: set[str]) -> bool:
         return liars <= {one.account for one in self._watched.of(Convicted)}

@@ -1,5 +1,5 @@
 """A hostile member: our own p2p parts under keys of its choice, used against the rules that honest nodes keep. It holds
-a seat of a replica that nobody completes, since gossip of others is not even looked at."""
+a slot of a replica that nobody completes, since gossip of others is not even looked at."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ToughDevnet(Devnet):
         super().check()
 
     def end(self, names: list[str]) -> None:
-        """As a person would, who gives the seat back."""
+        """As a person would, who gives the slot back."""
         processes = {name: self._processes.pop(name) for name in names if name in self._processes}
         for process in processes.values():
             process.send_signal(signal.SIGINT)

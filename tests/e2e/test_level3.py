@@ -1,4 +1,4 @@
-"""Level 3 in real processes: what is drawn is replayed by members and outsiders, and who lies loses its seat."""
+"""Level 3 in real processes: what is drawn is replayed by members and outsiders, and who lies loses its slot."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         devnet.stop()
 
 
-def test_a_liar_is_found_and_loses_its_seat_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_liar_is_found_and_loses_its_slot_and_the_run_goes_on(tmp_path: Path) -> None:
     devnet = checking(tmp_path / "devnet", rounds=1000, replicas=3, stages=1)
     try:
         liar, *honest = devnet.names

@@ -52,7 +52,7 @@ def test_each_site_ends_up_in_one_replica(tmp_path: Path) -> None:
         def seated() -> bool | None:
             return len(watched.read().members()) == 5 or None
 
-        watched.until("everybody's seat", seated)
+        watched.until("everybody's slot", seated)
         view = watched.view
         slots = [view.slot_of(account) for account in machines]
         (replica,) = {slot[0] for slot in slots if slot is not None}

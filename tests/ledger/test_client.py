@@ -152,7 +152,7 @@ def test_a_silent_member_is_asked_and_evicted(world):
     second.evict(run.id, third.account)
     run.check()
     assert run.view.slot_of(third.account) is None and not run.view.accusations
-    until_time(first, first.head().time + 1)  # a seat is free from the second after it was given up
+    until_time(first, first.head().time + 1)  # a slot is free from the second after it was given up
     third.join_run(run.id)
     run.poll()
     until_time(first, run.view.opens_at(0, 0))

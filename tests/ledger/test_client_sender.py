@@ -605,11 +605,11 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
     assert reopened().send(TO, b"c", 100_000).nonce == 2  # what it did not cost is free again
 
 
-def test_a_tenth_of_the_budget_is_for_what_keeps_the_seat(fake_chain, tmp_path, quick):
+def test_a_tenth_of_the_budget_is_for_what_keeps_the_slot(fake_chain, tmp_path, quick):
     sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
     with pytest.raises(BudgetSpent, match="a tenth kept back"):
         sender.send(TO, b"accuse", 100_000)
-    assert sender.send(TO, b"answer", 100_000, keeps_seat=True).nonce == 0
+    assert sender.send(TO, b"answer", 100_000, keeps_slot=True).nonce == 0
 
 
 def test_a_transaction_mined_again_after_a_reorg_is_counted_once(tmp_path):
@@ -619,21 +619,21 @@ def test_a_transaction_mined_again_after_a_reorg_is_counted_once(tmp_path):
     budget = Budget(tmp_path / "spent.json", 100, lambda: clock[0])
     budget.pay("0xa", 70, {"0xa"})
     budget.pay("0xa", 60, {"0xa"})
-    budget.check(0, 30, keeps_seat=False)
+    budget.check(0, 30, keeps_slot=False)
     with pytest.raises(BudgetSpent, match="it goes on at 1970-02-12 17:00 UTC"):
-        budget.check(0, 31, keeps_seat=False)
+        budget.check(0, 31, keeps_slot=False)
     with pytest.raises(BudgetSpent, match="no day's budget covers this: raise daily_budget"):
-        budget.check(0, 101, keeps_seat=True)
+        budget.check(0, 101, keeps_slot=True)
     clock[0] += 24 * 3600
     with pytest.raises(BudgetSpent):
-        budget.check(0, 60, keeps_seat=False)
+        budget.check(0, 60, keeps_slot=False)
     clock[0] += 3600
-    budget.check(0, 90, keeps_seat=False)
+    budget.check(0, 90, keeps_slot=False)
 
 
 def test_a_damaged_record_of_what_was_paid_is_set_aside(tmp_path):
     (tmp_path / "spent.json").write_text("[]")
-    Budget(tmp_path / "spent.json", 100).check(0, 90, keeps_seat=False)
+    Budget(tmp_path / "spent.json", 100).check(0, 90, keeps_slot=False)
     assert (tmp_path / "spent.damaged").read_text() == "[]"
 
 

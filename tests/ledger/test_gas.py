@@ -33,7 +33,7 @@ def measured() -> dict[str, int]:
     chain = DirectChain([keccak(b"gas %d" % i) for i in range(128)])
     for members in (2, *MOST_PER_CONTRIBUTION):
         found |= seals(chain, members)
-    found |= seats(chain)
+    found |= slots(chain)
     found["deal 3x3"] = deal(chain, 3, 3)
     found["deal 64x2"] = deal(chain, 64, 2)
     for members in (4, 8, 64):
@@ -63,8 +63,8 @@ class _Run:
         self.keys = {account_of(key): key for key in chain._nonces}
         self.accounts = list(self.keys)
         times = {"min_round_time": 1, "round_timeout": TIMEOUT, "eviction_time": EVICTION}
-        seats = {"stages": stages, "min_replicas": 1, "max_replicas": replicas}
-        settings = config(**times, **seats, rounds=100)
+        slots = {"stages": stages, "min_replicas": 1, "max_replicas": replicas}
+        settings = config(**times, **slots, rounds=100)
         self.run = run_id(chain.domain.chain_id, chain.ledger, self.accounts[0], settings.manifest)
         self.view = RunView(self.run, chain.domain)
         genesis = [keccak(b"%d" % stage) for stage in range(stages)]
@@ -105,7 +105,7 @@ def seals(chain: DirectChain, members: int) -> dict[str, int]:
     return found | {f"seal {members}, empty": run.seal(working=False)}
 
 
-def seats(chain: DirectChain) -> dict[str, int]:
+def slots(chain: DirectChain) -> dict[str, int]:
     run = _Run(chain, 4, 2)
     found = {"createRun 1 stage": _Run(chain, 1, 8).creation, "createRun 4 stages": run.creation}
     large = _Run(chain, 64, 64)

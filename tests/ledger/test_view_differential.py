@@ -26,7 +26,7 @@ CHECK_EVERY = 4  # steps: it asks the contract for all that it knows, and where 
 
 
 MOODS = {
-    "sites": "enlist enlist enlist seat seat seat leave leave leave move seal",
+    "sites": "enlist enlist enlist slot slot slot leave leave leave move seal",
     "churn": "join join join leave move move seal seal seal",
     "busy": "join leave accuse" + " seal" * 20,
     "silent": "join accuse accuse accuse answer evict evict deal deal seal seal seal seal",
@@ -91,8 +91,8 @@ class Life:
                 self.join(me)
             case "enlist":
                 self.enlist(me, chance.choice([now - 1, now, now + 10 * TIMEOUT, now + 10 * TIMEOUT]))
-            case "seat":
-                self.seat_site(me)
+            case "slot":
+                self.slot_site(me)
             case "leave":
                 self.tries(me, "leaveRun", foreseen=view.slot_of(me) is not None)
             case "move":
@@ -135,7 +135,7 @@ class Life:
             view = self.view
             holds = view.slot_of(me) is not None
             assert (error.name == "AlreadyHolding") == holds
-            full = all(view.free_seat(s, me, self.chain.now) is None for s in range(self.config.stages))
+            full = all(view.free_slot(s, me, self.chain.now) is None for s in range(self.config.stages))
             known = ("SealPending", "NoFreeSeat", "RunFinished", "IsConvicted")
             assert holds or full or error.name in known, error.name
             assert (error.name == "IsConvicted") == view.is_convicted(me)
@@ -146,7 +146,7 @@ class Life:
         signature = SiteMember(self.run, named).sign(self.chain.domain, self.chance.choice(SITES))
         self.tries(me, "enlist", self.chance.choice([ANY_STAGE, 0]), until, signature, foreseen=True)
 
-    def seat_site(self, me: str) -> None:
+    def slot_site(self, me: str) -> None:
         """Mostly machines that could sit together; any others too."""
         view, chance, now = self.view, self.chance, self.chain.now
         stages, mates = range(self.config.stages), [one for one in ACCOUNTS if view.site_of(one) == view.site_of(me)]
@@ -159,13 +159,13 @@ class Life:
 
         site = view.site_of(me)
         tries = [choose() for _ in range(8)]
-        able = [one for one in tries if site is not None and view.may_seat(site, *one, now)]
+        able = [one for one in tries if site is not None and view.may_slot(site, *one, now)]
         replica, accounts = chance.choice(able or tries)
         if chance.random() < 0.1:
             accounts[0] = chance.choice(ACCOUNTS)
         me = chance.choice(mates) if chance.random() < 0.9 else chance.choice(ACCOUNTS)
         site = view.site_of(me)
-        foreseen = site is not None and view.may_seat(site, replica, accounts, now)
+        foreseen = site is not None and view.may_slot(site, replica, accounts, now)
         self.tries(me, "joinSite", replica, accounts, foreseen=foreseen)
 
     def convict(self, account: str) -> None:

@@ -13,15 +13,15 @@ from dlx.node.home.datadir import DataDir
 def command(
     leave: Annotated[
         bool | None,
-        typer.Option("--leave/--keep", help="Give the seat back, or keep it.", show_default="as `resting` is set"),
+        typer.Option("--leave/--keep", help="Give the slot back, or keep it.", show_default="as `resting` is set"),
     ] = None,
     datadir: options.DataDirOption = None,
     network: options.NetworkOption = None,
 ) -> None:
     """Have the folder's node rest, until `resume`, also after a restart; it stays connected and serves what it has.
 
-    It keeps its seat by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on; with
-    --leave it gives the round up and the seat back, ends its training process, and takes a seat again on `resume`.
+    It keeps its slot by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on; with
+    --leave it gives the round up and the slot back, ends its training process, and takes a slot again on `resume`.
     """
     folder, settings = options.folder(datadir, network)
     from dlx.node.daemon.membership import rest

@@ -66,7 +66,7 @@ def answers(status: NodeStatus) -> list[tuple[str, Any]]:
 def _slot(status: NodeStatus) -> str:
     if status.stage is None:
         return "none held"
-    site = "" if status.site is None else f", all of whose seats are site {status.site}'s"
+    site = "" if status.site is None else f", all of whose slots are site {status.site}'s"
     return f"stage {status.stage} of replica {status.replica}{site}"
 
 

@@ -119,7 +119,7 @@ def _print(found: History) -> None:
             where = f"round {verdict.round}, stage {verdict.stage}, replica {verdict.replica}, of {verdict.account}"
             options.say(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}")
     for one in found.convictions:
-        said = f"{one.account} lost its seat for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
+        said = f"{one.account} lost its slot for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
         sys.stdout.write(f"\n{utc(one.time)}  {said}\n")
 
 

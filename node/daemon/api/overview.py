@@ -19,7 +19,7 @@ from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.metrics import Traffic as Counted
-from dlx.node.daemon.slot.assignment import Seat
+from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.config import shown_urls
 from dlx.node.round.challenges.turns import summary
@@ -39,7 +39,7 @@ class Overview:
     host: Host
     follower: Follower
     membership: Membership
-    seat: Seat
+    assignment: Assignment
     tally: Tally
     supervisor: Supervisor
     clock: ChainClock
@@ -52,7 +52,7 @@ class Overview:
     started_at: float = field(default_factory=time.time)
 
     def status(self) -> NodeStatus:
-        session, slot, seen = self.seat.session, self.membership.slot, self.follower.seen.value
+        session, slot, seen = self.assignment.session, self.membership.slot, self.follower.seen.value
         progress = session.progress if session else None
         return NodeStatus(
             version=version(),
@@ -130,12 +130,12 @@ class Overview:
 
     @property
     def _machine(self) -> RoundMachine | None:
-        return self.seat.session.machine if self.seat.session else None
+        return self.assignment.session.machine if self.assignment.session else None
 
     def _phase(self) -> str:
         if self.stopping:
             return "stopping"
-        if self.seat.finished:
+        if self.assignment.finished:
             return "finished"
         machine = self._machine
         if machine is None:
@@ -152,7 +152,7 @@ class Overview:
             return "the chain's first answer"
         if self._machine is not None:
             return self._machine.waiting_for(self.clock.now())
-        if self.seat.finished:
+        if self.assignment.finished:
             return "nothing: the run is finished"
         if failing := self._failing_parts():
             return failing[0]
@@ -163,7 +163,7 @@ class Overview:
         return "the run's public data, or a slot" if self.membership.slot is None else "the training process"
 
     def _failing_parts(self) -> tuple[str, ...]:
-        trouble = self.seat.trouble
+        trouble = self.assignment.trouble
         return (*self.supervisor.reasons(), *(() if trouble is None else (f"the training process: {trouble}",)))
 
     def _failing_actions(self) -> tuple[str, ...]:

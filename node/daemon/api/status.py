@@ -74,7 +74,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # 0x hex
     stage: int | None  # None: no slot held
     replica: int | None
-    site: str | None  # address of the site whose machines hold all seats of this node's replica
+    site: str | None  # address of the site whose machines hold all slots of this node's replica
     round: int | None
     step: int  # inner steps done of this round's `steps`
     steps: int
@@ -96,7 +96,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     not_ready: tuple[str, ...]  # empty when ready
     rejected: dict[str, int]  # reason -> messages refused
     started_at: float  # Unix time
-    resting: str | None = None  # why the node does the least that keeps its seat, or has none; None: it works
+    resting: str | None = None  # why the node does the least that keeps its slot, or has none; None: it works
 
 
 class PeerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundView(msgspec.Struct, frozen=True, kw_only=True):
-    """A sealed round as the node's stage sealed it; of a node without a seat, the last stage."""
+    """A sealed round as the node's stage sealed it; of a node without a slot, the last stage."""
 
     round: int
     loss: float | None  # nats per token, of the last stage's seal; None: empty, or not sealed yet

@@ -7,7 +7,7 @@ from dlx.ledger.view.run_view import RunView
 
 
 def vote(view: RunView, account: str) -> str | None:
-    """Whether the account's signature is a vote on its stage's next seal; None where it holds no seat."""
+    """Whether the account's signature is a vote on its stage's next seal; None where it holds no slot."""
     slot = view.slot_of(account)
     if slot is None:
         return None
@@ -18,19 +18,19 @@ def vote(view: RunView, account: str) -> str | None:
             return "yes, like everybody in a complete replica as long as no work was counted"
         return f"yes: {_times(counted)} in the last 8 seals of the stage that count anything"
     if not view.has_earned(stage):
-        return f"not yet: replica {replica} has free seats"
+        return f"not yet: replica {replica} has free slots"
     missing = view.counts_for_a_vote(stage) - counted
     return f"not yet: {_times(counted)}, {'one more' if missing == 1 else f'{missing} more'} to vote"
 
 
 def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
-    """What may cost, or has cost, the account its seat."""
+    """What may cost, or has cost, the account its slot."""
     if view.finished:
         return ()
     slot, at = view.slot_of(account), int(now)
     if slot is None:
         return tuple(
-            f"evicted: the seat of stage {stage} in replica {replica} waits for this node until {_time(kept.until)}"
+            f"evicted: the slot of stage {stage} in replica {replica} waits for this node until {_time(kept.until)}"
             for (replica, stage), kept in view.returns.items()
             if kept.account == account and kept.until >= at and view.holder(replica, stage) is None
         )
@@ -38,10 +38,10 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
     asked = view.accusations.get(account)
     if asked is not None:
         until = _time(asked.time + view.config.eviction_time)
-        only = "only being counted keeps the seat" if asked.forfeit else "an answer, or being counted, keeps the seat"
+        only = "only being counted keeps the slot" if asked.forfeit else "an answer, or being counted, keeps the slot"
         found.append(f"accused: {only}, until {until}")
     elif view.is_forfeit(account, at):
-        found.append("forfeit: anybody may ask for this seat, and then only being counted keeps it")
+        found.append("forfeit: anybody may ask for this slot, and then only being counted keeps it")
     if view.config.stages > 1 and view.open_round is not None and view.may_deal(slot[0]):  # else there is none to part
         rounds = f"replica {slot[0]} was not counted for {UNCOUNTED_ROUNDS} rounds"
         found.append(f"{rounds}: anybody may deal its holders to other replicas")
@@ -49,13 +49,13 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
 
 
 def full(view: RunView, stage: int | None, now: float) -> str:
-    """Why an account that asks for a seat of this stage (None: of any) gets none."""
+    """Why an account that asks for a slot of this stage (None: of any) gets none."""
     stages = range(view.config.stages) if stage is None else (stage,)
-    seats = [(replica, one) for replica in range(view.config.max_replicas) for one in stages]
-    kept = [view.returns[seat].until for seat in seats if seat in view.returns and view.holder(*seat) is None]
+    slots = [(replica, one) for replica in range(view.config.max_replicas) for one in stages]
+    kept = [view.returns[slot].until for slot in slots if slot in view.returns and view.holder(*slot) is None]
     waiting = [until for until in kept if until >= now]
     where = "the run" if stage is None else f"stage {stage}"
-    said = f"{where} is full: {'its only seat is' if len(seats) == 1 else f'all its {len(seats)} seats are'} taken"
+    said = f"{where} is full: {'its only slot is' if len(slots) == 1 else f'all its {len(slots)} slots are'} taken"
     if not waiting:
         return said
     return f"{said} ({len(waiting)} until {_time(min(waiting))} by who was evicted and may come back)"

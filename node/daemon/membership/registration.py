@@ -15,7 +15,7 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site
 from dlx.node.round.actions import SendAccuse, SendEvict
 from dlx.node.round.liveness import claims
-from dlx.node.round.rules.sites import Enlist, TakeSeats, Wait, next_step
+from dlx.node.round.rules.sites import Enlist, TakeSlots, Wait, next_step
 from dlx.p2p.host import Host
 
 SEEN_SECONDS = 30.0  # until what was mined has to show in the chain's events
@@ -44,8 +44,8 @@ class Membership:
     ) -> None:
         self._client, self._follower, self._host = client, follower, host
         self._run, self._account, self._node_key, self._site = run, account, node_key, site
-        self.waiting_for: str | None = None  # before the site has seats
-        self._seating = trio.Lock()  # held until the chain shows what became of a seat, so that leaving knows of it
+        self.waiting_for: str | None = None  # before the site has slots
+        self._placing = trio.Lock()  # held until the chain shows what became of a slot, so that leaving knows of it
 
     async def register(self) -> None:
         """Bind our peer id and addresses to the account, unless the registry has them already.
@@ -73,14 +73,14 @@ class Membership:
         chain = await self._follower.first()
         if chain.view.is_convicted(self._account):
             raise Failure(
-                f"{self._account} was convicted: members found work of it false, or withheld, and it gets no seat of "
+                f"{self._account} was convicted: members found work of it false, or withheld, and it gets no slot of "
                 "this run any more; `dlx-node history` shows their verdicts"
             )
         if self._site is not None and not _may_return(chain, self._account):
             return await self._join_site(self._site, *stages[:1])
         refused, full = "no stage was asked for", list[int]()
         for stage in stages or (ANY_STAGE,):
-            async with self._seating:
+            async with self._placing:
                 try:
                     slot = await trio.to_thread.run_sync(
                         self._client.join_run, self._run, stage, abandon_on_cancel=True
@@ -102,26 +102,26 @@ class Membership:
 
     async def _join_site(self, site: Site, stage: int = ANY_STAGE) -> None:
         """Enlist, wait for the other machines, and have all seated by whose turn it is. Raises LedgerError."""
-        began: dict[TakeSeats, float] = {}
+        began: dict[TakeSlots, float] = {}
         try:
             while self.slot is None:
                 seen = await self._follower.first()
                 step = next_step(seen.view, site.address, self._account, seen.head.time, seen.nodes.nodes)
                 match step:
                     case Enlist(until=until):
-                        async with self._seating:
+                        async with self._placing:
                             await self._enlist(site, stage, until)
                             log.info("enlisted for the site", site=site.name, address=site.address)
                             await self._until(
                                 lambda seen: seen.view.enlisted_until(self._account) >= until, SEEN_SECONDS
                             )
                         continue
-                    case TakeSeats(replica=replica, accounts=accounts, turn=turn):
-                        self.waiting_for = f"the seats of replica {replica} for site {site.name}"
+                    case TakeSlots(replica=replica, accounts=accounts, turn=turn):
+                        self.waiting_for = f"the slots of replica {replica} for site {site.name}"
                         since = began.setdefault(step, trio.current_time())
                         if trio.current_time() >= since + turn * TURN_SECONDS:
-                            async with self._seating:
-                                await self._take_seats(replica, accounts)
+                            async with self._placing:
+                                await self._take_slots(replica, accounts)
                             began = {}
                     case Wait(reason=reason):
                         self.waiting_for = reason
@@ -133,13 +133,13 @@ class Membership:
         signature = site.named(self._client.domain, self._run, self._account)
         await trio.to_thread.run_sync(self._client.enlist, self._run, stage, until, signature, abandon_on_cancel=True)
 
-    async def _take_seats(self, replica: int, accounts: tuple[str, ...]) -> None:
+    async def _take_slots(self, replica: int, accounts: tuple[str, ...]) -> None:
         try:
             await trio.to_thread.run_sync(self._client.join_site, self._run, replica, accounts, abandon_on_cancel=True)
         except Reverted as error:  # another machine, or a stranger, was quicker
-            log.info("the site's seats were not taken", replica=replica, reason=str(error))
+            log.info("the site's slots were not taken", replica=replica, reason=str(error))
         else:
-            log.info("the site took its seats", replica=replica)
+            log.info("the site took its slots", replica=replica)
             await self._until(lambda seen: self.slot_in(seen) is not None, SEEN_SECONDS)
 
     async def _until(self, shows: Callable[[ChainSeen], bool], seconds: float) -> None:
@@ -150,27 +150,27 @@ class Membership:
                     return
 
     async def _claim(self, stages: list[int]) -> str:
-        """Where no seat of these stages is free: ask for one that is forfeit, or free one whose holder could not keep
+        """Where no slot of these stages is free: ask for one that is forfeit, or free one whose holder could not keep
         it. What was done, in words. Raises LedgerError."""
         seen = await self._follower.first()
         for stage in stages:
             for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
                 match action:
                     case SendAccuse(account=account):
-                        log.info("asking for a seat that is forfeit", holder=account)
+                        log.info("asking for a slot that is forfeit", holder=account)
                         await trio.to_thread.run_sync(self._client.accuse, self._run, account, abandon_on_cancel=True)
                         seconds = seen.view.config.eviction_time
-                        return f"; {account} was asked for its seat, which it can keep only by work within {seconds} s"
+                        return f"; {account} was asked for its slot, which it can keep only by work within {seconds} s"
                     case SendEvict(account=account):
-                        log.info("freeing a seat that is forfeit", holder=account)
+                        log.info("freeing a slot that is forfeit", holder=account)
                         await trio.to_thread.run_sync(self._client.evict, self._run, account, abandon_on_cancel=True)
-                        return f"; {account} has lost its seat now"
+                        return f"; {account} has lost its slot now"
         return ""
 
     async def leave(self) -> None:
         """Give the slot back, so that nobody waits for us, also one that is just being asked for; without one, take
-        back that our site may seat us. Raises LedgerError."""
-        async with self._seating:
+        back that our site may slot us. Raises LedgerError."""
+        async with self._placing:
             seen = self._follower.seen.value
             enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time
             if self.slot is None and self._site is not None and enlisted:
@@ -190,9 +190,9 @@ class Membership:
 
 
 def _may_return(seen: ChainSeen, account: str) -> bool:
-    """Whether a seat waits for the account alone."""
+    """Whether a slot waits for the account alone."""
     view = seen.view
     return any(
-        kept.account == account and kept.until >= seen.head.time and view.holder(*seat) is None
-        for seat, kept in view.returns.items()
+        kept.account == account and kept.until >= seen.head.time and view.holder(*slot) is None
+        for slot, kept in view.returns.items()
     )

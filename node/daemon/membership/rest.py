@@ -1,7 +1,7 @@
 """When the operator wants the machine: paused, outside of its hours, or while somebody or something else needs it.
 
-A resting node does not fall silent: that would hold its replica up, and cost it the seat. Either it keeps the seat by
-the fewest inner steps that count, like any slow machine, or it gives the seat back and asks for one later.
+A resting node does not fall silent: that would hold its replica up, and cost it the slot. Either it keeps the slot by
+the fewest inner steps that count, like any slow machine, or it gives the slot back and asks for one later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Resting:
     how: How
 
     def __str__(self) -> str:
-        does = "keeps its seat by the fewest steps that count" if self.how == "keep" else "has given its seat back"
+        does = "keeps its slot by the fewest steps that count" if self.how == "keep" else "has given its slot back"
         return f"{self.why}; {does}"
 
 
@@ -71,7 +71,7 @@ class Rest:
 
     @property
     def leaves(self) -> bool:
-        """Whether the seat is to be given back."""
+        """Whether the slot is to be given back."""
         return self.state.value is not None and self.state.value.how == "leave"
 
     async def run(self, well: Well) -> None:

@@ -20,14 +20,14 @@ from dlx.node.trainer.client import Trainer
 from dlx.training.models.parallel import check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
 
-FINISH_SECONDS = 4.0  # for the step under way, when the node stops or gives its seat back
+FINISH_SECONDS = 4.0  # for the step under way, when the node stops or gives its slot back
 log = logs.get(__name__)
 
 
-class Seat:
+class Assignment:
     """`run` loads the training process at once; `open` says, once, what there is to train.
 
-    `stage`: the one that the user wants, or None. No seat is taken on a machine that lacks the placement.
+    `stage`: the one that the user wants, or None. No slot is taken on a machine that lacks the placement.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Seat:
         return not self.finished if machine is None else machine.awaits_chain()
 
     async def run(self, well: Well) -> None:
-        """Train until the run is over or the seat closed, then return. Raises what a session raises."""
+        """Train until the run is over or the slot closed, then return. Raises what a session raises."""
         while True:
             await self._rest_away()
             async with trio.open_nursery() as nursery:
@@ -108,17 +108,17 @@ class Seat:
         return self._rest is not None and self._rest.leaves
 
     async def _rest_away(self) -> None:
-        """While the node rests without a seat there is no training process, and a seat that it had is given back."""
+        """While the node rests without a slot there is no training process, and a slot that it had is given back."""
         if not self._leaves or self._rest is None:
             return
         await self._follower.first()
         if not self.finished:
             await self._membership.leave()
-        log.info("no seat is held until the node works again")
+        log.info("no slot is held until the node works again")
         await self._rest.until(leaves=False)
 
     async def close(self) -> None:
-        """Take no seat any more, and give up the round under way at its next step, within FINISH_SECONDS."""
+        """Take no slot any more, and give up the round under way at its next step, within FINISH_SECONDS."""
         self._closed = True
         if self.session is not None:
             await self.session.finish_step(FINISH_SECONDS)
@@ -152,7 +152,7 @@ class Seat:
             log.warning("the slot is no longer ours", replica=slot[0], stage=slot[1])
 
     async def _leave_to_rest(self, session: Session) -> None:
-        """The session ends when the ledger says that the seat is free."""
+        """The session ends when the ledger says that the slot is free."""
         if self._rest is not None:
             await self._rest.until(leaves=True)
             await session.finish_step(FINISH_SECONDS)

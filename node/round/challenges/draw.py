@@ -101,7 +101,7 @@ def draw(seed: bytes, round: int, segments: Mapping[int, int], share: float) -> 
 
 
 def checkers(seed: bytes, replica: int, members: Iterable[str]) -> list[str]:
-    """The order in which `members`, who hold seats in other replicas, replay what was drawn of `replica`."""
+    """The order in which `members`, who hold slots in other replicas, replay what was drawn of `replica`."""
     return sorted(members, key=lambda account: place(seed, replica, account))
 
 

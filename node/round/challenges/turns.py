@@ -1,7 +1,7 @@
 """Who checks what was drawn, and when; who alarms for nothing; and when a conviction is due: decisions over plain data.
 
 Who comes before in the order that was drawn settles a contribution with a verdict of honest; nobody else does, or a
-liar's own other seat would. A verdict that it is false, or withheld, makes the whole jury of its stage
+liar's own other slot would. A verdict that it is false, or withheld, makes the whole jury of its stage
 check it as well, whatever that costs: unless as many of a jury as convict contradicted its author before.
 """
 
@@ -84,7 +84,7 @@ def awaits(
         return None
     mine = [case for case in unchecked if may_check(view, case.drawn, account)]
     if not mine:
-        return "for others: who has a part in a replica's work does not check it, nor does who has no seat"
+        return "for others: who has a part in a replica's work does not check it, nor does who has no slot"
     if not has_budget:
         return "for more of the seconds that audit_share allows"
     waits = min(turn(view, case.drawn, account) * TURN_TIMEOUTS * round_timeout + case.since - now for case in mine)
@@ -92,7 +92,7 @@ def awaits(
 
 
 def may_check(view: RunView, drawn: Drawn, account: str) -> bool:
-    """Whether a verdict of the account counts: it holds a seat in another replica and has no part in the work."""
+    """Whether a verdict of the account counts: it holds a slot in another replica and has no part in the work."""
     slot = view.slot_of(account)
     return slot is not None and slot[0] != drawn.replica and account not in drawn.team
 
@@ -139,7 +139,7 @@ def conviction_delay(view: RunView, case: Case, account: str, proposal_timeout: 
 
 def has_worked_since(view: RunView, drawn: Drawn, asked: float, round_timeout: float) -> bool:
     """Whether the contribution's maker was there long after it was `asked` in vain, as a seal of its stage shows: who
-    is down serves nothing, and may lose its seat for that alone, but not for good."""
+    is down serves nothing, and may lose its slot for that alone, but not for good."""
     rounds = range(max(drawn.round + 1, view.sealed.oldest(drawn.stage)), view.next_round(drawn.stage))
     seals = (view.sealed[drawn.stage, round] for round in rounds)
     return any(seal.at.time >= asked + round_timeout and drawn.account in seal.accounts for seal in seals)

@@ -99,7 +99,7 @@ def is_left_out(view: RunView, stage: int, round: int, payload: bytes) -> bool:
 
 
 def may_count(view: RunView, statement: Contribution) -> bool:
-    """Whether its account may be the maker of the statement's record: in the stage's next seal that is who had the seat
+    """Whether its account may be the maker of the statement's record: in the stage's next seal that is who had the slot
     at the last one, wherever it sits now; in later ones the holder."""
     if statement.round == view.next_round(statement.stage):
         return view.admissible(statement.account, statement.stage, statement.replica)
@@ -108,7 +108,7 @@ def may_count(view: RunView, statement: Contribution) -> bool:
 
 def may_train(view: RunView, account: str, round: int) -> bool:
     """Whether what the holder trains in `round`, which its stage has not sealed, may count: not while somebody else
-    makes the record of its seat."""
+    makes the record of its slot."""
     slot = view.slot_of(account)
     if slot is None or round > view.next_round(slot[1]):
         return slot is not None

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from dlx.ledger.typed import ANY_STAGE
 from dlx.ledger.view.run_view import RunView
 
-ENLISTED_SECONDS = 1800  # for which a machine lets the others seat it
+ENLISTED_SECONDS = 1800  # for which a machine lets the others slot it
 RENEWED_SECONDS = 300  # before that is over
 
 
 @dataclass(frozen=True)
 class Enlist:
-    """Let the others seat this machine until then."""
+    """Let the others slot this machine until then."""
 
     until: int
 
 
 @dataclass(frozen=True)
-class TakeSeats:
-    """Seat these accounts, one for each stage. `turn`: so many of the newcomers do so before this one."""
+class TakeSlots:
+    """Slot these accounts, one for each stage. `turn`: so many of the newcomers do so before this one."""
 
     replica: int
     accounts: tuple[str, ...]
@@ -35,8 +35,8 @@ class Wait:
 
 def next_step(
     view: RunView, site: str, account: str, now: int, registered: Collection[str]
-) -> Enlist | TakeSeats | Wait:
-    """Of a machine of the site that holds no seat. A replica where others of the site wait for one comes first."""
+) -> Enlist | TakeSlots | Wait:
+    """Of a machine of the site that holds no slot. A replica where others of the site wait for one comes first."""
     if view.site_of(account) != site or view.enlisted_until(account) < now + RENEWED_SECONDS:
         return Enlist(now + ENLISTED_SECONDS)
     able = {one: stage for one, stage in view.enlisted(site, now).items() if one in registered}
@@ -44,15 +44,15 @@ def next_step(
     replicas = range(view.config.max_replicas)
     mates = {replica: sum(view.holder(replica, stage) is not None for stage in range(stages)) for replica in replicas}
     for replica in sorted(replicas, key=lambda one: (-mates[one], one)):
-        accounts = _seating(view, replica, able, now)
-        if accounts is not None and view.may_seat(site, replica, accounts, now):
+        accounts = _placing(view, replica, able, now)
+        if accounts is not None and view.may_slot(site, replica, accounts, now):
             newcomers = sorted(set(accounts) & set(able))
             if account in newcomers:
-                return TakeSeats(replica, accounts, newcomers.index(account))
+                return TakeSlots(replica, accounts, newcomers.index(account))
             return Wait("more machines of the site: others of it take the next replica")
     if _fill({}, able, stages, lambda *_: True) is None:
         return Wait(f"the site's other machines: {len(able)} of {stages} are here, asking for {_asked(able)}")
-    return Wait("a replica that nobody else holds a seat of")
+    return Wait("a replica that nobody else holds a slot of")
 
 
 def stays(view: RunView, account: str) -> bool:
@@ -64,8 +64,8 @@ def stays(view: RunView, account: str) -> bool:
     return any(other is not None and view.site_of(other) == site for other in others)
 
 
-def _seating(view: RunView, replica: int, able: Mapping[str, int], now: int) -> tuple[str, ...] | None:
-    """Who would sit where; None where a seat stays empty, or all are taken."""
+def _placing(view: RunView, replica: int, able: Mapping[str, int], now: int) -> tuple[str, ...] | None:
+    """Who would sit where; None where a slot stays empty, or all are taken."""
     stages = range(view.config.stages)
     held = {stage: holder for stage in stages if (holder := view.holder(replica, stage)) is not None}
     if len(held) == len(stages):
@@ -76,21 +76,21 @@ def _seating(view: RunView, replica: int, able: Mapping[str, int], now: int) -> 
 def _fill(
     held: Mapping[int, str], able: Mapping[str, int], stages: int, may_take: Callable[[str, int], bool]
 ) -> tuple[str, ...] | None:
-    """Each free seat to the first that asks for its stage, else to the first that takes any. Who may not take it, as
-    one that was convicted, is passed over: one machine keeps no others from their seats."""
-    seats = dict(held)
+    """Each free slot to the first that asks for its stage, else to the first that takes any. Who may not take it, as
+    one that was convicted, is passed over: one machine keeps no others from their slots."""
+    slots = dict(held)
     for asked in (True, False):
         for stage in range(stages):
             fit = (
                 account
                 for account, wish in able.items()
                 if wish == (stage if asked else ANY_STAGE)
-                and account not in seats.values()
+                and account not in slots.values()
                 and may_take(account, stage)
             )
-            if stage not in seats and (account := next(fit, None)) is not None:
-                seats[stage] = account
-    return tuple(seats[stage] for stage in range(stages)) if len(seats) == stages else None
+            if stage not in slots and (account := next(fit, None)) is not None:
+                slots[stage] = account
+    return tuple(slots[stage] for stage in range(stages)) if len(slots) == stages else None
 
 
 def _asked(able: Mapping[str, int]) -> str:

@@ -10,12 +10,12 @@ from dlx.ledger.events import Convicted, Dealt, Event, Evicted, Joined, Left, Mo
 from dlx.ledger.index.event_index import START, Place
 
 
-class SeatLog:
+class Coverage:
     """Bitmaps of replicas, at any place of the chain. Give it every event of the run, in order."""
 
     def __init__(self, stages: int) -> None:
         self.after: Place = START  # of the last event
-        self._seats: dict[str, tuple[int, int]] = {}  # account -> (replica, stage)
+        self._slots: dict[str, tuple[int, int]] = {}  # account -> (replica, stage)
         self._held = [0] * stages
         self._places: list[Place] = [START]
         self._history: list[tuple[int, ...]] = [tuple(self._held)]  # of each stage, from that place on
@@ -30,7 +30,7 @@ class SeatLog:
                 self._sit(account, replica, stage)
             case Dealt(stage=stage, replica=replica, other=other):
                 to = {(replica, stage): (other, stage), (other, stage): (replica, stage)}
-                self._seats = {account: to.get(seat, seat) for account, seat in self._seats.items()}
+                self._slots = {account: to.get(slot, slot) for account, slot in self._slots.items()}
             case Left(account=account) | Evicted(account=account) | Convicted(account=account):
                 self._leave(account)
         self.after = event.at.block, event.at.log_index
@@ -39,7 +39,7 @@ class SeatLog:
             self._history.append(tuple(self._held))
 
     def held(self, stage: int, at: Place) -> int:
-        """The replicas whose seat of the stage was held."""
+        """The replicas whose slot of the stage was held."""
         return self._at(at)[stage]
 
     def whole(self, at: Place) -> int:
@@ -50,9 +50,9 @@ class SeatLog:
         return self._history[bisect_right(self._places, place) - 1]
 
     def _sit(self, account: str, replica: int, stage: int) -> None:
-        self._seats[account] = replica, stage
+        self._slots[account] = replica, stage
         self._held[stage] |= 1 << replica
 
     def _leave(self, account: str) -> None:
-        if (seat := self._seats.pop(account, None)) is not None:
-            self._held[seat[1]] &= ~(1 << seat[0])
+        if (slot := self._slots.pop(account, None)) is not None:
+            self._held[slot[1]] &= ~(1 << slot[0])

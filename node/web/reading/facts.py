@@ -13,7 +13,7 @@ from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import START, EventIndex, Place
 from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.view.seal_log import taken
-from dlx.node.web.reading.coverage import SeatLog
+from dlx.node.web.reading.coverage import Coverage
 
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes
 
@@ -54,15 +54,15 @@ class Facts:
         self._last: dict[bytes, tuple[int, int]] = {}  # the same -> round and time of the last one
         self._outlines: dict[bytes, int] = {}  # outline -> bitmap of its replicas
 
-    def advance(self, index: EventIndex, seats: SeatLog) -> None:
-        """Adds the rounds that all stages have sealed since; `seats` knows everything up to now."""
+    def advance(self, index: EventIndex, slots: Coverage) -> None:
+        """Adds the rounds that all stages have sealed since; `slots` knows everything up to now."""
         group: list[SealRow] = []
         for row in seal_rows.read(index, self._run, self.rounds):
             if row.round != self.rounds:
                 return
             group.append(row)
             if len(group) == self._stages:
-                self._add(group, seats)
+                self._add(group, slots)
                 group = []
 
     def members(self) -> dict[str, Seen]:
@@ -88,12 +88,12 @@ class Facts:
         found = seal_rows.read(index, self._run, round - 1)
         return max((row.block, row.log_index) for row, _ in zip(found, range(self._stages), strict=False))
 
-    def _add(self, group: list[SealRow], seats: SeatLog) -> None:
-        opened = seats.whole(self.opened)
+    def _add(self, group: list[SealRow], slots: Coverage) -> None:
+        opened = slots.whole(self.opened)
         counted = possible = size = 0
         for row in group:
             made = self._replicas(row.outline)
-            could = made | (opened & seats.whole((row.block, row.log_index)))
+            could = made | (opened & slots.whole((row.block, row.log_index)))
             counted += row.counted
             possible += could.bit_count()
             if self._size is not None:

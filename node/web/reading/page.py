@@ -17,7 +17,7 @@ from dlx.ledger.typed import recover, split_entries
 from dlx.ledger.view.seal_log import taken
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
-from dlx.node.web.reading.coverage import SeatLog
+from dlx.node.web.reading.coverage import Coverage
 from dlx.node.web.reading.draws import Drawn
 from dlx.node.web.reading.facts import Facts, Seen, Share
 
@@ -31,7 +31,7 @@ WORDS: dict[Kind, str] = {
     "fewer": "counted, with fewer inner steps than planned",
     "late": "late or left out: whole since the round opened, and not counted",
     "new": "no whole replica when the round opened",
-    "free": "nobody holds the seat",
+    "free": "nobody holds the slot",
 }
 
 
@@ -87,7 +87,7 @@ class Window(NamedTuple):
 
 
 class MemberLine(NamedTuple):
-    """`member` is None for an account that holds no seat any more."""
+    """`member` is None for an account that holds no slot any more."""
 
     account: str
     member: Member | None
@@ -125,9 +125,9 @@ class SealPage(NamedTuple):
     time: int
 
 
-def window(total: int, seats: int, wanted: int | None) -> Window:
-    """The rounds to show of a run: from `wanted` on, or the newest. `seats`: stages x replicas."""
-    size = max(5, min(MOST_ROWS, MOST_CELLS // max(1, seats)))
+def window(total: int, slots: int, wanted: int | None) -> Window:
+    """The rounds to show of a run: from `wanted` on, or the newest. `slots`: stages x replicas."""
+    size = max(5, min(MOST_ROWS, MOST_CELLS // max(1, slots)))
     first = max(0, total - size) if wanted is None else min(wanted, max(0, total - 1))
     end = min(first + size, total)
     newer = None if end == total else end
@@ -138,7 +138,7 @@ def grid(
     rows: Iterable[SealRow],
     stages: int,
     facts: Facts,
-    seats: SeatLog,
+    slots: Coverage,
     opened: Place,
     drawn: Drawn,
     verdicts: Sequence[ReportedVerdict],
@@ -148,13 +148,13 @@ def grid(
     for one in verdicts:
         at, word = (one.report.round, one.report.stage, one.report.replica), one.finding.word
         findings[at] = max(findings.get(at, word), word, key=_WORST.index)
-    columns = replica_columns(rows := list(rows), stages, seats)
+    columns = replica_columns(rows := list(rows), stages, slots)
     found = []
     for number, group in groupby(rows, key=lambda row: row.round):
         seals = {row.stage: row for row in group}
-        whole, round_drawn = seats.whole(opened), drawn.get(number)
+        whole, round_drawn = slots.whole(opened), drawn.get(number)
         cells = tuple(
-            _stage(seals[stage], columns[stage], whole, seats, round_drawn, findings) if stage in seals else None
+            _stage(seals[stage], columns[stage], whole, slots, round_drawn, findings) if stage in seals else None
             for stage in range(stages)
         )
         last = seals.get(stages - 1)
@@ -174,11 +174,11 @@ def grid(
     return found[::-1]
 
 
-def replica_columns(rows: Sequence[SealRow], stages: int, seats: SeatLog) -> list[int]:
+def replica_columns(rows: Sequence[SealRow], stages: int, slots: Coverage) -> list[int]:
     """How many replicas each stage has in these rounds: up to the highest that was held or counted."""
     columns = [0] * stages
     for row in rows:
-        held = seats.held(row.stage, (row.block, row.log_index)).bit_length()
+        held = slots.held(row.stage, (row.block, row.log_index)).bit_length()
         columns[row.stage] = max(columns[row.stage], held, 1 + max(taken(row.outline), default=-1))
     return columns
 
@@ -191,7 +191,7 @@ def strip(facts: Facts) -> list[Bucket]:
 
 
 def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLine]:
-    """Who holds a seat, by replica and stage, then who did, those counted last first."""
+    """Who holds a slot, by replica and stage, then who did, those counted last first."""
     holders = {member.account for member in details.members}
     former = sorted((one for one in seen.items() if one[0] not in holders), key=lambda one: -one[1].round)
     return [
@@ -255,12 +255,12 @@ def _stage(
     seal: SealRow,
     columns: int,
     whole: int,
-    seats: SeatLog,
+    slots: Coverage,
     drawn: frozenset[int] | None,
     findings: Mapping[tuple[int, int, int], str],
 ) -> StageCells:
     place = seal.block, seal.log_index
-    could, held, did = whole & seats.whole(place), seats.held(seal.stage, place), taken(seal.outline)
+    could, held, did = whole & slots.whole(place), slots.held(seal.stage, place), taken(seal.outline)
     cells = []
     for replica in range(columns):
         steps, bit = did.get(replica), 1 << replica

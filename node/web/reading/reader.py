@@ -29,7 +29,7 @@ from dlx.node.runs import find
 from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.web.reading import page
 from dlx.node.web.reading.chart import AXES, Axis, Chart, chart
-from dlx.node.web.reading.coverage import SeatLog
+from dlx.node.web.reading.coverage import Coverage
 from dlx.node.web.reading.draws import Drawn, Draws
 from dlx.node.web.reading.facts import Facts, PayloadSize, Share
 from dlx.node.web.reading.page import Bucket, GridRow, MemberLine, SealPage, Window
@@ -45,7 +45,7 @@ _PATIENCE = 2.0  # with a silent chain node; what was read before is shown
 _DRAW_SECONDS, _FILE_SECONDS = 0.3, 20.0  # to ask for the blocks that draw, for one page, and for a file
 _OPEN_RUNS = 64  # replayed and kept in memory
 _TRIES = 5
-_FORMER = 50  # members that hold no seat any more
+_FORMER = 50  # members that hold no slot any more
 _VERSIONS = 10
 
 
@@ -98,7 +98,7 @@ class RunPage(NamedTuple):
     findings: dict[str, int]  # of the verdicts on the rounds in the grid
     has_manifest: bool
     members: list[MemberLine]
-    unlisted: int  # accounts that held a seat once and are not among them
+    unlisted: int  # accounts that held a slot once and are not among them
     versions: list[VersionLine]
     convictions: list[Convicted]
 
@@ -158,13 +158,13 @@ class _Run:
         if reorg or found is not None:
             self.manifest = found or self.manifest
             self._begin()
-        for event in self._index.deeds(self.view.run, self.seats.after):
-            self.seats.apply(event)
-        self.facts.advance(self._index, self.seats)
+        for event in self._index.deeds(self.view.run, self.slots.after):
+            self.slots.apply(event)
+        self.facts.advance(self._index, self.slots)
 
     def _begin(self) -> None:
         stages = self.view.config.stages
-        self.seats = SeatLog(stages)
+        self.slots = Coverage(stages)
         self.facts = Facts(self.view.run, stages, _payload_size(self.manifest))
 
     def _replay_on(self) -> bool:
@@ -343,7 +343,7 @@ class Reader:
             seconds = _FILE_SECONDS if whole else _DRAW_SECONDS
             drawn = self._draws.of(view, one.manifest, reversed(rounds), head, seconds)
         opened = one.facts.opened_before(index, rounds.start)
-        found = page.grid(seals, view.config.stages, one.facts, one.seats, opened, drawn, verdicts)
+        found = page.grid(seals, view.config.stages, one.facts, one.slots, opened, drawn, verdicts)
         return _Shown(found, verdicts, drawn)
 
     def _versions(self, one: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:

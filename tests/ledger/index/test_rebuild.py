@@ -79,16 +79,16 @@ class Chance:
     def _try(self, now: EventPosition) -> Event:
         dice, view = self.dice, self.view
         who, stage, replica = dice.choice(ACCOUNTS), dice.randrange(STAGES), dice.randrange(CONFIG.max_replicas)
-        seat = view.slot_of(who) or (replica, stage)
+        slot = view.slot_of(who) or (replica, stage)
         match dice.choice(DEEDS):
             case "join":
-                return Joined(RUN, who, view.free_seat(stage, who, now.time) or 0, stage, now)
+                return Joined(RUN, who, view.free_slot(stage, who, now.time) or 0, stage, now)
             case "seal":
                 return self._sealed(stage, now)
             case "leave":
-                return Left(RUN, who, *seat, now)
+                return Left(RUN, who, *slot, now)
             case "move":
-                return Moved(RUN, who, seat[0], view.free_seat(seat[1], who, now.time) or 0, seat[1], now)
+                return Moved(RUN, who, slot[0], view.free_slot(slot[1], who, now.time) or 0, slot[1], now)
             case "deal":
                 stage, other = (view.deal_of(replica) if view.may_deal(replica) else ())[0]
                 return Dealt(RUN, stage, replica, other, now)
@@ -100,21 +100,21 @@ class Chance:
                 return Convicted(RUN, dice.choice(ACCOUNTS[-2:]), stage, 0, dice.randbytes(32), bytes(98), now)
             case _:
                 until = now.time + CONFIG.eviction_time if dice.random() < 0.5 else 0
-                return Evicted(RUN, who, *seat, until, now)
+                return Evicted(RUN, who, *slot, until, now)
 
     def _sealed(self, stage: int, now: EventPosition) -> Sealed:
         view, dice, holders = self.view, self.dice, self.view.holders(stage)
         makers = dice.sample(holders, dice.randint(0, len(holders)))
-        seats = {account: view._members[account].replica for account in makers}
+        slots = {account: view._members[account].replica for account in makers}
         records = [
             Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
-            for replica in sorted(seats.values())
+            for replica in sorted(slots.values())
         ]
         plan = Plan(4, 0, dice.randint(1, 9))
         hashes = [dice.randbytes(32) for _ in range(4)]
         outcome = Outcome(*hashes, 9, plan) if records else Outcome.empty(9, plan)
         digest = Seal(RUN, stage, view.next_round(stage), view.head(stage), outcome, tuple(records)).digest(DOMAIN)
-        signed = entries({a: (replica, sign(digest, KEYS[a])) for a, replica in seats.items()}, {})
+        signed = entries({a: (replica, sign(digest, KEYS[a])) for a, replica in slots.items()}, {})
         return Sealed(RUN, stage, view.next_round(stage), digest, outcome, tuple(records), signed, now)
 
 

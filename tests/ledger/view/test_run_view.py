@@ -65,14 +65,14 @@ class Story:
 
     def leave(self, index: int) -> None:
         self.tell(Left, ACCOUNTS[index], *self.view.slot_of(ACCOUNTS[index]))
-        self.time += 1  # in the same second nobody can take the seat
+        self.time += 1  # in the same second nobody can take the slot
 
     def open(self) -> None:
         self.tell(RunOpened, self.time)
 
     def sealed(self, stage: int, counted, signers, made=None, wait=MIN, **changes) -> Sealed:
         """A correct seal of the stage's next round but for the changes, so long after the round opened. `counted`:
-        accounts, or for those without a seat {replica: account}."""
+        accounts, or for those without a slot {replica: account}."""
         view = self.view
         self.time = max(self.time, view.opened_at + wait)
         if not isinstance(counted, dict):
@@ -192,7 +192,7 @@ def test_who_left_votes_and_is_counted_until_the_next_seal(story):
     story.join(7, 2, 0)
     story.seal(0, {0: 0, 2: 2, 3: 3}, [0, 1, 2])
     assert view.sealed[0, 2].accounts == names([0, 2, 3])
-    assert story.bits() == [0b111, 0b110, 0, 0b001], "nothing goes to the newcomer in its seat"
+    assert story.bits() == [0b111, 0b110, 0, 0b001], "nothing goes to the newcomer in its slot"
     assert not view.may_vote(ACCOUNTS[2], 0) and not view.admissible(ACCOUNTS[2], 0, 2)
     assert view.last_round_counted(ACCOUNTS[2]) == 2
 
@@ -207,7 +207,7 @@ def test_whose_record_a_replica_s_is_does_not_change_while_a_round_runs(story):
     assert [view.maker(replica, 0) for replica in range(5)] == [*names([0, 1, 2, 3]), None]
     assert not view.admissible(ACCOUNTS[7], 0, 2)
     story.join(8, 4, 0)
-    assert view.maker(4, 0) == ACCOUNTS[8], "the seat was free"
+    assert view.maker(4, 0) == ACCOUNTS[8], "the slot was free"
     story.seal(0, {0: 0, 2: 2, 3: 3, 4: 8}, [0, 1, 2])
     assert view.sealed[0, 1].accounts == names([0, 2, 3, 8]) and story.bits() == [0b11, 0b10, 0, 0b1]
     assert view.maker(2, 0) == ACCOUNTS[7]
@@ -276,7 +276,7 @@ def test_a_draw_deals_a_replica_that_nobody_counts():
     assert not view.may_deal(2)
 
 
-# ---- seats -----------------------------------------------------------------------------------------------------------
+# ---- slots -----------------------------------------------------------------------------------------------------------
 
 
 def test_replicas_are_complete_with_every_stage():
@@ -345,7 +345,7 @@ def test_who_left_cannot_change_stage_before_its_old_stage_s_next_seal():
 # ---- silence ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_holder_is_asked_and_evicted_and_its_seat_kept_where_it_worked(story):
+def test_a_silent_holder_is_asked_and_evicted_and_its_slot_kept_where_it_worked(story):
     view = story.view
     first, second, stranger = ACCOUNTS[0], ACCOUNTS[1], ACCOUNTS[9]
     story.seal(0, [0, 1, 2, 3], [0, 1, 2])
@@ -365,8 +365,8 @@ def test_a_silent_holder_is_asked_and_evicted_and_its_seat_kept_where_it_worked(
     story.time += 30
     story.tell(Evicted, second, 1, 0, story.time + EVICTION)
     assert view.slot_of(second) is None and view.returns == {(1, 0): Return(second, story.time + EVICTION)}
-    assert view.free_seat(0, second, story.time) == 1 and view.free_seat(0, stranger, story.time) == 4
-    assert view.free_seat(0, stranger, story.time + EVICTION + 1) == 1
+    assert view.free_slot(0, second, story.time) == 1 and view.free_slot(0, stranger, story.time) == 4
+    assert view.free_slot(0, stranger, story.time + EVICTION + 1) == 1
     with pytest.raises(ViewError, match="the free one was 4"):
         view.copy().apply(Joined(RUN, stranger, 1, 0, story.at()))
     story.join(1, 1, 0)
@@ -389,7 +389,7 @@ def test_a_member_that_was_not_counted_for_three_rounds_may_be_asked_at_once(sto
     assert not story.view.may_accuse(ACCOUNTS[0], ACCOUNTS[2], story.view.opened_at)
 
 
-def test_a_seat_that_is_never_worked_in_is_forfeit_to_anybody(story):
+def test_a_slot_that_is_never_worked_in_is_forfeit_to_anybody(story):
     view, idler, stranger = story.view, ACCOUNTS[3], ACCOUNTS[15]
     for round in range(8):
         assert not view.is_forfeit(idler, story.time)
@@ -410,10 +410,10 @@ def test_a_seat_that_is_never_worked_in_is_forfeit_to_anybody(story):
     story.time += EVICTION
     story.tell(Evicted, idler, 3, 0, 0)
     assert view.returns == {}
-    assert (view.free_seat(0, stranger, story.time), view.free_seat(0, stranger, story.time + 1)) == (4, 3)
+    assert (view.free_slot(0, stranger, story.time), view.free_slot(0, stranger, story.time + 1)) == (4, 3)
 
 
-def test_work_keeps_a_seat_that_was_forfeit(story):
+def test_work_keeps_a_slot_that_was_forfeit(story):
     view, idler = story.view, ACCOUNTS[3]
     for _ in range(8):
         story.seal(0, [0, 1, 2], [0, 1, 2])
@@ -428,7 +428,7 @@ def test_work_keeps_a_seat_that_was_forfeit(story):
     assert not view.may_evict(idler, story.time + EVICTION), "it has to be asked again"
 
 
-def test_all_seats_of_a_stage_that_stands_still_are_forfeit(story):
+def test_all_slots_of_a_stage_that_stands_still_are_forfeit(story):
     story.seal(0, [0, 1, 2], [0, 1, 2])
     until = story.time + 32 * TIMEOUT  # its round has been open for longer than 8
     assert not story.view.is_forfeit(ACCOUNTS[0], until) and story.view.is_forfeit(ACCOUNTS[0], until + 1)
@@ -566,7 +566,7 @@ def test_a_quorum_convicts_with_the_accused_counted_in(story):
     assert view.jury(0, ACCOUNTS[3]) == names([0, 1, 2]) and view.convictions_needed(0, ACCOUNTS[3]) == 3
     assert not view.may_convict(0, ACCOUNTS[3], names([0, 1]))
     assert not view.may_convict(0, ACCOUNTS[3], names([0, 1, 3, 9])), "nor the accused, nor a stranger"
-    assert not view.may_convict(0, ACCOUNTS[9], names([0, 1, 2, 3])), "it never held a seat"
+    assert not view.may_convict(0, ACCOUNTS[9], names([0, 1, 2, 3])), "it never held a slot"
     assert not view.may_convict(7, ACCOUNTS[3], names([0, 1, 2, 3])), "there is no such stage"
     assert view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
     event = story.convicted(3, [0, 1, 2])
@@ -596,15 +596,15 @@ def test_who_left_is_convicted_as_well(story):
 # ---- what cannot have happened ---------------------------------------------------------------------------------------
 
 IMPOSSIBLE = {
-    "a taken seat": lambda s: s.join(9, 0, 0),
-    "a second seat": lambda s: s.join(0, 4, 0),
-    "not the lowest seat": lambda s: s.join(9, 5, 0),
+    "a taken slot": lambda s: s.join(9, 0, 0),
+    "a second slot": lambda s: s.join(0, 4, 0),
+    "not the lowest slot": lambda s: s.join(9, 5, 0),
     "no such stage": lambda s: s.join(9, 4, 1),
     "no such replica": lambda s: [s.join(9, 4, 0), s.join(10, 5, 0), s.join(11, 6, 0)],
     "left by another": lambda s: s.tell(Left, ACCOUNTS[0], 1, 0),
     "evicted nobody": lambda s: s.tell(Evicted, ACCOUNTS[9], 1, 0, 0),
     "evicted unasked": lambda s: s.tell(Evicted, ACCOUNTS[1], 1, 0, 0),
-    "moved to a taken seat": lambda s: s.tell(Moved, ACCOUNTS[2], 2, 0, 0),
+    "moved to a taken slot": lambda s: s.tell(Moved, ACCOUNTS[2], 2, 0, 0),
     "moved up": lambda s: s.tell(Moved, ACCOUNTS[2], 2, 4, 0),
     "convicted where it never was": lambda s: s.apply(s.convicted(9, [0, 1, 2])),
     "convicted in no stage": lambda s: s.apply(s.convicted(3, [0, 1, 2], stage=7)),

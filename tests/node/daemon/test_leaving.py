@@ -1,4 +1,4 @@
-"""How a node ends after a stop signal: its seat given back or kept, and nothing that holds it up."""
+"""How a node ends after a stop signal: its slot given back or kept, and nothing that holds it up."""
 
 import logging
 import os
@@ -18,12 +18,12 @@ from tests.patience import PATIENCE
 
 
 class Parts:
-    """Of a node, whose seat's return takes `seconds`, or fails."""
+    """Of a node, whose slot's return takes `seconds`, or fails."""
 
     def __init__(self, seconds: float, error: Exception | None = None) -> None:
         self.asked, self.closed = 0, False
         self._seconds, self._error = seconds, error
-        self._seat, self._membership, self._scope = self, self, trio.CancelScope()
+        self._slot, self._membership, self._scope = self, self, trio.CancelScope()
 
     async def close(self) -> None:
         self.closed = True
@@ -48,7 +48,7 @@ def end(parts: Any, for_good: bool) -> float:
     return seconds
 
 
-def test_the_seat_is_given_back_by_who_leaves_for_good_alone() -> None:
+def test_the_slot_is_given_back_by_who_leaves_for_good_alone() -> None:
     kept, left = Parts(2), Parts(2)
     assert end(kept, for_good=False) == 0 and kept.asked == 0
     assert end(left, for_good=True) == 2 and left.asked == 1
@@ -75,7 +75,7 @@ class Signalled:
     """What of a node hears a signal."""
 
     def __init__(self) -> None:
-        self._seat, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
+        self._slot, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
         self.asked, self.left = trio.Event(), trio.Event()
         self.for_good: bool | None = None
 

@@ -1,4 +1,4 @@
-"""When a checker may say that a contribution's files are withheld: nobody is to lose its seat for good by bad luck."""
+"""When a checker may say that a contribution's files are withheld: nobody is to lose its slot for good by bad luck."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -317,7 +317,7 @@ class Contest(Simulation):
         self.first_said: dict[tuple[int, str], float] = {}  # when somebody had it
         self.owed: Counter[tuple[int, int]] = Counter()  # (stage, round) -> honest work in time
         self.lost: dict[tuple[int, int], list[str]] = {}  # of it what the seal does not count
-        self.spoiled: set[tuple[int, str]] = set()  # (round, account): a deal took the seat before it could count
+        self.spoiled: set[tuple[int, str]] = set()  # (round, account): a deal took the slot before it could count
         self.evicted: list[str] = []
         self.outvoted: set[int] = set()  # rounds in which the hostile had more than a third of a stage's votes
         self.longest = 0.0  # of the others, in seconds
@@ -529,7 +529,7 @@ class Contest(Simulation):
         self.run(lambda: self.view.open_round != round, self.patience())
 
     def blamed(self) -> list[tuple[str, str]]:
-        """What honest members refused of honest members under a reason that marks misbehaviour, and who lost a seat."""
+        """What honest members refused of honest members under a reason that marks misbehaviour, and who lost a slot."""
         honest = self.members.keys() - self.players.keys()
         made = [signed.contribution for (_, account), (signed, _) in self.said.items() if account in honest]
         theirs = honest | {one.hash().hex() for one in made} | {one.payload.hex() for one in made}

@@ -122,7 +122,7 @@ class Simulation:
         self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, self.at()))
         slots = [(r, s) for r in range(replicas) for s in range(rules.stages)]
         for key, (_, stage) in zip(keys, slots, strict=True):
-            self.take_seat(account_of(key), stage)
+            self.take_slot(account_of(key), stage)
         self.members = {
             account_of(key): Member(key, self.machine(account_of(key), stage, self.kept.copy()))
             for key, (_, stage) in zip(keys, slots, strict=True)
@@ -170,7 +170,7 @@ class Simulation:
     def restart(self, account: str) -> None:
         """The process comes back with what was on disk: own contributions, adopted versions, payloads."""
         member, old = self.members[account], self.members[account].machine
-        if self.view.slot_of(account) is None and not self.take_seat(account, old.stage):
+        if self.view.slot_of(account) is None and not self.take_slot(account, old.stage):
             self.mail.append((self.now + 1, lambda: self.restart(account)))
             return
         self.renew(member)
@@ -189,26 +189,26 @@ class Simulation:
         return RoundMachine(self.rules, account, stage, view, *known, takes_samples=takes_samples)
 
     def join(self, name: str, stage: int) -> str:
-        """A newcomer takes a seat; it does nothing before `restart`."""
+        """A newcomer takes a slot; it does nothing before `restart`."""
         key = digest("key", name)
         account = account_of(key)
-        assert self.take_seat(account, stage)
+        assert self.take_slot(account, stage)
         self.members[account] = Member(key, self.machine(account, stage, self.view.copy()), alive=False)
         return account
 
     def leave(self, account: str) -> None:
-        """It gives its seat back and is gone."""
+        """It gives its slot back and is gone."""
         slot = self.view.slot_of(account)
         assert slot is not None
         self.kill(account)
         self.apply(chain.Left(RUN, account, *slot, self.at()))
 
-    def take_seat(self, account: str, stage: int) -> bool:
+    def take_slot(self, account: str, stage: int) -> bool:
         """Its own one back while that waits for it, else the lowest free one, if there is one."""
         view, now = self.view, int(self.now)
         own = next(((r, s) for (r, s), kept in view.returns.items() if kept.account == account), None)
         waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.holder(*own)
-        replica = own[0] if own is not None and waits else view.free_seat(stage, account, now)
+        replica = own[0] if own is not None and waits else view.free_slot(stage, account, now)
         if replica is None:
             return False
         was_open = view.opened_at is not None or view.finished
@@ -486,12 +486,12 @@ class Simulation:
             case a.SendMoveDown() if view.may_move(account, now):
                 slot = view.slot_of(account)
                 assert slot is not None
-                lower = view.free_seat(slot[1], account, now)
+                lower = view.free_slot(slot[1], account, now)
                 assert lower is not None
                 was_open = view.opened_at is not None
                 self.apply(chain.Moved(RUN, account, slot[0], lower, slot[1], self.at()))
                 self.open_first(was_open)
-                self.reseat(account)
+                self.reslot(account)
                 return True
             case a.SendDeal(replica=replica) if view.may_deal(replica):
                 self.deal(replica)
@@ -512,9 +512,9 @@ class Simulation:
         for stage, other in swaps:
             for account in (self.view.holder(replica, stage), self.view.holder(other, stage)):
                 assert account is not None
-                self.reseat(account)
+                self.reslot(account)
 
-    def reseat(self, account: str) -> None:
+    def reslot(self, account: str) -> None:
         """A member's session ends and one of its new replica begins."""
         member = self.members.get(account) if hasattr(self, "members") else None
         if member is None or not member.alive:

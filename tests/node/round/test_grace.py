@@ -209,7 +209,7 @@ def test_one_that_is_early_late_slow_or_silent_has_nobody_left_out_and_costs_a_g
 
 
 def test_newcomers_without_a_vote_do_not_begin_the_grace() -> None:
-    """Else who takes as many free seats as make a quorum could contribute at once, and have the others left out."""
+    """Else who takes as many free slots as make a quorum could contribute at once, and have the others left out."""
     sim = SlowLinks(slow_rules(delay=1), REPLICAS, {}, train_seconds=TRAIN, spare=4)
     play(sim, 2)
     for number in range(3):

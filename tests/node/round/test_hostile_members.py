@@ -1,4 +1,4 @@
-"""Members that keep the ledger's rules and work against the run: it goes on, and who works keeps its seat."""
+"""Members that keep the ledger's rules and work against the run: it goes on, and who works keeps its slot."""
 
 from typing import Any
 
@@ -38,10 +38,10 @@ def test_one_breaker_in_each_replica_stops_a_run_for_some_rounds_only(seed: int,
         counted = [round for round in range(began, done) if all(sim.view.sealed[s, round].records for s in range(3))]
     assert counted and counted[0] < began + AGAIN
     honest = sim.members.keys() - breakers
-    assert honest <= sim.view.members().keys(), "nobody that trains loses its seat"
+    assert honest <= sim.view.members().keys(), "nobody that trains loses its slot"
 
 
-def test_a_breaker_loses_its_seat_and_the_honest_keep_theirs() -> None:
+def test_a_breaker_loses_its_slot_and_the_honest_keep_theirs() -> None:
     """It is dealt from replica to replica, counted in none, and asked for work."""
     sim = Simulation(fast_rules(rounds=90, stages=2), replicas=3, seed=1)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
@@ -99,7 +99,7 @@ def test_a_crowd_that_joins_and_signs_decides_nothing() -> None:
 
 @pytest.mark.parametrize("mute", [False, True], ids=["silent", "hostile"])
 def test_a_stage_whose_holders_do_not_work_is_taken_over_by_newcomers(mute: bool) -> None:
-    """`mute`: they answer every accusation and say nothing else; else they are gone. Every seat was taken."""
+    """`mute`: they answer every accusation and say nothing else; else they are gone. Every slot was taken."""
     sim = Simulation(fast_rules(rounds=8), replicas=2, seed=4, spare=0)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
     for replica in range(2):
@@ -110,7 +110,7 @@ def test_a_stage_whose_holders_do_not_work_is_taken_over_by_newcomers(mute: bool
             sim.kill(account)
     began = sim.now
     assert sim.run(lambda: not sim.view.holders(1), 60 * sim.rules.round_timeout)
-    assert sim.run(lambda: sim.view.free_seat(1, "0x" + "00" * 20, int(sim.now)) is not None, 60)
+    assert sim.run(lambda: sim.view.free_slot(1, "0x" + "00" * 20, int(sim.now)) is not None, 60)
     newcomers = [sim.join(f"newcomer {index}", 1) for index in range(2)]
     for account in newcomers:
         sim.restart(account)
@@ -119,8 +119,8 @@ def test_a_stage_whose_holders_do_not_work_is_taken_over_by_newcomers(mute: bool
     assert sim.now - began < 100 * sim.rules.round_timeout
 
 
-def test_newcomers_take_a_run_over_whose_every_seat_is_held_by_the_hostile() -> None:
-    """Without a seat they can only claim those that are forfeit."""
+def test_newcomers_take_a_run_over_whose_every_slot_is_held_by_the_hostile() -> None:
+    """Without a slot they can only claim those that are forfeit."""
     sim = Simulation(fast_rules(rounds=6, stages=1), replicas=2, seed=5, spare=0)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
     for member in sim.alive():
@@ -133,7 +133,7 @@ def test_newcomers_take_a_run_over_whose_every_seat_is_held_by_the_hostile() -> 
         return not sim.view.holders(0)
 
     assert sim.run(claim, 60 * sim.rules.round_timeout)
-    assert sim.run(lambda: sim.view.free_seat(0, stranger, int(sim.now)) is not None, 60)
+    assert sim.run(lambda: sim.view.free_slot(0, stranger, int(sim.now)) is not None, 60)
     sim.restart(sim.join("newcomer", 0))
     assert sim.run(lambda: sim.finished, 400)
 

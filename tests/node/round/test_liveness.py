@@ -81,7 +81,7 @@ def test_one_old_holder_of_each_stage_is_enough_to_go_on(stages: tuple[int, int]
     assert all(sim.view.last_round_counted(account) == 15 for account in back)
 
 
-def test_newcomers_go_on_from_the_published_versions_where_seats_are_free() -> None:
+def test_newcomers_go_on_from_the_published_versions_where_slots_are_free() -> None:
     sim = dead()
     came = [sim.join(f"newcomer {stage}", stage) for stage in range(2)]
     for account in came:
@@ -91,8 +91,8 @@ def test_newcomers_go_on_from_the_published_versions_where_seats_are_free() -> N
     assert set(sim.view.members()) == set(came), "the dead were asked, and evicted"
 
 
-def test_one_old_holder_frees_the_seats_of_a_full_run_for_newcomers() -> None:
-    """Who holds no slot may not ask: with every seat taken by the dead, somebody of them has to come back."""
+def test_one_old_holder_frees_the_slots_of_a_full_run_for_newcomers() -> None:
+    """Who holds no slot may not ask: with every slot taken by the dead, somebody of them has to come back."""
     sim = dead()
     old = str(sim.view.holder(1, 0))
     sim.restart(old)

@@ -424,7 +424,7 @@ def test_a_manifest_that_is_none_ends_the_node(run: Run) -> None:
     assert caught.value.subgroup(Failure) is not None
 
 
-def test_a_device_that_is_not_here_is_told_before_a_seat_is_taken() -> None:
+def test_a_device_that_is_not_here_is_told_before_a_slot_is_taken() -> None:
     async def test() -> None:
         one = Trainer(Placement(device="cuda:63"))
         with trio.fail_after(PATIENCE):

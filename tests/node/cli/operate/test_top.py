@@ -43,7 +43,7 @@ def others(count: int) -> list[PeerView]:
 
 
 def test_losses_rounds_traffic_peers_and_warnings_are_there() -> None:
-    status = replace(STATUS, notices=("accused by a member",), resting="paused; keeps its seat")
+    status = replace(STATUS, notices=("accused by a member",), resting="paused; keeps its slot")
     found = drawn(glance.frame(Look(status, others(20), ROUNDS)))
     for said in (
         "round 3",

@@ -18,7 +18,7 @@ from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.membership.tally import Tally
 from dlx.node.daemon.metrics import Metrics
-from dlx.node.daemon.slot.assignment import Seat
+from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.round.pending import Failing
 from dlx.node.trainer.client import Trainer
@@ -51,17 +51,18 @@ def overview(
     follower = Follower(nobody, RUN, clock)
     follower.seen.value = chain
     membership = Membership(nobody, follower, host, RUN, ACCOUNTS[0], bytes(32))
-    seat = Seat(follower, membership, supervisor, None)
+    assignment = Assignment(follower, membership, supervisor, None)
     machine = SimpleNamespace(
         waiting_for=lambda now: "the seal of round 3", diverged=None, training=training,
         failing=lambda now: list(failing),
     )  # fmt: skip
     progress = SimpleNamespace(round=0, step=1, steps=10, loss=None, tokens_per_second=None)
     session: Any = SimpleNamespace(placement=None, machine=machine, progress=progress)
-    seat.session = session if chain is not None else None
+    assignment.session = session if chain is not None else None
     return Overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
-        membership=membership, seat=seat, tally=Tally(metrics), supervisor=supervisor, clock=clock, metrics=metrics,
+        membership=membership, assignment=assignment, tally=Tally(metrics), supervisor=supervisor, clock=clock,
+        metrics=metrics,
         traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
         rest=Rest(Path("/nonexistent")),
     )  # fmt: skip
@@ -111,7 +112,7 @@ def test_an_action_that_fails_is_named_with_its_reason() -> None:
 
 def test_a_training_process_that_does_not_start_has_a_reason_before_any_slot_is_open() -> None:
     node, trainer = overview(seen()), Trainer()
-    node.seat.session, node.seat._trainer = None, trainer
+    node.assignment.session, node.slot._trainer = None, trainer
     assert not node.status().failing
     trainer.trouble = "killed by signal 9 (3 times in a row)"
     assert node.status().failing == ("the training process: killed by signal 9 (3 times in a row)",)

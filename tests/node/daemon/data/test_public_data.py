@@ -100,7 +100,7 @@ def test_a_node_begins_with_the_lists_of_a_run_and_without_its_data_or_any_weigh
 def test_a_mirror_has_all_data_and_the_first_weights_of_all_stages_and_keeps_them(tmp_path: Path) -> None:
     store, stages = BlobStore(tmp_path), [b"weights of stage 0", b"weights of stage 1"]
     own, other = (hashlib.sha256(data).digest() for data in stages)
-    store.put(stages[0], Kind.VERSION)  # had for its own seat
+    store.put(stages[0], Kind.VERSION)  # had for its own slot
     genesis = [BlobRef(one.hex(), len(stages[0])) for one in (own, other)]
     context: Any = SimpleNamespace(
         store=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),

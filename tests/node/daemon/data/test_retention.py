@@ -189,7 +189,7 @@ def test_a_stage_that_was_left_needs_nothing_any_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.VERSION, Kind.PUBLIC], ids=["a member", "who created the run or mirrors it"])
-def test_the_first_weights_are_kept_as_long_as_the_seat_and_by_creator_and_mirrors_longer(
+def test_the_first_weights_are_kept_as_long_as_the_slot_and_by_creator_and_mirrors_longer(
     tmp_path: Path, kind: Kind
 ) -> None:
     store = BlobStore(tmp_path)

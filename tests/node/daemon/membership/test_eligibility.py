@@ -61,44 +61,44 @@ def test_a_newcomer_hears_how_many_counts_are_missing(chain: Chain) -> None:
     assert vote(chain.view, THIRD) == "yes: counted twice in the last 8 seals of the stage that count anything"
 
 
-def test_accused_and_evicted_members_hear_what_keeps_their_seat(chain: Chain) -> None:
+def test_accused_and_evicted_members_hear_what_keeps_their_slot(chain: Chain) -> None:
     chain.seal(FIRST, SECOND)
     assert notices(chain.view, SECOND, chain.now) == ()
     chain.apply(Accused(RUN, SECOND, FIRST, False, chain.at(101)))
     (notice,) = notices(chain.view, SECOND, chain.now)
-    assert notice.startswith("accused: an answer, or being counted, keeps the seat, until ")
+    assert notice.startswith("accused: an answer, or being counted, keeps the slot, until ")
     chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
     (notice,) = notices(chain.view, SECOND, chain.now)
-    assert notice.startswith("evicted: the seat of stage 0 in replica 1 waits for this node until ")
+    assert notice.startswith("evicted: the slot of stage 0 in replica 1 waits for this node until ")
     assert notices(chain.view, SECOND, chain.now + 1000) == ()
 
 
-def test_who_is_never_counted_hears_that_the_seat_is_anybodys(chain: Chain) -> None:
+def test_who_is_never_counted_hears_that_the_slot_is_anybodys(chain: Chain) -> None:
     chain.seal(FIRST, SECOND)
     while not chain.view.may_deal(1):  # what it would do is drawn
-        chain.seal(FIRST)  # draws that lead nowhere may go on until the seat is forfeit, too
+        chain.seal(FIRST)  # draws that lead nowhere may go on until the slot is forfeit, too
     found = notices(chain.view, SECOND, chain.now)
     assert not any("may deal" in one for one in found), "no honest node deals a replica of one stage"
     for _ in range(24):
         chain.seal(FIRST)
     assert any(
-        one.startswith("forfeit: anybody may ask for this seat") for one in notices(chain.view, SECOND, chain.now)
+        one.startswith("forfeit: anybody may ask for this slot") for one in notices(chain.view, SECOND, chain.now)
     )
 
 
-def test_who_finds_no_seat_hears_whether_one_may_come_free(chain: Chain) -> None:
+def test_who_finds_no_slot_hears_whether_one_may_come_free(chain: Chain) -> None:
     chain.apply(Joined(RUN, THIRD, 2, 0, chain.at()))
-    assert full(chain.view, None, chain.now) == "the run is full: all its 3 seats are taken"
+    assert full(chain.view, None, chain.now) == "the run is full: all its 3 slots are taken"
     chain.seal(FIRST, SECOND)
     chain.apply(Accused(RUN, SECOND, FIRST, False, chain.at(101)))
     chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
     kept = full(chain.view, 0, chain.now)
-    assert kept.startswith("stage 0 is full: all its 3 seats are taken (1 until ")
+    assert kept.startswith("stage 0 is full: all its 3 slots are taken (1 until ")
     assert kept.endswith("by who was evicted and may come back)")
-    assert full(chain.view, 0, chain.now + 121) == "stage 0 is full: all its 3 seats are taken"
+    assert full(chain.view, 0, chain.now + 121) == "stage 0 is full: all its 3 slots are taken"
 
 
-def test_a_finished_run_can_cost_nobody_a_seat() -> None:
+def test_a_finished_run_can_cost_nobody_a_slot() -> None:
     chain = Chain(rounds=1)
     chain.seal(FIRST)
     chain.now += 32 * 100 + 1

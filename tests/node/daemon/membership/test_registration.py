@@ -143,7 +143,7 @@ def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
 
 def test_no_slot_says_why() -> None:
     async def refused(membership: Membership, follower: Follower) -> None:
-        with pytest.raises(NoSlot, match="gives no slot: stage 1 is full: all its 2 seats are taken"):
+        with pytest.raises(NoSlot, match="gives no slot: stage 1 is full: all its 2 slots are taken"):
             await membership.join((1,))
 
     async def unseen(membership: Membership, follower: Follower) -> None:
@@ -154,7 +154,7 @@ def test_no_slot_says_why() -> None:
     act(Ledger(), seen(), unseen)
 
 
-def test_where_nothing_is_free_a_seat_that_is_forfeit_is_asked_for_and_then_freed() -> None:
+def test_where_nothing_is_free_a_slot_that_is_forfeit_is_asked_for_and_then_freed() -> None:
     ledger, chain = Ledger(full=(0, ANY_STAGE)), seen()
     chain.view.apply(Joined(RUN, OTHER, 0, 0, AT))
     chain.view.apply(Joined(RUN, THIRD, 1, 0, AT))
@@ -164,16 +164,16 @@ def test_where_nothing_is_free_a_seat_that_is_forfeit_is_asked_for_and_then_free
         return replace(chain, head=Head(2, bytes(32), AT.time + seconds))
 
     async def program(membership: Membership, follower: Follower) -> None:
-        with pytest.raises(NoSlot, match="stage 0 is full: all its 2 seats are taken"):
+        with pytest.raises(NoSlot, match="stage 0 is full: all its 2 slots are taken"):
             await membership.join((0,))
-        assert not ledger.sent, "who works keeps the seat"
+        assert not ledger.sent, "who works keeps the slot"
         follower.seen.set(at(STALLED))
-        with pytest.raises(NoSlot, match=f"{OTHER} was asked for its seat, which it can keep only by work within 2 s"):
+        with pytest.raises(NoSlot, match=f"{OTHER} was asked for its slot, which it can keep only by work within 2 s"):
             await membership.join((0, ANY_STAGE))
         position = replace(AT, time=AT.time + STALLED)
         chain.view.apply(Accused(RUN, OTHER, ACCOUNT, True, position))
         follower.seen.set(at(STALLED + 2))
-        with pytest.raises(NoSlot, match=f"{OTHER} has lost its seat now"):
+        with pytest.raises(NoSlot, match=f"{OTHER} has lost its slot now"):
             await membership.join((0,))
 
     act(ledger, chain, program)
@@ -247,7 +247,7 @@ def enlisted(account: str, site: Site) -> SiteEnlisted:
     return SiteEnlisted(RUN, account, site.address, ANY_STAGE, AT.time + 1800, AT)
 
 
-def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_seated(tmp_path: Path) -> None:
+def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_placed(tmp_path: Path) -> None:
     ledger = Ledger()
 
     async def program(membership: Membership, follower: Follower, site: Site) -> None:
@@ -259,16 +259,16 @@ def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_seated(tmp
             both = (enlisted(ACCOUNT, site), enlisted(OTHER, site))
             follower.seen.set(two_stages(*both))
             await until(lambda: ledger.sent[1:] == [("join_site", 0, (ACCOUNT, OTHER))])
-            seats = (ACCOUNT, OTHER)
-            joined = [Joined(RUN, account, 0, stage, AT) for stage, account in enumerate(seats)]
-            follower.seen.set(two_stages(*both, SiteSeated(RUN, site.address, 0, seats, AT), *joined))
+            slots = (ACCOUNT, OTHER)
+            joined = [Joined(RUN, account, 0, stage, AT) for stage, account in enumerate(slots)]
+            follower.seen.set(two_stages(*both, SiteSeated(RUN, site.address, 0, slots, AT), *joined))
         assert membership.slot == (0, 0) and membership.waiting_for is None
         assert len(ledger.sent) == 2
 
     with_site(ledger, tmp_path, program)
 
 
-def test_a_machine_that_leaves_before_it_is_seated_takes_its_consent_back(tmp_path: Path) -> None:
+def test_a_machine_that_leaves_before_it_is_placed_takes_its_consent_back(tmp_path: Path) -> None:
     ledger = Ledger()
 
     async def program(membership: Membership, follower: Follower, site: Site) -> None:
@@ -281,7 +281,7 @@ def test_a_machine_that_leaves_before_it_is_seated_takes_its_consent_back(tmp_pa
     with_site(ledger, tmp_path, program)
 
 
-def test_a_site_whose_seats_were_taken_meanwhile_looks_again(tmp_path: Path) -> None:
+def test_a_site_whose_slots_were_taken_meanwhile_looks_again(tmp_path: Path) -> None:
     ledger = Ledger(full=(0,))
 
     async def program(membership: Membership, follower: Follower, site: Site) -> None:

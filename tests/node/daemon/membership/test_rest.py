@@ -1,4 +1,4 @@
-"""Resting: when, and what becomes of the seat meanwhile."""
+"""Resting: when, and what becomes of the slot meanwhile."""
 
 import os
 import subprocess
@@ -194,7 +194,7 @@ def test_a_node_rests_while_its_machine_is_wanted(tmp_path: Path, monkeypatch: p
     rest = Rest(tmp_path / "paused.json", when_idle=True)
     assert rest.state.value is None
     trio.run(asked_by, rest)
-    assert str(rest.state.value).startswith("somebody is at the machine; keeps its seat")
+    assert str(rest.state.value).startswith("somebody is at the machine; keeps its slot")
 
 
 def test_a_member_that_leaves_begins_no_round() -> None:
@@ -215,7 +215,7 @@ def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_no
     sent, transact = [], sim.transact
     sim.transact = lambda member, action: sent.append(action) or transact(member, action)  # type: ignore[method-assign]
     resting = sim.members[str(sim.view.holder(0, stages - 1))]
-    seat = sim.view.slot_of(resting.account)
+    slot = sim.view.slot_of(resting.account)
     assert sim.run(lambda: sim.view.open_round == 3, 200)
     resting.machine.rests = True
     assert sim.run(lambda: sim.view.open_round == 7, 400)
@@ -228,7 +228,7 @@ def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_no
     assert all(taken), "counted in every round"
     assert set(taken[5:7]) == {fewest_steps(40)}
     assert max(taken[9:]) > 2 * fewest_steps(40), "and then it works again"
-    assert sim.view.slot_of(resting.account) == seat
+    assert sim.view.slot_of(resting.account) == slot
     assert not any(isinstance(action, a.SendAccuse | a.SendEvict | a.SendDeal) for action in sent)
     assert all(not member.rejected for member in sim.members.values())
 
@@ -236,10 +236,10 @@ def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_no
 def test_pause_and_resume_are_a_file_in_the_folder(tmp_path: Path) -> None:
     dlx("init", "--datadir", tmp_path, "--insecure-devnet")
     (tmp_path / "stages" / "0").mkdir(parents=True)
-    assert "keeps its seat" in dlx("pause", "--datadir", tmp_path).stderr
+    assert "keeps its slot" in dlx("pause", "--datadir", tmp_path).stderr
     files = [tmp_path / "state" / "paused.json", tmp_path / "stages" / "0" / "state" / "paused.json"]
     assert all(Rest(file).state.value for file in files)
-    assert "gives its seat back" in dlx("pause", "--leave", "--datadir", tmp_path).stderr
+    assert "gives its slot back" in dlx("pause", "--leave", "--datadir", tmp_path).stderr
     assert Rest(files[0]).leaves
     assert "working again" in dlx("resume", "--datadir", tmp_path).stderr
     assert "not paused" in dlx("resume", "--datadir", tmp_path).stderr

@@ -1,4 +1,4 @@
-"""The seat: a session for each slot that the ledger gives, whatever becomes of the one before."""
+"""The assignment: a session for each slot that the ledger gives, whatever becomes of the one before."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.membership.rest import Rest, pause, resume
 from dlx.node.daemon.slot import assignment as module
-from dlx.node.daemon.slot.assignment import Seat
+from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.training.models.placement import Placement
@@ -84,7 +84,7 @@ class Trainer:
 def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     def run(
         membership: Membership,
-        program: Callable[[Seat], Awaitable[None]],
+        program: Callable[[Assignment], Awaitable[None]],
         stage: int | None = None,
         rest: Rest | None = None,
     ) -> None:
@@ -100,17 +100,17 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
             seen: Any = SimpleNamespace(view=view, head=SimpleNamespace(block=1))
             follower.seen.set(seen)
             place: Any = membership
-            seat = Seat(follower, place, supervisor, stage, rest=rest)
+            assignment = Assignment(follower, place, supervisor, stage, rest=rest)
             context: Any = SimpleNamespace(manifest=None, directory=tmp_path)
-            monkeypatch.setattr(Seat, "finished", False)
+            monkeypatch.setattr(Assignment, "finished", False)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(supervisor.keep, "training", seat.run)
+                nursery.start_soon(supervisor.keep, "training", assignment.run)
                 await trio.sleep(1)
                 assert not Session.log, "there is nothing to train yet"
-                seat.open(context)
-                await program(seat)
+                assignment.open(context)
+                await program(assignment)
                 nursery.cancel_scope.cancel()
-            assert Trainer.alive == 0 and seat.session is None
+            assert Trainer.alive == 0 and assignment.session is None
 
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
@@ -121,58 +121,58 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
 def test_a_slot_that_is_lost_makes_room_for_the_next_one(act: Callable[..., None]) -> None:
     membership = Membership((0, 1), (2, 1))
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(1)
-        first: Any = seat.session
+        first: Any = assignment.session
         assert first.slot == (0, 1) and first.told == 1 and Trainer.alive == 1
         membership.slot = None
         first.over.set()
         await trio.sleep(1)
-        second: Any = seat.session
+        second: Any = assignment.session
         assert second.slot == (2, 1) and Trainer.alive == 1
 
     act(membership, program)
     assert Session.log == [(0, 1), (2, 1)]
 
 
-def test_a_closed_seat_takes_no_slot_when_the_chain_has_taken_back_the_one_before(act: Callable[..., None]) -> None:
+def test_a_closed_slot_takes_no_slot_when_the_chain_has_taken_back_the_one_before(act: Callable[..., None]) -> None:
     membership = Membership((0, 1), (2, 1))
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(1)
-        await seat.close()
-        assert seat.session is not None, "it goes on until the slot is returned"
+        await assignment.close()
+        assert assignment.session is not None, "it goes on until the slot is returned"
         await membership.leave()
         await trio.sleep(60)
-        assert seat.session is None and Trainer.alive == 0
+        assert assignment.session is None and Trainer.alive == 0
 
     act(membership, program)
     assert Session.log == [(0, 1)] and len(membership.asked) == 1
 
 
-def test_a_slot_that_comes_when_the_seat_is_closed_is_not_opened(act: Callable[..., None]) -> None:
+def test_a_slot_that_comes_when_the_slot_is_closed_is_not_opened(act: Callable[..., None]) -> None:
     class Slow(Membership):
         async def join(self, stages: tuple[int, ...]) -> None:
             await trio.sleep(5)
             await super().join(stages)
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(2)
-        await seat.close()
+        await assignment.close()
         await trio.sleep(60)
-        assert seat.session is None and Trainer.alive == 0
+        assert assignment.session is None and Trainer.alive == 0
 
     membership = Slow((0, 1))
     act(membership, program)
     assert membership.slot == (0, 1) and not Session.log
 
 
-def test_no_seat_is_taken_by_ranks_that_cannot_share_the_model() -> None:
+def test_no_slot_is_taken_by_ranks_that_cannot_share_the_model() -> None:
     nobody: Any = None
     context: Any = SimpleNamespace(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
-    seat = Seat(nobody, nobody, Supervisor(), None, Placement(ranks=4, tensor_parallel=4))
+    assignment = Assignment(nobody, nobody, Supervisor(), None, Placement(ranks=4, tensor_parallel=4))
     with pytest.raises(Failure, match="tensor_parallel 4: there is no plan for gpt2; use 1"):
-        seat.open(context)
+        assignment.open(context)
 
 
 def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_its_own(
@@ -180,9 +180,9 @@ def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_
 ) -> None:
     Session.fail = 1
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(60)
-        assert seat.session is not None and Trainer.alive == 1
+        assert assignment.session is not None and Trainer.alive == 1
 
     act(Membership((0, 1)), program)
     assert Session.log == [(0, 1), (0, 1)]
@@ -191,7 +191,7 @@ def test_a_session_that_fails_is_followed_by_another_with_a_training_process_of_
 def test_sessions_that_fail_before_they_trained_anything_are_tried_ever_less_often(act: Callable[..., None]) -> None:
     Session.fail = 1000
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(300)
 
     act(Membership((0, 1)), program)
@@ -203,7 +203,7 @@ def test_it_asks_for_the_stage_that_it_has_the_state_of(act: Callable[..., None]
     (tmp_path / "stage-3" / "slot" / "slot.json").write_text("{}")
     membership, chosen = Membership((0, 3)), Membership((0, 1))
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(1)
 
     act(membership, program)
@@ -212,28 +212,28 @@ def test_it_asks_for_the_stage_that_it_has_the_state_of(act: Callable[..., None]
     assert chosen.asked == [(1,)], "what the user asked for, and nothing else"
 
 
-def test_a_rest_without_a_seat_gives_it_back_and_ends_the_training_process_until_it_is_over(
+def test_a_rest_without_a_slot_gives_it_back_and_ends_the_training_process_until_it_is_over(
     act: Callable[..., None], tmp_path: Path
 ) -> None:
     membership, file = Membership((0, 1), (0, 1)), tmp_path / "paused.json"
     rest = Rest(file)
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(1)
-        assert seat.session is not None
+        assert assignment.session is not None
         pause(file, "leave")
         rest.look()
         await trio.sleep(60)
-        assert seat.session is None and membership.slot is None and Trainer.alive == 0
+        assert assignment.session is None and membership.slot is None and Trainer.alive == 0
         assert membership.left and membership.asked == [(65535,)], "nothing is asked for meanwhile"
         resume(file)
         rest.look()
         await trio.sleep(1)
-        assert seat.session is not None and Trainer.alive == 1
+        assert assignment.session is not None and Trainer.alive == 1
         pause(file, "keep")
         rest.look()
         await trio.sleep(60)
-        assert seat.session is not None, "a rest that keeps the seat goes on in it"
+        assert assignment.session is not None, "a rest that keeps the slot goes on in it"
 
     act(membership, program, rest=rest)
     assert Session.log == [(0, 1), (0, 1)]
@@ -245,7 +245,7 @@ def test_a_node_that_starts_while_it_rests_gives_back_what_it_held(act: Callable
     membership = Membership()
     membership.slot = (0, 1)
 
-    async def program(seat: Seat) -> None:
+    async def program(assignment: Assignment) -> None:
         await trio.sleep(10)
         assert membership.left == 1 and not Session.log and Trainer.alive == 0
 

@@ -79,7 +79,7 @@ class Peer:
 
 @asynccontextmanager
 async def members(late: int = 0) -> AsyncIterator[tuple[list[Peer], trio.Nursery]]:
-    """A member for each seat, the last `late` ones not running yet."""
+    """A member for each slot, the last `late` ones not running yet."""
     sim = Simulation(make_rules(), replicas=REPLICAS, seed=0)
     made = list(sim.members.values())
     first = Peer(1, sim, made[0], ())

@@ -68,7 +68,7 @@ def test_nobody_checks_work_of_its_own_replica(run: tuple[RunView, tuple[Sealed,
     for stage in range(2):
         mate = view.holder(case.drawn.replica, stage)
         assert mate is not None and not turns.may_check(view, case.drawn, mate)
-    assert not turns.may_check(view, case.drawn, "0x" + "11" * 20), "nor who holds no seat"
+    assert not turns.may_check(view, case.drawn, "0x" + "11" * 20), "nor who holds no slot"
     assert len(order(view, case)) == 6
 
 
@@ -86,7 +86,7 @@ def test_the_next_checker_takes_over_where_nothing_was_heard(
     settled = judged(case, **{first: Finding.HONEST})
     assert not due(second, 1000, settled) and not due(first, 1000, settled)
     pushed = judged(case, **{second: Finding.HONEST})
-    assert due(first, 100, pushed), "a liar's other seat settles nothing out of its turn"
+    assert due(first, 100, pushed), "a liar's other slot settles nothing out of its turn"
     assert turns.next_check([case], view, first, 100, TIMEOUT, has_budget=False) is None
 
 
@@ -142,7 +142,7 @@ def test_members_send_a_conviction_one_after_the_other(run: tuple[RunView, tuple
 
 
 def test_who_is_down_does_not_withhold(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
-    """A maker that no later seal counts is silent, and loses its seat for that alone."""
+    """A maker that no later seal counts is silent, and loses its slot for that alone."""
     view, _ = run
     first = drawn_of(seals_of(view, 0) or (), digest("block"), 1.0, 2)[0]
     sealed_at = max(seal.at.time for seal in seals_of(view, 1) or ())

@@ -78,7 +78,7 @@ def test_who_is_a_little_late_does_all_steps_where_the_next_round_trains_meanwhi
         assert pace.steps(6, STEPS, ("me", "other"), 153.5) == steps
 
 
-def test_what_a_seats_former_holder_did_moves_nobody() -> None:
+def test_what_a_slots_former_holder_did_moves_nobody() -> None:
     pace = _seen(0, 0.1)
     pace.opened(5, 150.0)
     assert pace.steps(5, STEPS, ("me", "other"), 150.0) == fewest_steps(STEPS)
@@ -299,7 +299,7 @@ def test_stages_of_one_replica_that_state_different_steps_are_not_counted() -> N
 
 
 class Hasty(Uneven):
-    """One states made-up work as soon as a round is open, in whatever seat: nobody ever gets its payloads."""
+    """One states made-up work as soon as a round is open, in whatever slot: nobody ever gets its payloads."""
 
     liar = ""
 
@@ -319,7 +319,7 @@ def test_made_up_work_that_is_never_counted_makes_nobody_hurry() -> None:
     made = [{who: it.inner_steps for who, it in zip(one.accounts, one.records, strict=True)} for one in seals]
     assert not any(sim.liar in one for one in made)
     steps = [one.get(honest, 0) for one in made[1:]]
-    assert {*steps} <= {0, STEPS} and steps.count(0) <= 1, "a deal gives both another seat, and may cost a round once"
+    assert {*steps} <= {0, STEPS} and steps.count(0) <= 1, "a deal gives both another slot, and may cost a round once"
 
 
 class Withholding(Uneven):
@@ -348,7 +348,7 @@ def test_who_holds_back_every_other_contribution_does_not_seem_faster_than_it_is
 
 
 def test_who_makes_up_work_that_is_counted_gains_a_share_until_it_is_convicted_and_leaves_nothing_behind() -> None:
-    """Of two replicas it holds the other to a sixteenth: what it says was drawn, and costs it the seat."""
+    """Of two replicas it holds the other to a sixteenth: what it says was drawn, and costs it the slot."""
     sim = Uneven(_short(stages=1), 2, {0: 0.01}, train_seconds=10.0)
     assert sim.run(lambda: sim.view.open_round == 7, 400)
     liar, began = str(sim.view.holder(0, 0)), sim.view.open_round
@@ -358,4 +358,4 @@ def test_who_makes_up_work_that_is_counted_gains_a_share_until_it_is_convicted_a
     sim.apply(chain.Convicted(RUN, liar, 0, 5, statement, b"", sim.at()))
     sim.restart(sim.join("newcomer", 0))
     assert sim.run(lambda: sim.view.open_round == began + 5, 400)
-    assert {*_sealed_steps(sim, 0, 1)[began + 1 :]} == {STEPS}, "its seat's next holder is not taken for it"
+    assert {*_sealed_steps(sim, 0, 1)[began + 1 :]} == {STEPS}, "its slot's next holder is not taken for it"

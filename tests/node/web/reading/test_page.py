@@ -59,7 +59,7 @@ def text(page: str) -> str:
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
 
 
-def test_the_grid_says_what_became_of_every_seat_in_every_round(books: Books) -> None:
+def test_the_grid_says_what_became_of_every_slot_in_every_round(books: Books) -> None:
     page = page_of(books)
     kinds = {row.number: [[cell.kind for cell in stage.cells] for stage in row.stages] for row in page.rows}
     assert [row.number for row in page.rows] == [3, 2, 1, 0], "newest first"
@@ -102,7 +102,7 @@ def test_who_was_counted_how_often_and_when_last(books: Books) -> None:
     assert lines[account(2, 1)].seen is None and lines[account(2, 1)].member.replica == 2
     assert lines[account(0, 0)].member is None and lines[account(0, 0)].seen.counted == 2
     said = text(shown(page))
-    assert f"{account(0, 0)} 2 1 " in said and "holds no seat any more" in said
+    assert f"{account(0, 0)} 2 1 " in said and "holds no slot any more" in said
     assert f"{account(2, 1)} 2 1 0 never" in said
 
 
