@@ -1,4 +1,4 @@
-"""Locks between processes, on open files: the kernel frees one when its holder dies."""
+"""Locks between processes, on open files: the kernel frees one when its member dies."""
 
 import errno
 import fcntl

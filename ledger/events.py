@@ -137,7 +137,7 @@ class RunOpened:
 
 @dataclass(frozen=True)
 class Dealt:
-    """The holders of a stage's slots in these two replicas changed places."""
+    """The members of a stage's slots in these two replicas changed places."""
 
     run: Bytes32
     stage: int

@@ -340,10 +340,10 @@ def _lock(path: Path) -> TextIO:
         file.close()
         raise
     if not alone:
-        holder = file.read(20).strip() or "unknown"
+        member = file.read(20).strip() or "unknown"
         file.close()
         raise ChainError(
-            f"a chain server already runs on {path.parent} (process {holder}): stop it first, or use another directory"
+            f"a chain server already runs on {path.parent} (process {member}): stop it first, or use another directory"
         )
     file.truncate(0)
     file.write(str(os.getpid()))

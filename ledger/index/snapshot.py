@@ -71,7 +71,7 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     empty._broke, empty._dealt, empty._enlisted = found.broke, found.dealt, found.enlisted
     empty._vacated = {(replica, stage): at for replica, stage, at in found.vacated}
     empty._returns = {(replica, stage): kept for replica, stage, kept in found.returns}
-    empty._holders = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
+    empty._by_slot = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
     empty.sealed.restore(seals, newest)
     if found.rounds != [empty.next_round(stage) for stage in range(len(found.rounds))]:
         raise Unusable(f"{found.rounds} rounds are sealed, but not all of them have rows")

@@ -10,11 +10,11 @@ from dlx.ledger.view.members import UNKNOWN, Accusation, Asked, Member
 from dlx.ledger.view.run_state import RunState, ViewError
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a slot is forfeit
-GRACE_SEALS = 16  # more of them until a forfeit slot whose holder answered is lost
+GRACE_SEALS = 16  # more of them until a forfeit slot whose member answered is lost
 STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's slots are forfeit and lost,
 LATE_TIMEOUTS = 8  # if its round has been open for so many,
 BARREN_SEALS = 8  # or so many of its seals in a row were empty
-UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a holder be asked
+UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a member be asked
 
 
 class RunRights(RunState):
@@ -23,9 +23,9 @@ class RunRights(RunState):
     # ---- votes and records -------------------------------------------------------------------------------------------
 
     def voters(self, stage: int) -> tuple[str, ...]:
-        """The holders who vote on the stage's next seal, ascending; see also `may_vote`."""
+        """The members who vote on the stage's next seal, ascending; see also `may_vote`."""
         slots = replicas(self._stage(stage).voters(self._staffed))
-        return ascending([self._holders[replica, stage] for replica in slots])
+        return ascending([self._by_slot[replica, stage] for replica in slots])
 
     def has_earned(self, stage: int) -> bool:
         """Whether any vote of the stage was earned by work."""
@@ -36,7 +36,7 @@ class RunRights(RunState):
         return quorum(self.config, self._stages[stage].voters(self._staffed).bit_count())
 
     def votes(self, stage: int, signers: Collection[str]) -> int:
-        """How many votes these signatures would be: each is its holder's, or of who had one and left this round."""
+        """How many votes these signatures would be: each is its member's, or of who had one and left this round."""
         return sum(map(len, self._voted(stage, signers)))
 
     def needed(self, stage: int, signers: Collection[str], now: int) -> int:
@@ -67,19 +67,19 @@ class RunRights(RunState):
         """Who makes the record of the replica in the stage's next seal, wherever it sits now: who held the slot at the
         newest seal, or, where it was free, took it first since and had no other; None where nobody did yet."""
         if self._stages[stage].settled >> replica & 1:
-            return self._holders[replica, stage]
+            return self._by_slot[replica, stage]
         gone = ((account, member) for account, member in self._members.items() if member.stage == stage)
         return next((account for account, member in gone if self._former(member) == replica), None)
 
     def admissible(self, account: str, stage: int, replica: int) -> bool:
         """Whether the account makes the record of that replica in the stage's next seal."""
         if self._stages[stage].settled >> replica & 1:
-            return self._holders[replica, stage] == account
+            return self._by_slot[replica, stage] == account
         member = self._member(account)
         return member.stage == stage and self._former(member) == replica
 
     def times_counted(self, account: str) -> int:
-        """How many of its stage's last eight non-empty seals counted the holder. Raises KeyError for an account without
+        """How many of its stage's last eight non-empty seals counted the member. Raises KeyError for an account without
         a slot."""
         replica, stage = self._slot(account)
         return self._stages[stage].counts[replica].bit_count()
@@ -111,7 +111,7 @@ class RunRights(RunState):
         asked = (Asked.PRESENCE, Asked.WORK)
         return {
             account: Accusation(member.asked_at, member.asked is Asked.WORK)
-            for account in self._holders.values()
+            for account in self._by_slot.values()
             if (member := self._members[account]).asked in asked and not self._counted_since_asked(member)
         }
 
@@ -167,11 +167,11 @@ class RunRights(RunState):
         return now >= member.asked_at + self.config.eviction_time
 
     def may_deal(self, replica: int) -> bool:
-        """Whether the replica's holders may be dealt among the slots of their stages, and that would change one."""
+        """Whether the replica's members may be dealt among the slots of their stages, and that would change one."""
         return self._is_dealable(replica) and bool(self.deal_of(replica))
 
     def deal_of(self, replica: int) -> tuple[tuple[int, int], ...]:
-        """What a deal of a complete replica would do now: its holder of `stage` changes places with that in `other`,
+        """What a deal of a complete replica would do now: its member of `stage` changes places with that in `other`,
         for each (stage, other)."""
         drawn = ((stage, self._drawn(replica, stage)) for stage in range(self.config.stages))
         return tuple((stage, other) for stage, other in drawn if other != replica)
@@ -179,10 +179,10 @@ class RunRights(RunState):
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
     def jury(self, stage: int, account: str) -> tuple[str, ...]:
-        """Who may convict the account of a contribution to the stage, ascending: all holders of the stage with a vote
+        """Who may convict the account of a contribution to the stage, ascending: all members of the stage with a vote
         that they earned, but the account itself."""
-        holders = (self._holders[replica, stage] for replica in replicas(self._stages[stage].earned))
-        return ascending([holder for holder in holders if holder != account])
+        members = (self._by_slot[replica, stage] for replica in replicas(self._stages[stage].earned))
+        return ascending([member for member in members if member != account])
 
     def convictions_needed(self, stage: int, account: str) -> int:
         """How many of the jury it takes: as many as a seal that is not overdue. The account counts as one vote more
@@ -205,7 +205,7 @@ class RunRights(RunState):
         return settled and any(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in self._stages)
 
     def _drawn(self, replica: int, stage: int) -> int:
-        """The replica with whose holder of the stage that of `replica` changes places."""
+        """The replica with whose member of the stage that of `replica` changes places."""
         seated = replicas(self._stages[stage].seated)
         digest = keccak(b"".join(map(word, (self._draw, self._round, replica, stage))))
         return seated[int.from_bytes(digest, "big") % len(seated)]

@@ -20,20 +20,20 @@ class Stage:
     """One stage of a run as its slots and seals have left it."""
 
     head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
-    counts: bytes = bytes(MAX_REPLICAS)  # a byte for each slot: which seals counted its holder, lowest bit newest
+    counts: bytes = bytes(MAX_REPLICAS)  # a byte for each slot: which seals counted its member, lowest bit newest
     seated: int = 0  # bitmap of the slots that are held
-    changed: int = 0  # bitmap of the slots whose first holder since the newest seal lost it, or had another before
+    changed: int = 0  # bitmap of the slots whose first member since the newest seal lost it, or had another before
     non_empty: int = 0  # seals that counted anything
     empties: int = 0  # seals since the last of them
     worked_at: int = 0  # s, the time of the last of them; 0: none
 
     @property
     def settled(self) -> int:
-        """Bitmap of the slots whose holders make their records in the next seal."""
+        """Bitmap of the slots whose members make their records in the next seal."""
         return self.seated & ~self.changed
 
     def counted(self, times: int) -> int:
-        """Bitmap of the slots whose holders at least so many of the last eight non-empty seals counted."""
+        """Bitmap of the slots whose members at least so many of the last eight non-empty seals counted."""
         return bitmap(replica for replica, byte in enumerate(self.counts) if byte.bit_count() >= times)
 
     @cached_property
@@ -42,7 +42,7 @@ class Stage:
         return (self.counted(2) if self.non_empty >= YOUNG else 0) or self.counted(1)
 
     def voters(self, staffed: int) -> int:
-        """Bitmap of the slots that vote. `staffed`: bitmap of the replicas that ever had a holder for every stage."""
+        """Bitmap of the slots that vote. `staffed`: bitmap of the replicas that ever had a member for every stage."""
         return self.earned or self.seated & staffed or self.seated
 
     def idle_seals(self, replica: int) -> int:

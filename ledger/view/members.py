@@ -15,7 +15,7 @@ class Asked(Enum):
 
 @dataclass(frozen=True)
 class Accusation:
-    """When a holder was asked whether it is still there, and whether only work keeps its slot."""
+    """When a member was asked whether it is still there, and whether only work keeps its slot."""
 
     time: int
     forfeit: bool

@@ -37,7 +37,7 @@ class RunState:
         self._draw = 0
         self._staffed = 0  # bitmap of the replicas that were ever complete
         self._stages: list[Stage] = []
-        self._holders: dict[tuple[int, int], str] = {}
+        self._by_slot: dict[tuple[int, int], str] = {}
         self._members: dict[str, Member] = {}
         self._standings: dict[str, Standing] = {}
         self._returns: dict[tuple[int, int], Return] = {}
@@ -52,7 +52,7 @@ class RunState:
         """A snapshot that later events leave alone. Costs the members, not the history."""
         other = self.__class__(self.run, self.domain)
         other.__dict__.update(self.__dict__)
-        for name in ("holders", "members", "standings", "returns", "vacated", "broke", "dealt", "enlisted", "counted"):
+        for name in ("members", "by_slot", "standings", "returns", "vacated", "broke", "dealt", "enlisted", "counted"):
             setattr(other, f"_{name}", dict(getattr(self, f"_{name}")))
         other._stages = list(self._stages)
         other.sealed = self.sealed.copy()
@@ -132,19 +132,19 @@ class RunState:
         """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
         return self._members[account].took_at
 
-    def holder(self, replica: int, stage: int) -> str | None:
-        return self._holders.get((replica, stage))
+    def member_at(self, replica: int, stage: int) -> str | None:
+        return self._by_slot.get((replica, stage))
 
-    def holders(self, stage: int) -> tuple[str, ...]:
+    def members_in(self, stage: int) -> tuple[str, ...]:
         """Who holds a slot of the stage, ascending."""
-        return ascending([account for (_, at), account in self._holders.items() if at == stage])
+        return ascending([account for (_, at), account in self._by_slot.items() if at == stage])
 
     def members(self) -> dict[str, tuple[int, int]]:
-        """Every holder's (replica, stage)."""
-        return {account: slot for slot, account in sorted(self._holders.items())}
+        """Every member's (replica, stage)."""
+        return {account: slot for slot, account in sorted(self._by_slot.items())}
 
     def complete_replicas(self) -> tuple[int, ...]:
-        """The replicas with a holder for every stage, ascending."""
+        """The replicas with a member for every stage, ascending."""
         return replicas(self._complete)
 
     @property
@@ -163,7 +163,7 @@ class RunState:
         kept = self._returns.get((replica, stage))
         reserved = kept is not None and kept.until >= now and kept.account != account
         vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a slot on
-        return (replica, stage) not in self._holders and not reserved and not vacated
+        return (replica, stage) not in self._by_slot and not reserved and not vacated
 
     def may_move(self, account: str, now: int) -> bool:
         """Whether the account could move to a lower replica, from one that is not complete."""
@@ -201,7 +201,7 @@ class RunState:
         if len({*accounts}) < len(accounts) or any(self.site_of(account) != site for account in accounts):
             return False
         return all(
-            self.holder(replica, stage) == account or self.may_take(account, replica, stage, now)
+            self.member_at(replica, stage) == account or self.may_take(account, replica, stage, now)
             for stage, account in enumerate(accounts)
         )
 
@@ -218,8 +218,8 @@ class RunState:
 
     def site_at(self, replica: int) -> str | None:
         """The site whose machines hold all slots of the replica; None where there is none."""
-        holders = [self.holder(replica, stage) for stage in range(self.config.stages)]
-        sites = {self.site_of(account) if account else None for account in holders}
+        members = [self.member_at(replica, stage) for stage in range(self.config.stages)]
+        sites = {self.site_of(account) if account else None for account in members}
         return sites.pop() if len(sites) == 1 else None
 
     # ---- helpers -----------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class RunView(RunRights):
         if not self.may_slot(event.site, event.replica, event.accounts, event.at.time):
             raise ViewError(f"site {event.site} cannot have taken replica {event.replica}")
         places = enumerate(event.accounts)
-        newcomers = [(stage, account) for stage, account in places if self.holder(event.replica, stage) != account]
+        newcomers = [(stage, account) for stage, account in places if self.member_at(event.replica, stage) != account]
         self._due = tuple(Joined(self.run, account, event.replica, stage, event.at) for stage, account in newcomers)
 
     def _join(self, event: Joined, due: bool) -> None:
@@ -118,7 +118,7 @@ class RunView(RunRights):
             raise ViewError(f"{account} cannot have joined stage {stage}")
         own = (before.replica, before.stage)
         kept = self._returns.get(own)
-        returns = kept is not None and kept.account == account and kept.until >= now and own not in self._holders
+        returns = kept is not None and kept.account == account and kept.until >= now and own not in self._by_slot
         stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
         slot = before.replica if returns and stage == before.stage else self.free_slot(stage, account, now)
         if replica != slot and not due:
@@ -183,17 +183,17 @@ class RunView(RunRights):
             self._due = tuple(Dealt(self.run, at, replica, to, event.at) for at, to in swaps[1:])
         counts = self._stages[stage].counts
         slots = ((replica, other), (other, replica))
-        holders = [self._holders[slot, stage] for slot, _ in slots]
-        members = [self._noted(self._members[account]) for account in holders]
-        for account, member, (slot, to) in zip(holders, members, slots, strict=True):
+        held_by = [self._by_slot[slot, stage] for slot, _ in slots]
+        members = [self._noted(self._members[account]) for account in held_by]
+        for account, member, (slot, to) in zip(held_by, members, slots, strict=True):
             self._members[account] = replace(member, replica=to)
-            self._holders[to, stage] = account
+            self._by_slot[to, stage] = account
             self._stages[stage] = self._stages[stage].counts_at(to, counts[slot])
             self._change(to, stage)
             self._dealt[to] = self._round
 
     def _sit(self, account: str, replica: int, stage: int) -> None:
-        self._holders[replica, stage] = account
+        self._by_slot[replica, stage] = account
         self._stages[stage] = self._stages[stage].held_at(replica, True)
         self._staffed |= self._complete & 1 << replica
         if self._complete >> replica & 1 and self._round > self._broke.get(replica, 0) + 1:
@@ -202,7 +202,7 @@ class RunView(RunRights):
     def _stand(self, replica: int, stage: int, now: int) -> None:
         if self._complete >> replica & 1:
             self._broke[replica] = self._round
-        del self._holders[replica, stage]
+        del self._by_slot[replica, stage]
         self._stages[stage] = self._stages[stage].held_at(replica, False)
         self._change(replica, stage)
         self._vacated[replica, stage] = now

@@ -102,7 +102,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StartRound(Prompt):
-    """Train the first `steps` of `round` from `base`, of `own_steps` that this holder has time for; `left_out` are own
+    """Train the first `steps` of `round` from `base`, of `own_steps` that this member has time for; `left_out` are own
     payloads to fold back. It ends with RoundFinished, or with RoundAbandoned: then the next start waits, whichever
     round that is, because what spoils one spoils the next."""
 
@@ -136,7 +136,7 @@ class AbandonRound(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class WantRound(Prompt):
-    """Tell the pipe neighbour at `link` which round this holder would train next, whether it and all stages beyond it
+    """Tell the pipe neighbour at `link` which round this member would train next, whether it and all stages beyond it
     could start now, and for how many inner steps all of these have time (0: not ready)."""
 
     link: str
@@ -150,7 +150,7 @@ class WantRound(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class ResetPipes(Prompt):
-    """Break the pipes: a neighbour may already wait in a round that this holder will not train."""
+    """Break the pipes: a neighbour may already wait in a round that this member will not train."""
 
     reason: str
 

@@ -241,7 +241,7 @@ class Knowledge:
         return sealed is not None and any((one.replica, one.inner_steps) == made for one in sealed.records)
 
     def _is_early(self, event: e.ContributionSeen) -> bool:
-        """Whether a holder's contribution is to a round that our view of the ledger cannot judge yet."""
+        """Whether a member's contribution is to a round that our view of the ledger cannot judge yet."""
         statement, rules = event.signed.contribution, self._rules
         if event.signer != statement.account or not may_count(self.view, statement):
             return False

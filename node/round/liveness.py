@@ -6,10 +6,10 @@ each question, one proposal timeout after the other.
 - Who was not heard for a round timeout is asked, and evicted if it does not answer. A member hears those of its stage,
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
   more, so their silence says nothing.
-- A replica that was not counted for three rounds is dealt by its own holders, for nobody can prove which of them breaks
+- A replica that was not counted for three rounds is dealt by its own members, for nobody can prove which of them breaks
   it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
   among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are asked, by
-  holders whose own are not: only being counted keeps them their slots, wherever they are dealt.
+  members whose own are not: only being counted keeps them their slots, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
   them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
 """
@@ -113,7 +113,7 @@ class Liveness:
     # ---- who is asked -----------------------------------------------------------------------------------------------
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
-        """Whether the holder of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
+        """Whether the member of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
         in a round that is open for more than one, when everybody has to; or for two; or, whoever it is, the round is
         open so long that what was heard of it may be somebody's repetition. Who has just joined is given as long from
         there."""
@@ -140,7 +140,7 @@ class Liveness:
         return now > heard + self._rules.round_timeout
 
     def _blamed(self, view: RunView, now: float, cosigners: Set[str] | None) -> set[str]:
-        """Holders whose slots are forfeit and who hold others up: only work keeps them their slots."""
+        """Members whose slots are forfeit and who hold others up: only work keeps them their slots."""
         slot, timeout = view.slot_of(self._account), self._rules.round_timeout
         if slot is None or view.open_round is None:
             return set()
@@ -164,7 +164,7 @@ class Liveness:
 
     def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
         """Whether dealing is all that can be done: nobody in the replica is to be asked for work, or evicted, first (a
-        deal brings it among others, who would begin anew with it). A replica of one stage has no holders to part."""
+        deal brings it among others, who would begin anew with it). A replica of one stage has no members to part."""
         if self._rules.stages == 1 or not view.may_deal(replica):
             return False
         team = self._team(view, replica)
@@ -179,8 +179,8 @@ class Liveness:
         return not any(account != self._account and self._is_missed(view, account, now) for account in team)
 
     def _team(self, view: RunView, replica: int) -> list[str]:
-        holders = (view.holder(replica, stage) for stage in range(self._rules.stages))
-        return [account for account in holders if account is not None]
+        members = (view.member_at(replica, stage) for stage in range(self._rules.stages))
+        return [account for account in members if account is not None]
 
     def _turn(self, key: Hashable, awake: list[str]) -> float:
         """Seconds that this member leaves to those whose turn is before its own."""
@@ -192,10 +192,10 @@ class Liveness:
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Transaction]:
     """What an account without a slot can do to get one (of `stage`, or of any) where none is free: ask who has
     forfeited theirs, the lowest replica first, and evict who could not keep it."""
-    held = sorted((slot, holder) for holder, slot in view.members().items() if stage is None or slot[1] == stage)
-    evictable = [holder for _, holder in held if view.may_evict(holder, int(now))]
+    held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
+    evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:
         return [a.SendEvict(evictable[0])]
-    forfeit = [holder for _, holder in held if view.is_forfeit(holder, int(now))]
-    asked = [holder for holder in forfeit if view.may_accuse(account, holder, int(now))]
+    forfeit = [member for _, member in held if view.is_forfeit(member, int(now))]
+    asked = [member for member in forfeit if view.may_accuse(account, member, int(now))]
     return [a.SendAccuse(asked[0])] if asked else []

@@ -92,7 +92,7 @@ class RoundMachine:
         return self.view.next_round(self.stage)
 
     def next_round(self) -> int:
-        """The round that this holder would train next: the replica's round is the maximum over its holders."""
+        """The round that this member would train next: the replica's round is the maximum over its members."""
         reachable = self.oldest + self.rules.delay if self.oldest else 0
         first = self.unsealed if may_train(self.view, self.account, self.unsealed) else self.unsealed + 1
         return max(first, self.last_trained + 1, self._floor, reachable)
@@ -122,7 +122,7 @@ class RoundMachine:
         if self.view.opened_at is not None and now < self.view.opened_at:
             return f"{self.view.opened_at - now:.0f} s until the run starts"
         if self.slot[0] not in self.view.complete_replicas():
-            return f"holders for the free slots of replica {self.slot[0]}"
+            return f"members for the free slots of replica {self.slot[0]}"
         round = self.next_round()
         if not has_round(self.rules, self.view, round):
             return "the last seals"
@@ -421,8 +421,8 @@ class RoundMachine:
         """The inner steps that we have time for in a round: what was said once holds, until the round is abandoned."""
         assert self.slot is not None
         if self._time_for is None or self._time_for[0] != round:
-            holders = [self.view.holder(replica, self.stage) for replica in self.view.complete_replicas()]
-            steps = self._pace.steps(round, plan.inner_steps, [one for one in holders if one is not None], now)
+            members = [self.view.member_at(replica, self.stage) for replica in self.view.complete_replicas()]
+            steps = self._pace.steps(round, plan.inner_steps, [one for one in members if one is not None], now)
             self._time_for = round, 0 if self.rests else steps
         return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
 
@@ -443,9 +443,9 @@ class RoundMachine:
         """Whoever keeps a pipe open is there."""
         assert self.slot is not None
         for link in self._neighbours.connected:
-            holder = self.view.holder(self.slot[0], self.stage + (1 if link == "next" else -1))
-            if holder is not None:
-                self._liveness.heard(holder, now)
+            member = self.view.member_at(self.slot[0], self.stage + (1 if link == "next" else -1))
+            if member is not None:
+                self._liveness.heard(member, now)
 
     def _abandon(self, reason: str, out: list[a.Action]) -> None:
         if self.training is not None and not self._stopping:

@@ -1,4 +1,4 @@
-"""Which round a holder and its pipe neighbours begin next, and with how many inner steps: what they told each other.
+"""Which round a member and its pipe neighbours begin next, and with how many inner steps: what they told each other.
 
 Each hears what its neighbour and all stages beyond it could do, so all of a replica come to the same.
 """
@@ -10,7 +10,7 @@ from dlx.node.round import events as e
 
 
 class Neighbours:
-    """Of a holder of `stage`, one of `stages`."""
+    """Of a member of `stage`, one of `stages`."""
 
     def __init__(self, stage: int, stages: int) -> None:
         self._links = ["previous"] * (stage > 0) + ["next"] * (stage < stages - 1)

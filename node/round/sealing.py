@@ -27,7 +27,7 @@ from dlx.node.round.rules.round_rules import (
 from dlx.training.outer import policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
-EMPTY_PATIENCE = 3  # round timeouts that a holder in a complete replica waits before it agrees to a first empty seal
+EMPTY_PATIENCE = 3  # round timeouts that a member in a complete replica waits before it agrees to a first empty seal
 
 
 class Sealing:

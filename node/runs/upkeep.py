@@ -1,4 +1,4 @@
-"""What a holder keeps on its disk, so that its work can be checked and the run's history read; and what checks cost."""
+"""What a member keeps on its disk, so that its work can be checked and the run's history read; and what checks cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAITING = 2  # rounds on disk whole: the one under way, and the one before it un
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one stage's holder; sizes in bytes. Of these a holder has on disk at the run's end, at most: `waiting`,
+    """Of one stage's member; sizes in bytes. Of these a member has on disk at the run's end, at most: `waiting`,
     `served`, `slot`, `versions` and `payloads`."""
 
     undecided: int  # a round until its draw is known

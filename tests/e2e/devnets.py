@@ -239,7 +239,7 @@ class Watched:
         """What each node says, as soon as it does."""
         return {name: self.status(name) for name in self.devnet.names}
 
-    def holder(self, replica: int, stage: int) -> str:
+    def member_at(self, replica: int, stage: int) -> str:
         """The name of the node that holds a slot."""
         found = self.everybody()
         return next(n for n, status in found.items() if (status.replica, status.stage) == (replica, stage))

@@ -205,12 +205,12 @@ def test_a_lying_proposer(watched: Watched, tmp_path: Path) -> None:
 
 def test_a_pipe_in_a_members_name(watched: Watched, tmp_path: Path) -> None:
     (victim,) = [name for name in of_stage(watched, 1) if watched.status(name).replica == 0]
-    neighbour = watched.view.holder(0, 0)
+    neighbour = watched.view.member_at(0, 0)
     before = refusals(watched, victim).get("pipe_refused", 0)
 
     async def attack(attacker: Attacker) -> None:
         hello = wire.PipeHello(attacker.run, 0, 0, bytes.fromhex(neighbour[2:]))
-        with pytest.raises(PipeRefused, match="not the holder of the previous stage"):
+        with pytest.raises(PipeRefused, match="not the member of the previous stage"):
             await attacker.pipes.open(attacker.victims[victim], hello)
 
     attacking(watched, tmp_path, attack)

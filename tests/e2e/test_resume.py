@@ -32,7 +32,7 @@ def train_to_the_end(devnet: Devnet, kill: bool) -> dict[tuple[int, int], tuple[
         watched = Watched(devnet)
         if kill:
             watched.until_all_count()
-            for name in (watched.holder(replica=0, stage=0), watched.holder(replica=0, stage=1)):
+            for name in (watched.member_at(replica=0, stage=0), watched.member_at(replica=0, stage=1)):
                 watched.until_inside_a_round(name)
                 watched.kill(name)
                 devnet.start_node(name)

@@ -30,10 +30,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def test_a_killed_node_is_evicted_and_comes_back(watched: Watched) -> None:
     watched.until_all_count()
-    victim = watched.holder(replica=1, stage=1)
+    victim = watched.member_at(replica=1, stage=1)
     before = watched.until_inside_a_round(victim)
     others = watched.read().members().keys() - {before.account}
-    survivors = {watched.view.holder(0, stage) for stage in range(STAGES)}
+    survivors = {watched.view.member_at(0, stage) for stage in range(STAGES)}
 
     watched.kill(victim)
     assert before.stage is not None
@@ -68,7 +68,7 @@ def test_a_killed_node_is_evicted_and_comes_back(watched: Watched) -> None:
 
 def test_a_killed_training_process_is_started_again_and_its_node_is_counted(watched: Watched) -> None:
     watched.until_all_count()
-    name = watched.holder(replica=0, stage=1)
+    name = watched.member_at(replica=0, stage=1)
     before = watched.until_inside_a_round(name)
     killed = watched.trainer(name)
     os.kill(killed, signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_a_killed_training_process_is_started_again_and_its_node_is_counted(watc
 
 def test_an_outage_of_the_chain_stops_nobody(watched: Watched) -> None:
     watched.until_all_count(after=watched.sealed_rounds())
-    before = watched.until_inside_a_round(watched.holder(replica=0, stage=0))
+    before = watched.until_inside_a_round(watched.member_at(replica=0, stage=0))
     evicted, sealed = len(watched.of(Evicted)), len(watched.seals())
 
     watched.devnet.kill("chain")

@@ -162,10 +162,10 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
         at = view._stages[stage]
         assert read("stageOf", stage) == (at.seated, at.counted(1), at.counted(2), at.non_empty, at.empties)
         voters, needed = read("quorumOf", stage)
-        holders = [view.holder(replica, stage) for replica in range(voters.bit_length()) if voters >> replica & 1]
-        assert (set(holders), needed) == (set(view.voters(stage)), view.quorum(stage))
+        held_by = [view.member_at(replica, stage) for replica in range(voters.bit_length()) if voters >> replica & 1]
+        assert (set(held_by), needed) == (set(view.voters(stage)), view.quorum(stage))
         for replica in range(view.config.max_replicas):
-            assert read("holderOf", replica, stage) == (view.holder(replica, stage) or "0x" + "0" * 40,)
+            assert read("holderOf", replica, stage) == (view.member_at(replica, stage) or "0x" + "0" * 40,)
     for account in accounts:
         member = view._member(account)
         expected = (

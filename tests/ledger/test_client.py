@@ -91,7 +91,7 @@ def test_a_run_from_creation_to_its_last_round(world):
     assert run.view.open_round == 0 and run.view.complete_replicas() == (0, 1)
     for round in range(2):
         for stage in (0, 1):
-            members = run.view.holders(stage)
+            members = run.view.members_in(stage)
             until_time(clients[0], run.view.opens_at(stage, len(members)))
             receipt = run.send(stage, members, members, by=clients[stage])
             assert receipt.gas_used < 250_000
@@ -100,7 +100,7 @@ def test_a_run_from_creation_to_its_last_round(world):
     assert run.view.finished and run.view.open_round is None
     assert run.view.last_round_counted(clients[0].account) == 1
     with pytest.raises(Reverted, match="RunFinished"):
-        run.send(0, run.view.holders(0), run.view.holders(0))
+        run.send(0, run.view.members_in(0), run.view.members_in(0))
     clients[0].publish_checkpoint(run.id, 2, b"\7" * 32, "https://example.org/v2")
     run.poll()
     (published,) = run.view.checkpoints
@@ -156,7 +156,7 @@ def test_a_silent_member_is_asked_and_evicted(world):
     third.join_run(run.id)
     run.poll()
     until_time(first, run.view.opens_at(0, 0))
-    run.send(0, [], run.view.holders(0))  # nothing was contributed in time
+    run.send(0, [], run.view.members_in(0))  # nothing was contributed in time
     run.check()
     assert run.view.weights(0, 1) == run.view.genesis[0]
 
@@ -190,7 +190,7 @@ WRONG_SEALS = {
 
 @pytest.mark.parametrize("error", WRONG_SEALS)
 def test_wrong_seals_are_refused_by_name(running, error):
-    members = running.view.holders(0)
+    members = running.view.members_in(0)
     counted = work(running.view, 0, running.makers(0, members), running.keys)
     seal = seal_of(running.view, 0, counted)
     seal = replace(seal, **WRONG_SEALS[error])
@@ -200,7 +200,7 @@ def test_wrong_seals_are_refused_by_name(running, error):
 
 
 def test_seals_need_a_quorum_of_members(running):
-    members = running.view.holders(0)
+    members = running.view.members_in(0)
     with pytest.raises(Reverted) as caught:
         running.send(0, members, members[:1])
     assert (caught.value.name, caught.value.arguments) == ("QuorumMissing", (1, 2))

@@ -227,11 +227,11 @@ def test_what_was_done_is_not_pointless_because_it_was_done(fake_chain, sender):
 
 
 def test_nobody_waits_longer_than_it_said_for_who_holds_the_outbox(fake_chain, sender, tmp_path):
-    pending, holder = sender.send(TO, b"a", 100_000), reopen(fake_chain, tmp_path)
+    pending, member = sender.send(TO, b"a", 100_000), reopen(fake_chain, tmp_path)
     holds, done = threading.Event(), threading.Event()
 
     def hold():
-        with holder._turn():
+        with member._turn():
             holds.set()
             done.wait(30)
 

@@ -83,12 +83,12 @@ class _Run:
     def seal(self, stage: int = 0, working: bool = True, unsigned: int = 0, momentum: bool = False) -> int:
         """All work and sign but for the first `unsigned`, whose records say who made them."""
         view = self.view
-        holders = [view.holder(replica, stage) or "" for replica in range(self.replicas)]
-        counted = work(view, stage, dict(enumerate(holders)) if working else {}, self.keys)
+        members = [view.member_at(replica, stage) or "" for replica in range(self.replicas)]
+        counted = work(view, stage, dict(enumerate(members)) if working else {}, self.keys)
         seal = seal_of(view, stage, counted)
         if not momentum:
             seal = replace(seal, outcome=replace(seal.outcome, momentum=bytes(32), momentum_root=bytes(32)))
-        signers = holders[unsigned:]
+        signers = members[unsigned:]
         self.chain.now = max(self.chain.now, view.opens_at(stage, len(counted), signers))
         entries = signatures_of(view, seal, counted, signers, self.keys)
         return self.write(self.accounts[0], "seal", seal_argument(seal, entries))
@@ -134,7 +134,7 @@ def conviction(chain: DirectChain, members: int) -> dict[str, int]:
     run = _Run(chain, 1, members)
     run.fill()
     run.seal()
-    view, account = run.view, run.view.holder(members - 1, 0) or ""
+    view, account = run.view, run.view.member_at(members - 1, 0) or ""
     needed = view.convictions_needed(0, account)
     verdicts = verdicts_of(view, 0, 0, account, view.jury(0, account)[:needed], run.keys)
     about, entries = verdicts[0].verdict.contribution, conviction_entries(verdicts)

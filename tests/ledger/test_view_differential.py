@@ -155,7 +155,7 @@ class Life:
             replica, able = chance.randrange(self.config.max_replicas), list(view.enlisted(view.site_of(me) or "", now))
             chance.shuffle(able)
             fill = iter([*able, *chance.choices(ACCOUNTS, k=len(stages))])
-            return replica, [view.holder(replica, stage) or next(fill) for stage in stages]
+            return replica, [view.member_at(replica, stage) or next(fill) for stage in stages]
 
         site = view.site_of(me)
         tries = [choose() for _ in range(8)]
@@ -199,7 +199,7 @@ class Life:
             choice = [a for a in able[replica] if a not in makers.values()]
             if choice and chance.random() < (0.4 if mood == "silent" else 0.9):
                 makers[replica] = chance.choice(choice)
-        wrong = chance.random() < 0.1  # then the holder's signature may cover a record that another one made
+        wrong = chance.random() < 0.1  # then the member's signature may cover a record that another one made
         if wrong:
             makers[chance.choice(replicas)] = chance.choice(ACCOUNTS)
         likely = [a for a in ACCOUNTS if view.may_vote(a, stage) or chance.random() < 0.2]

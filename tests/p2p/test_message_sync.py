@@ -10,12 +10,12 @@ from tests.p2p.network import contribution, network, until
 
 
 async def test_whoever_asks_gets_what_it_lacks_and_nothing_else(tmp_path):
-    async with network(tmp_path, 2) as (holder, asker):
-        holder.shelf = [contribution() for _ in range(40)]  # of which no reply holds more than 16
-        have = [record_id(record) for record in holder.shelf[:3]]
-        assert await asker.records.ask(holder.id, 0, 7, True, have) == holder.shelf[3:]
-        assert await asker.records.ask(holder.id, 0, 7, True, map(record_id, holder.shelf)) == []
-        assert not holder.rejected and not asker.rejected
+    async with network(tmp_path, 2) as (member, asker):
+        member.shelf = [contribution() for _ in range(40)]  # of which no reply holds more than 16
+        have = [record_id(record) for record in member.shelf[:3]]
+        assert await asker.records.ask(member.id, 0, 7, True, have) == member.shelf[3:]
+        assert await asker.records.ask(member.id, 0, 7, True, map(record_id, member.shelf)) == []
+        assert not member.rejected and not asker.rejected
 
 
 async def test_all_get_everything_by_asking_at_random_when_nothing_is_gossiped(tmp_path):
@@ -32,21 +32,21 @@ async def test_all_get_everything_by_asking_at_random_when_nothing_is_gossiped(t
 
 
 async def test_whom_the_ledger_does_not_name_gets_nothing(tmp_path):
-    async with network(tmp_path, 2) as (holder, stranger):
-        holder.shelf = [contribution()]
-        holder.host.members = frozenset((holder.id,))
+    async with network(tmp_path, 2) as (member, stranger):
+        member.shelf = [contribution()]
+        member.host.members = frozenset((member.id,))
         with pytest.raises(StreamBroken):
-            await stranger.records.ask(holder.id, 0, 7, True, ())
-        assert holder.rejected["unregistered"] == 1
+            await stranger.records.ask(member.id, 0, 7, True, ())
+        assert member.rejected["unregistered"] == 1
 
 
 async def test_whoever_asks_without_end_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(message_sync, "RATE", 0.5)
-    async with network(tmp_path, 2) as (holder, asker):
+    async with network(tmp_path, 2) as (member, asker):
         with pytest.raises(StreamBroken):
             for _ in range(10):
-                await asker.records.ask(holder.id, 0, 7, True, ())
-        assert holder.rejected["records_busy"]
+                await asker.records.ask(member.id, 0, 7, True, ())
+        assert member.rejected["records_busy"]
 
 
 async def test_a_reply_that_is_none_is_an_error_of_the_peer(tmp_path):
@@ -63,10 +63,10 @@ async def test_a_reply_that_is_none_is_an_error_of_the_peer(tmp_path):
 
 
 async def test_a_request_that_is_none_is_counted(tmp_path):
-    async with network(tmp_path, 2) as (holder, hostile):
-        stream = await hostile.host.open_stream(holder.id, RECORDS, 5)
+    async with network(tmp_path, 2) as (member, hostile):
+        stream = await hostile.host.open_stream(member.id, RECORDS, 5)
         await write_short(stream, b"\xc1")
-        await until(lambda: holder.rejected["records_malformed"])
+        await until(lambda: member.rejected["records_malformed"])
 
 
 async def test_a_peer_that_does_not_answer_is_given_up(tmp_path, monkeypatch):

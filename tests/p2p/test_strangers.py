@@ -124,7 +124,7 @@ async def test_a_peer_in_use_is_kept_where_an_idle_one_has_to_go(tmp_path, monke
 
 async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "STREAMS", 4 * serving.STREAMS_PER_PEER)
-    async with network(tmp_path, 7) as (server, member, stranger, *holders):
+    async with network(tmp_path, 7) as (server, member, stranger, *busy):
         server.host.meet({member.id: []})
         async with trio.open_nursery() as nursery:
 
@@ -139,7 +139,7 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
                             await trio.sleep(1)
                     await trio.sleep(0.5)
 
-            for node in holders * serving.STREAMS_PER_PEER:
+            for node in busy * serving.STREAMS_PER_PEER:
                 nursery.start_soon(hold, node)
             await until(lambda: len(server.blobs._server._streams) == serving.STREAMS)
             for node in (member, stranger):
@@ -150,8 +150,8 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
 
 
 async def test_strangers_do_not_hold_all_streams_of_the_dht(tmp_path):
-    async with network(tmp_path, 4) as (server, *holders):
-        for node in holders * (guard.DHT_STREAMS_PER_PEER + 2):
+    async with network(tmp_path, 4) as (server, *busy):
+        for node in busy * (guard.DHT_STREAMS_PER_PEER + 2):
             with suppress(Exception):  # refused, by whatever name
                 await node.host.libp2p.new_stream(server.host.libp2p.get_id(), [guard.KAD_ID])  # and says nothing
         await until(lambda: len(server.host.libp2p._dht) == guard.DHT_STREAMS)

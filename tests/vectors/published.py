@@ -300,7 +300,7 @@ def _samples() -> dict[str, Any]:
 
 
 def _pace() -> list[dict[str, Any]]:
-    """What the slowest of three holders of a stage sees, and the steps that it chooses; the second takes fewer steps,
+    """What the slowest of three members of a stage sees, and the steps that it chooses; the second takes fewer steps,
     the third is hasty once, and its slot another's at last."""
     own, other, hasty, new = (account_of(bytes(31) + bytes([number])) for number in (1, 2, 3, 4))
     cases = []

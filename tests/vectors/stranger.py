@@ -356,7 +356,7 @@ def deals(replicas: int, delay: int, rounds: list[dict[str, Any]]) -> list[list[
 
 
 class Pace:
-    """Of one holder. Its events are those of pace.json."""
+    """Of one member. Its events are those of pace.json."""
 
     def __init__(self, delay: int, grace: float, account: str) -> None:
         self.delay, self.grace, self.account = delay, grace, account
@@ -385,13 +385,13 @@ class Pace:
         last = [self.own[round] for round in sorted(self.own)[-5:]]
         return lower_median([one[0] for one in last]), lower_median([one[1] for one in last])
 
-    def steps(self, round: int, plan: int, holders: list[str], now: float) -> int:
+    def steps(self, round: int, plan: int, members: list[str], now: float) -> int:
         fewest = -(-plan // 16)
         if not self.own:
             return max(fewest, 2)
         fixed, step = self.speed()
         own, left = fixed + plan * step, {}
-        for one in holders:
+        for one in members:
             laps = self.laps(one, round)
             if one == self.account or not laps:
                 continue

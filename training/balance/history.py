@@ -13,13 +13,13 @@ from dlx.training.recipe.draft import Draft
 from dlx.training.recipe.recipe import Recipe, Retention
 
 FLOAT = 4  # bytes
-MOST = 1_500_000_000_000  # bytes of a holder's disk that history takes where a draft says nothing of it
+MOST = 1_500_000_000_000  # bytes of a member's disk that history takes where a draft says nothing of it
 _MOST_ROUNDS = 1_000_000  # that a manifest can say
 _SPARE = 4  # rounds that are kept beyond those whose drawn work is served
 
 
 class History(NamedTuple):
-    """Bytes on a holder's disk at the run's end, at most."""
+    """Bytes on a member's disk at the run's end, at most."""
 
     versions: int  # weights and outer momentum
     payloads: int
@@ -38,7 +38,7 @@ def version_bytes(recipe: Recipe, parameters: int) -> int:
 
 def with_retention(draft: Draft) -> Draft:
     """The draft with numbers, or all of the run, in place of what it keeps by "size": all where that takes at most
-    `MOST` of the disk of every stage's holder, or of the last so many rounds as that takes; and at least those that a
+    `MOST` of the disk of every stage's member, or of the last so many rounds as that takes; and at least those that a
     check of drawn work and the run's average look back on. By the draft alone, so that whoever reads it comes to the
     same."""
     sizes = []

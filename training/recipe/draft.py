@@ -40,7 +40,7 @@ class DraftData(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class DraftRetention(Retention, frozen=True, forbid_unknown_fields=True):
-    """What is kept by "size" takes a holder's disk no more than so much: see `training.balance.history`."""
+    """What is kept by "size" takes a member's disk no more than so much: see `training.balance.history`."""
 
     payloads: Literal["run", "size"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "size"  # type: ignore[assignment]
     checkpoints: Literal["run", "size"] | Annotated[int, Meta(ge=1, le=1_000_000)] = "size"  # type: ignore[assignment]

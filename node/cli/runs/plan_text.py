@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
 
-COMMON_DISK = 4e12  # bytes: what a stage's holder may take without a warning
+COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 
 
@@ -47,7 +47,7 @@ def print_plan(plan: Plan) -> None:
     if plan.folder is not None and (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
         options.note(
             f"the disk of {plan.folder} has {formatting.size(free)} free, "
-            f"less than the holder of stage {cost.stage} takes"
+            f"less than the member of stage {cost.stage} takes"
         )
 
 
@@ -92,13 +92,13 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 
 def disk(plan: Plan) -> str:
-    """What a holder's disk holds, of the stage that takes most, and how much of the run's history that is."""
+    """What a member's disk holds, of the stage that takes most, and how much of the run's history that is."""
     (cost, own), kept = _largest(plan), plan.draft.retention
     stays = f"payloads of {_rounds(kept.payloads)} and versions of {_rounds(kept.checkpoints)}"
     if kept.payloads == kept.checkpoints:
         stays = f"payloads and versions of {_rounds(kept.payloads)}"
     return (
-        f"up to {formatting.size(own.disk)} for a holder of stage {cost.stage}: "
+        f"up to {formatting.size(own.disk)} for a member of stage {cost.stage}: "
         f"{formatting.size(own.waiting + own.served)} for checks, {formatting.size(own.slot)} of its own state, "
         f"{formatting.size(own.payloads + own.versions)} of history: "
         f"{stays}"
@@ -110,7 +110,7 @@ def _rounds(kept: str | int) -> str:
 
 
 def _largest(plan: Plan) -> tuple[StageCost, Upkeep]:
-    """The stage whose holder's disk takes most."""
+    """The stage whose member's disk takes most."""
     return max(zip(plan.costs, _upkeep(plan), strict=True), key=lambda pair: pair[1].disk)
 
 
@@ -197,7 +197,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _upkeep(plan: Plan) -> list[Upkeep]:
-    """Of each stage's holder."""
+    """Of each stage's member."""
     from dlx.node.runs.upkeep import upkeep
 
     return [upkeep(plan.draft, cost, plan.conditions.replicas) for cost in plan.costs]
@@ -253,7 +253,7 @@ def _too_much_for_the_disk(plan: Plan) -> list[str]:
     part = max(remedies, key=lambda name: getattr(own, name))
     (what, remedy), most = remedies[part], formatting.size(getattr(own, part))
     return [
-        f"a holder of stage {cost.stage} takes up to {formatting.size(own.disk)} of disk, more than "
+        f"a member of stage {cost.stage} takes up to {formatting.size(own.disk)} of disk, more than "
         f"{formatting.size(int(COMMON_DISK))}, which are common; {most} of it for {what}: "
         f"{remedy} or more stages take less"
     ]

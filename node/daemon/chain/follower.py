@@ -47,7 +47,7 @@ class ChainSeen:
         return None if record is None else peer_id_to_base58(record.peer_id)
 
     def peers(self) -> dict[str, tuple[str, ...]]:
-        """Peer id -> addresses, of the holders of the run's slots and of its creator, who serves its public blobs."""
+        """Peer id -> addresses, of the members of the run's slots and of its creator, who serves its public blobs."""
         named = {*self.view.members(), self.view.creator} if self.view.created else ()
         records = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
         return {peer_id_to_base58(record.peer_id): record.multiaddrs for record in records}

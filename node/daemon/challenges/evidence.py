@@ -139,10 +139,10 @@ class Evidence:
         """Have the version that the round began with, from its stage's members. Raises Absent."""
         context, version = self.context, inner.base(drawn)
         name, size = view.weights(drawn.stage, version), context.manifest.genesis[drawn.stage].size
-        holders = [peer for account in view.holders(drawn.stage) if (peer := context.peer_of(account))]
+        members = [peer for account in view.members_in(drawn.stage) if (peer := context.peer_of(account))]
         root = roots(view, drawn.stage, version).get(name)
         with self._absent_unless_had(name):
-            await fetch_file(context.exchange, context.store, name, root, size, holders, THEN_SECONDS)
+            await fetch_file(context.exchange, context.store, name, root, size, members, THEN_SECONDS)
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
         """From its maker, else from everybody. Raises Absent, also for what comes so slowly that others are checked

@@ -44,14 +44,14 @@ async def fetch_file(
     name: bytes,
     root: bytes | None,
     size: int,
-    holders: list[str],
+    members: list[str],
     seconds: float,
 ) -> None:
-    """Have a version's file of so many bytes: with its root in parts from the stage's `holders` (peer ids), each of
+    """Have a version's file of so many bytes: with its root in parts from the stage's `members` (peer ids), each of
     which is checked as it comes; else from whoever has it. `seconds`: without progress. Raises BlobError, OSError."""
-    if root is not None and holders:
+    if root is not None and members:
         try:
-            await fetch(exchange, store, name, size, holders, seconds, Kind.VERSION, Tree(size, root))
+            await fetch(exchange, store, name, size, members, seconds, Kind.VERSION, Tree(size, root))
             return
         except (BlobNotFound, BlobTimeout):
             pass
@@ -94,11 +94,11 @@ class Versions:
                     return
                 except (BlobError, BlobTrouble) as error:
                     log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
-            holders = [peer for account in view.holders(self.stage) if (peer := self.peer_of(account))]
+            members = [peer for account in view.members_in(self.stage) if (peer := self.peer_of(account))]
             for name in self._hashes(view, version):
                 root = roots(view, self.stage, version).get(name)
                 try:
-                    await fetch_file(self.exchange, self.store, name, root, self._size_limit, holders, FETCH_SECONDS)
+                    await fetch_file(self.exchange, self.store, name, root, self._size_limit, members, FETCH_SECONDS)
                 except BlobContradiction as error:
                     raise Differs(str(error)) from error
 

@@ -32,7 +32,7 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
         return tuple(
             f"evicted: the slot of stage {stage} in replica {replica} waits for this node until {_time(kept.until)}"
             for (replica, stage), kept in view.returns.items()
-            if kept.account == account and kept.until >= at and view.holder(replica, stage) is None
+            if kept.account == account and kept.until >= at and view.member_at(replica, stage) is None
         )
     found = []
     asked = view.accusations.get(account)
@@ -44,7 +44,7 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
         found.append("forfeit: anybody may ask for this slot, and then only being counted keeps it")
     if view.config.stages > 1 and view.open_round is not None and view.may_deal(slot[0]):  # else there is none to part
         rounds = f"replica {slot[0]} was not counted for {UNCOUNTED_ROUNDS} rounds"
-        found.append(f"{rounds}: anybody may deal its holders to other replicas")
+        found.append(f"{rounds}: anybody may deal its members to other replicas")
     return tuple(found)
 
 
@@ -52,7 +52,7 @@ def full(view: RunView, stage: int | None, now: float) -> str:
     """Why an account that asks for a slot of this stage (None: of any) gets none."""
     stages = range(view.config.stages) if stage is None else (stage,)
     slots = [(replica, one) for replica in range(view.config.max_replicas) for one in stages]
-    kept = [view.returns[slot].until for slot in slots if slot in view.returns and view.holder(*slot) is None]
+    kept = [view.returns[slot].until for slot in slots if slot in view.returns and view.member_at(*slot) is None]
     waiting = [until for until in kept if until >= now]
     where = "the run" if stage is None else f"stage {stage}"
     said = f"{where} is full: {'its only slot is' if len(slots) == 1 else f'all its {len(slots)} slots are'} taken"

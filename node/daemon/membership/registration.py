@@ -54,10 +54,10 @@ class Membership:
         """
         nodes, addresses = (await self._follower.first()).nodes, self._host.addresses[:MAX_ADDRESSES]
         known, ours = nodes.nodes.get(self._account), peer_id_from_base58(self._host.peer_id)
-        holder = nodes.account_of(ours)
-        if holder not in (None, self._account):
+        member = nodes.account_of(ours)
+        if member not in (None, self._account):
             raise Failure(
-                f"peer id {self._host.peer_id} is registered by account {holder}: a node key serves one account; "
+                f"peer id {self._host.peer_id} is registered by account {member}: a node key serves one account; "
                 "remove the folder's node.key and run `dlx-node init` for a new one"
             )
         if known is None or known.peer_id != ours:
@@ -150,19 +150,19 @@ class Membership:
                     return
 
     async def _claim(self, stages: list[int]) -> str:
-        """Where no slot of these stages is free: ask for one that is forfeit, or free one whose holder could not keep
+        """Where no slot of these stages is free: ask for one that is forfeit, or free one whose member could not keep
         it. What was done, in words. Raises LedgerError."""
         seen = await self._follower.first()
         for stage in stages:
             for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
                 match action:
                     case SendAccuse(account=account):
-                        log.info("asking for a slot that is forfeit", holder=account)
+                        log.info("asking for a slot that is forfeit", member=account)
                         await trio.to_thread.run_sync(self._client.accuse, self._run, account, abandon_on_cancel=True)
                         seconds = seen.view.config.eviction_time
                         return f"; {account} was asked for its slot, which it can keep only by work within {seconds} s"
                     case SendEvict(account=account):
-                        log.info("freeing a slot that is forfeit", holder=account)
+                        log.info("freeing a slot that is forfeit", member=account)
                         await trio.to_thread.run_sync(self._client.evict, self._run, account, abandon_on_cancel=True)
                         return f"; {account} has lost its slot now"
         return ""
@@ -193,6 +193,6 @@ def _may_return(seen: ChainSeen, account: str) -> bool:
     """Whether a slot waits for the account alone."""
     view = seen.view
     return any(
-        kept.account == account and kept.until >= seen.head.time and view.holder(*slot) is None
+        kept.account == account and kept.until >= seen.head.time and view.member_at(*slot) is None
         for slot, kept in view.returns.items()
     )

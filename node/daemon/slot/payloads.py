@@ -53,7 +53,7 @@ class Payloads:
         peers = [peer] if peer else None
         tree = Tree(statement.payload_size, statement.payload_root)
         sharers = [
-            one for account in view.holders(self.stage) if (one := self.context.peer_of(account)) != peer and one
+            one for account in view.members_in(self.stage) if (one := self.context.peer_of(account)) != peer and one
         ]
         with told():
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)

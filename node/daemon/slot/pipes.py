@@ -1,4 +1,4 @@
-"""Pipes to the holders of the neighbouring stages of our replica: kept open, checked against the ledger, pumped."""
+"""Pipes to the members of the neighbouring stages of our replica: kept open, checked against the ledger, pumped."""
 
 import logging
 import math
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Pipes:
     """Stage s dials stage s+1 and is dialled by stage s-1.
 
-    `holder(stage)` is (account, peer id) of our replica's holder of a stage, or None. `on_open(link)`,
+    `member(stage)` is (account, peer id) of our replica's member of a stage, or None. `on_open(link)`,
     `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
     pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there. Of wants
     that come close together the newest is told. `alive()` is what neighbours are told while they wait for us, if
@@ -46,7 +46,7 @@ class Pipes:
         service: PipeService,
         hello: wire.PipeHello,
         stages: int,
-        holder: Callable[[int], tuple[str, str] | None],
+        member: Callable[[int], tuple[str, str] | None],
         incoming: Callable[[str], Mapping[str, Incoming]],
         on_open: Callable[[str], None],
         on_want: Callable[[str, PipeWant], None],
@@ -56,7 +56,7 @@ class Pipes:
         alive: Callable[[], PipeAlive | None],
         on_alive: Callable[[str, int, bool, str], None],
     ) -> None:
-        self._service, self._hello, self._stages, self._holder = service, hello, stages, holder
+        self._service, self._hello, self._stages, self._member_at = service, hello, stages, member
         self._incoming, self._on_want, self._on_tensor = incoming, on_want, on_tensor
         self._on_open, self._on_gone, self._reject = on_open, on_gone, reject
         self._alive, self._on_alive = alive, on_alive
@@ -74,12 +74,12 @@ class Pipes:
             self._nursery.start_soon(self._keep_dialling)
 
     def refusal(self, peer_id: str, hello: wire.PipeHello) -> str | None:
-        """Why a neighbour's pipe is refused, or None: it must come from the previous stage's holder, as registered."""
+        """Why a neighbour's pipe is refused, or None: it must come from the previous stage's member, as registered."""
         if (hello.run, hello.replica) != (self._hello.run, self._hello.replica):
             return "another run or replica"
-        holder = self._holder(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
-        if holder is None or to_canonical_address(holder[0]) != hello.account or holder[1] != peer_id:
-            return "not the holder of the previous stage"
+        member = self._member_at(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
+        if member is None or to_canonical_address(member[0]) != hello.account or member[1] != peer_id:
+            return "not the member of the previous stage"
         return None
 
     def take(self, pipe: Pipe) -> None:
@@ -109,18 +109,18 @@ class Pipes:
     def check(self) -> None:
         """Close the pipes to accounts that no longer hold the neighbouring slot."""
         for name, link in list(self._open.items()):
-            holder = self._holder(self._hello.stage + (1 if name == "next" else -1))
-            if holder is None or holder[1] != link.pipe.peer_id:
+            member = self._member_at(self._hello.stage + (1 if name == "next" else -1))
+            if member is None or member[1] != link.pipe.peer_id:
                 link.scope.cancel()
 
     async def _keep_dialling(self) -> None:
         failures, random = 0, Random()
         while True:
-            holder = self._holder(self._hello.stage + 1)
+            member = self._member_at(self._hello.stage + 1)
             failures += 1
-            if holder is not None:
+            if member is not None:
                 try:
-                    pipe = await self._service.open(holder[1], self._hello)
+                    pipe = await self._service.open(member[1], self._hello)
                     failures = 1
                     await self._pump("next", pipe)
                 except PipeClosed as error:

@@ -62,7 +62,7 @@ class Session:
             context.pipe_service,
             wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
             len(context.manifest.stages),
-            self._holder,
+            self._member_at,
             partial(incoming, context.manifest, self.stage),
             self._on_pipe_open,
             self._on_want,
@@ -341,9 +341,9 @@ class Session:
     def _view(self) -> RunView:
         return self.machine.view if self.machine else self._first_view
 
-    def _holder(self, stage: int) -> tuple[str, str] | None:
-        """(account, peer id) of our replica's holder of a stage."""
-        account = self._view.holder(self.replica, stage)
+    def _member_at(self, stage: int) -> tuple[str, str] | None:
+        """(account, peer id) of our replica's member of a stage."""
+        account = self._view.member_at(self.replica, stage)
         peer = self.context.peer_of(account) if account else None
         return (account, peer) if account and peer else None
 

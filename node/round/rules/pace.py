@@ -3,7 +3,7 @@
 The reference is the lower median of the times at which the replicas would be done with all steps, own one included: so
 at most the faster half waits, who began late is no slower for that, and whoever wants to pull all others down or to
 hold them up has to be half of the replicas. What is compared is what this member saw: when a round could begin, and
-when the contribution of a replica's holder of its own stage came. Nobody's word for its own time counts, because
+when the contribution of a replica's member of its own stage came. Nobody's word for its own time counts, because
 nothing could refute it; who contributes earlier than it can have trained signs what a replay convicts it of once it is
 counted, what a seal left out moves nobody, and what an account did goes with it.
 """
@@ -38,7 +38,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """A round of another replica's holder, or two in a row, as it was seen here: seconds from when it could begin until
+    """A round of another replica's member, or two in a row, as it was seen here: seconds from when it could begin until
     its contribution was there, and the steps of each."""
 
     seconds: float
@@ -116,15 +116,15 @@ class Pace:
         else:
             self._speeds[round] = Speed(0.0, seconds / steps)
 
-    def steps(self, round: int, inner_steps: int, holders: Collection[str], now: float) -> int:
-        """How many of the round's inner steps we should do, beginning it now. `holders`: of our stage, in the replicas
+    def steps(self, round: int, inner_steps: int, members: Collection[str], now: float) -> int:
+        """How many of the round's inner steps we should do, beginning it now. `members`: of our stage, in the replicas
         that are complete."""
-        if len(holders) < 2:
+        if len(members) < 2:
             return inner_steps
         speed, fewest = self._speed(), max(fewest_steps(inner_steps), min(TRIAL_STEPS, inner_steps))
         if speed is None:
             return max(fewest, min(self._last or 0, inner_steps))
-        others = {one: laps for one in holders if one != self._account and (laps := self._laps(one, round))}
+        others = {one: laps for one in members if one != self._account and (laps := self._laps(one, round))}
         if not others:
             return inner_steps  # nobody was there before us
         ends = {one: self._end(one, round, *whole(inner_steps, speed, laps), now) for one, laps in others.items()}

@@ -100,14 +100,14 @@ def is_left_out(view: RunView, stage: int, round: int, payload: bytes) -> bool:
 
 def may_count(view: RunView, statement: Contribution) -> bool:
     """Whether its account may be the maker of the statement's record: in the stage's next seal that is who had the slot
-    at the last one, wherever it sits now; in later ones the holder."""
+    at the last one, wherever it sits now; in later ones the member."""
     if statement.round == view.next_round(statement.stage):
         return view.admissible(statement.account, statement.stage, statement.replica)
     return view.slot_of(statement.account) == (statement.replica, statement.stage)
 
 
 def may_train(view: RunView, account: str, round: int) -> bool:
-    """Whether what the holder trains in `round`, which its stage has not sealed, may count: not while somebody else
+    """Whether what the member trains in `round`, which its stage has not sealed, may count: not while somebody else
     makes the record of its slot."""
     slot = view.slot_of(account)
     if slot is None or round > view.next_round(slot[1]):
@@ -116,10 +116,10 @@ def may_train(view: RunView, account: str, round: int) -> bool:
 
 
 def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> tuple[str, ...]:
-    """The stage's holders in the order in which they propose: by keccak(run, round, stage, attempt, account), those
+    """The stage's members in the order in which they propose: by keccak(run, round, stage, attempt, account), those
     with a vote first, because nothing is sealed without them."""
     prefix = rules.run + round.to_bytes(4, "big") + stage.to_bytes(2, "big") + attempt.to_bytes(4, "big")
-    return _ordered(prefix, view.holders(stage), view.voters(stage))
+    return _ordered(prefix, view.members_in(stage), view.voters(stage))
 
 
 @lru_cache(maxsize=64)  # a member asks for the last and next attempts of one round again and again

@@ -42,7 +42,9 @@ def next_step(
     able = {one: stage for one, stage in view.enlisted(site, now).items() if one in registered}
     stages = view.config.stages
     replicas = range(view.config.max_replicas)
-    mates = {replica: sum(view.holder(replica, stage) is not None for stage in range(stages)) for replica in replicas}
+    mates = {
+        replica: sum(view.member_at(replica, stage) is not None for stage in range(stages)) for replica in replicas
+    }
     for replica in sorted(replicas, key=lambda one: (-mates[one], one)):
         accounts = _placing(view, replica, able, now)
         if accounts is not None and view.may_slot(site, replica, accounts, now):
@@ -60,14 +62,14 @@ def stays(view: RunView, account: str) -> bool:
     slot, site = view.slot_of(account), view.site_of(account)
     if slot is None or site is None:
         return False
-    others = (view.holder(slot[0], stage) for stage in range(view.config.stages) if stage != slot[1])
+    others = (view.member_at(slot[0], stage) for stage in range(view.config.stages) if stage != slot[1])
     return any(other is not None and view.site_of(other) == site for other in others)
 
 
 def _placing(view: RunView, replica: int, able: Mapping[str, int], now: int) -> tuple[str, ...] | None:
     """Who would sit where; None where a slot stays empty, or all are taken."""
     stages = range(view.config.stages)
-    held = {stage: holder for stage in stages if (holder := view.holder(replica, stage)) is not None}
+    held = {stage: member for stage in stages if (member := view.member_at(replica, stage)) is not None}
     if len(held) == len(stages):
         return None
     return _fill(held, able, len(stages), lambda account, stage: view.may_take(account, replica, stage, now))

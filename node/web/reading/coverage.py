@@ -1,4 +1,4 @@
-"""Which replicas had a holder in every stage, and since when: from a run's events other than its seals."""
+"""Which replicas had a member in every stage, and since when: from a run's events other than its seals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Coverage:
         return self._at(at)[stage]
 
     def whole(self, at: Place) -> int:
-        """The replicas with a holder for every stage."""
+        """The replicas with a member for every stage."""
         return reduce(and_, self._at(at))
 
     def _at(self, place: Place) -> tuple[int, ...]:

@@ -192,8 +192,8 @@ def strip(facts: Facts) -> list[Bucket]:
 
 def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLine]:
     """Who holds a slot, by replica and stage, then who did, those counted last first."""
-    holders = {member.account for member in details.members}
-    former = sorted((one for one in seen.items() if one[0] not in holders), key=lambda one: -one[1].round)
+    held_by = {member.account for member in details.members}
+    former = sorted((one for one in seen.items() if one[0] not in held_by), key=lambda one: -one[1].round)
     return [
         *(MemberLine(member.account, member, seen.get(member.account)) for member in details.members),
         *(MemberLine(account, None, one) for account, one in former),

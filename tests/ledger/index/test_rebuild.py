@@ -103,8 +103,8 @@ class Chance:
                 return Evicted(RUN, who, *slot, until, now)
 
     def _sealed(self, stage: int, now: EventPosition) -> Sealed:
-        view, dice, holders = self.view, self.dice, self.view.holders(stage)
-        makers = dice.sample(holders, dice.randint(0, len(holders)))
+        view, dice, members = self.view, self.dice, self.view.members_in(stage)
+        makers = dice.sample(members, dice.randint(0, len(members)))
         slots = {account: view._members[account].replica for account in makers}
         records = [
             Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)

@@ -101,7 +101,7 @@ class Story:
 
 @pytest.fixture
 def story() -> Story:
-    """One stage, four replicas with a holder each, in round 0."""
+    """One stage, four replicas with a member each, in round 0."""
     story = Story(stages=1, max_replicas=6, min_replicas=4)
     for index in range(4):
         story.join(index, index, 0)
@@ -117,7 +117,7 @@ def names(indices) -> tuple[str, ...]:
 
 
 def test_accounts_come_in_numeric_order(story):
-    assert story.view.holders(0) == names(range(4))
+    assert story.view.members_in(0) == names(range(4))
     assert list(ACCOUNTS) == sorted(ACCOUNTS, key=lambda a: int(a, 16)) != sorted(ACCOUNTS)
 
 
@@ -174,7 +174,7 @@ def test_a_quorum_is_of_no_fewer_votes_than_the_smallest_number_of_replicas(stor
     assert story.view.voters(0) == names([0]) and story.view.quorum(0) == 3
 
 
-def test_a_vote_ends_with_the_eighth_seal_that_leaves_its_holder_out(story):
+def test_a_vote_ends_with_the_eighth_seal_that_leaves_its_member_out(story):
     for round in range(12):
         story.seal(0, [0, 1, 2, 3] if round < 2 else [0, 1, 2], [0, 1, 2, 3])
         assert (ACCOUNTS[3] in story.view.voters(0)) == (round <= 8 - 1), round
@@ -257,7 +257,7 @@ def test_a_draw_deals_a_replica_that_nobody_counts():
     story.open()
     view = story.view
     for _ in range(3):
-        assert not view.may_deal(2), "its holders have come too lately"
+        assert not view.may_deal(2), "its members have come too lately"
         for stage in (0, 1):
             story.seal(stage, [stage, 2 + stage], range(stage, 6, 2))
     while not view.may_deal(2):  # it may draw itself
@@ -269,7 +269,7 @@ def test_a_draw_deals_a_replica_that_nobody_counts():
         view.copy().apply(Dealt(RUN, swaps[0][0], 2, 1 - swaps[0][1], story.at()))
     for stage, other in swaps:
         story.tell(Dealt, stage, 2, other)
-        here, there = ACCOUNTS[4 + stage], view.holder(2, stage)
+        here, there = ACCOUNTS[4 + stage], view.member_at(2, stage)
         assert view.slot_of(here) == (other, stage) and before[there] == (other, stage)
         assert view.may_vote(there, stage) and view.maker(2, stage) == here and view.maker(other, stage) == there
         assert not view.admissible(here, stage, other), "it ends the round where it began it"
@@ -291,11 +291,11 @@ def test_replicas_are_complete_with_every_stage():
     story.leave(1)
     assert story.view.may_move(ACCOUNTS[3], story.time)
     story.tell(Moved, ACCOUNTS[3], 1, 0, 1)
-    assert story.view.complete_replicas() == (0,) and story.view.holder(0, 1) == ACCOUNTS[3]
+    assert story.view.complete_replicas() == (0,) and story.view.member_at(0, 1) == ACCOUNTS[3]
     assert story.view.members() == {ACCOUNTS[0]: (0, 0), ACCOUNTS[3]: (0, 1)}
 
 
-def test_a_holder_s_counts_go_with_it_when_it_moves():
+def test_a_member_s_counts_go_with_it_when_it_moves():
     story = Story(stages=1, max_replicas=4, min_replicas=2)
     for index in range(2):
         story.join(index, index, 0)
@@ -345,7 +345,7 @@ def test_who_left_cannot_change_stage_before_its_old_stage_s_next_seal():
 # ---- silence ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_holder_is_asked_and_evicted_and_its_slot_kept_where_it_worked(story):
+def test_a_silent_member_is_asked_and_evicted_and_its_slot_kept_where_it_worked(story):
     view = story.view
     first, second, stranger = ACCOUNTS[0], ACCOUNTS[1], ACCOUNTS[9]
     story.seal(0, [0, 1, 2, 3], [0, 1, 2])

@@ -63,7 +63,7 @@ def _chain(folder: Path) -> Iterator[Chain]:
     for _ in range(ROUNDS):
         run.poll()
         for stage in range(SETTINGS.stages):
-            accounts = run.view.holders(stage)
+            accounts = run.view.members_in(stage)
             seals.append(run.send(stage, accounts, accounts).block)
     created = next(run.feed._tracker.index.logs(run.id))[0].block
     head = members[0].rpc.head()

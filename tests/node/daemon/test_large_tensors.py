@@ -30,7 +30,7 @@ SECONDS = 120.0  # for 512 MiB in all; 16 were measured on a busy machine, with 
 
 
 class Slot:
-    """The holder of one of two stages: a host, its pipes, and a training process that is a thread here."""
+    """The member of one of two stages: a host, its pipes, and a training process that is a thread here."""
 
     def __init__(self, node: Node, stage: int) -> None:
         self.node, self.stage, self.link = node, stage, "next" if stage == 0 else "previous"
@@ -40,7 +40,7 @@ class Slot:
             node.pipes,
             wire.PipeHello(RUN, 0, stage, bytes(20)),
             2,
-            self._holder,
+            self._member_at,
             lambda link: {kind: Incoming((SIZE,), after, ahead)},
             lambda link: None,
             lambda link, want: None,
@@ -57,7 +57,7 @@ class Slot:
         threading.Thread(target=self.server.run, daemon=True).start()
         self.trainer._on_message = self._on_trainer
 
-    def _holder(self, stage: int) -> tuple[str, str]:
+    def _member_at(self, stage: int) -> tuple[str, str]:
         return "0x" + "00" * 20, self.peer
 
     def _on_trainer(self, message: m.FromTrainer) -> None:

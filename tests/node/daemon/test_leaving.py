@@ -23,7 +23,7 @@ class Parts:
     def __init__(self, seconds: float, error: Exception | None = None) -> None:
         self.asked, self.closed = 0, False
         self._seconds, self._error = seconds, error
-        self._slot, self._membership, self._scope = self, self, trio.CancelScope()
+        self._assignment, self._membership, self._scope = self, self, trio.CancelScope()
 
     async def close(self) -> None:
         self.closed = True
@@ -75,7 +75,7 @@ class Signalled:
     """What of a node hears a signal."""
 
     def __init__(self) -> None:
-        self._slot, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
+        self._assignment, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
         self.asked, self.left = trio.Event(), trio.Event()
         self.for_good: bool | None = None
 

@@ -219,16 +219,16 @@ def test_only_one_process_runs_in_a_folder(folder: DataDir) -> None:
         "import sys; from pathlib import Path; from dlx.node.home.datadir import DataDir\n"
         "with DataDir(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
+    member = subprocess.Popen(
         [sys.executable, "-c", script, str(folder.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(Failure, match=rf"another dlx-node \(pid {holder.pid}\) runs in"), folder.lock():
+        assert member.stdout is not None and member.stdout.readline() == "held\n"
+        with pytest.raises(Failure, match=rf"another dlx-node \(pid {member.pid}\) runs in"), folder.lock():
             pass
     finally:
-        holder.kill()
-        holder.wait()
+        member.kill()
+        member.wait()
     with folder.lock():  # the dead process holds nothing
         pass
 

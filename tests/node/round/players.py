@@ -359,8 +359,8 @@ class Contest(Simulation):
                 return
         super().act(member, action)
 
-    def serves(self, holder: Member, asker: Member) -> bool:
-        player = self.players.get(holder.account)
+    def serves(self, member: Member, asker: Member) -> bool:
+        player = self.players.get(member.account)
         return player is None or player.serves(asker)
 
     def gossip(self, sender: Member, event: e.Event) -> None:

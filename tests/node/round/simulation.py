@@ -42,7 +42,7 @@ START = 1_800_000_000.0
 PAYLOAD_SIZE = 500
 FACTS = PayloadFacts(PAYLOAD_SIZE, hashlib.sha256(b"root").digest())  # of every payload
 MIN_ROUND_TIME, EVICTION_TIME = 1, 8  # s
-STALL_SECONDS = 4.0  # that a holder waits for those of its neighbours before it gives the round up
+STALL_SECONDS = 4.0  # that a member waits for those of its neighbours before it gives the round up
 
 
 def digest(*parts: object) -> bytes:
@@ -207,7 +207,7 @@ class Simulation:
         """Its own one back while that waits for it, else the lowest free one, if there is one."""
         view, now = self.view, int(self.now)
         own = next(((r, s) for (r, s), kept in view.returns.items() if kept.account == account), None)
-        waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.holder(*own)
+        waits = own is not None and own[1] == stage and view.returns[own].until >= now and not view.member_at(*own)
         replica = own[0] if own is not None and waits else view.free_slot(stage, account, now)
         if replica is None:
             return False
@@ -346,8 +346,8 @@ class Simulation:
                 mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
                 self.later(member, mined if ok else refused, 0.5)
 
-    def serves(self, holder: Member, asker: Member) -> bool:
-        """Whether a holder gives a payload to who asks for it."""
+    def serves(self, member: Member, asker: Member) -> bool:
+        """Whether a member gives a payload to who asks for it."""
         return True
 
     def names(self, listed: tuple) -> tuple[bytes, ...]:
@@ -381,8 +381,8 @@ class Simulation:
         slot = self.view.slot_of(member.account)
         if slot is None:
             return
-        holders = [self.view.holder(slot[0], s) for s in range(self.rules.stages)]
-        team = [self.members[account] for account in holders if account is not None]
+        held_by = [self.view.member_at(slot[0], s) for s in range(self.rules.stages)]
+        team = [self.members[account] for account in held_by if account is not None]
         if not all(m.alive and m.training and m.training[0] == round and m.training[1] <= self.now for m in team):
             return
         for mate in team:
@@ -421,7 +421,7 @@ class Simulation:
         if slot is None:
             return
         for link, stage, back in (("previous", slot[1] - 1, "next"), ("next", slot[1] + 1, "previous")):
-            other = self.view.holder(slot[0], stage)
+            other = self.view.member_at(slot[0], stage)
             if other is None or not self.members_ready(account, other):
                 continue
             for one, at, to in ((account, link, other), (other, back, account)):
@@ -510,7 +510,7 @@ class Simulation:
         for stage, other in swaps:
             self.apply(chain.Dealt(RUN, stage, replica, other, self.at()))
         for stage, other in swaps:
-            for account in (self.view.holder(replica, stage), self.view.holder(other, stage)):
+            for account in (self.view.member_at(replica, stage), self.view.member_at(other, stage)):
                 assert account is not None
                 self.reslot(account)
 

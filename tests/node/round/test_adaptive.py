@@ -86,7 +86,7 @@ def test_long_rounds_shrink_to_where_the_exchange_still_hides() -> None:
 def test_a_member_that_has_just_come_proposes_the_same_plan() -> None:
     sim = Measuring(adaptive_rules(), replicas=3, seed=4, train_seconds=2)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
-    account = sim.view.holder(1, 0)
+    account = sim.view.member_at(1, 0)
     assert account is not None
     sim.kill(account)
     sim.restart(account)
@@ -116,7 +116,7 @@ def test_a_part_beyond_all_of_it_or_where_no_rank_adapts_is_refused() -> None:
     for rules, lie in ((adaptive_rules(), UNIT + 1), (make_rules(), 1)):
         sim = Simulation(rules, replicas=2, seed=6)
         sim.run(lambda: False, 0.3)
-        victim, liar = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+        victim, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in (0, 1))
         sim.feed(victim, e.ContributionSeen(sim.contribution(liar, 0, kept=lie), liar.account, "peer"))
         assert victim.rejected == ["wrong_kept"]
 
@@ -228,7 +228,7 @@ def test_a_view_without_the_seals_that_a_plan_rests_on_is_waited_out() -> None:
 def test_contributions_wait_until_their_plan_is_known() -> None:
     sim = Measuring(adaptive_rules(delay=0), replicas=2, seed=1, train_seconds=3)
     assert sim.run(lambda: sim.view.next_round(0) == 0 and sim.view.next_round(1) == 1, 100)
-    victim, other = (sim.members[sim.view.holder(replica, 1)] for replica in (0, 1))
+    victim, other = (sim.members[sim.view.member_at(replica, 1)] for replica in (0, 1))
     sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
     early = sim.contribution(other, 1, base_weights=sim.view.weights(1, 1))
     assert plan_of(sim.rules, sim.view, 1, 1) is None
@@ -239,6 +239,6 @@ def test_contributions_wait_until_their_plan_is_known() -> None:
     sim.feed(victim, e.PayloadReady(1, early.contribution.payload, FACTS))
     sim.feed(victim, e.StatementSound(1, early.contribution.hash()))
     assert victim.machine.known_round(1)[0] == 0, "stage 0 of its replica has not contributed yet"
-    mate = sim.members[sim.view.holder(1, 0)]
+    mate = sim.members[sim.view.member_at(1, 0)]
     sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 1), mate.account, "peer"))
     assert victim.machine.known_round(1)[0] == 1

@@ -57,7 +57,7 @@ def test_a_member_that_proposes_what_nobody_has_takes_no_room_from_others() -> N
 def test_a_payload_of_another_size_or_root_than_stated_is_never_counted(reason: str, lie: dict[str, object]) -> None:
     """Nor does whoever states another member's payload keep that one from being counted."""
     sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
-    honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+    honest, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in (0, 1))
     true = sim.contribution(honest, 0)
     sim.kill(liar.account)
     false = sim.contribution(liar, 0, payload=true.contribution.payload, **lie)
@@ -76,9 +76,9 @@ def test_a_payload_that_another_round_refuses_still_counts_in_its_own() -> None:
     """Another round may have another plan: whoever states an honest payload there must not spoil it."""
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=3)
     sim.run(lambda: False, 0.3)
-    victim, honest = (sim.members[sim.view.holder(replica, 0)] for replica in (0, 1))
+    victim, honest = (sim.members[sim.view.member_at(replica, 0)] for replica in (0, 1))
     true = sim.contribution(honest, 0).contribution
-    mate = sim.members[sim.view.holder(1, 1)]
+    mate = sim.members[sim.view.member_at(1, 1)]
     sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
     sim.feed(victim, e.ContributionSeen(sim.contribution(honest, 0), honest.account, "peer"))
     sim.feed(victim, e.PayloadReady(1, true.payload, FACTS))
@@ -93,9 +93,9 @@ def test_a_statement_that_does_not_follow_spoils_no_other_with_its_payload() -> 
     """Whoever states another's payload as its own, with junk about its start, is alone refused."""
     sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
     sim.run(lambda: False, 0.3)
-    victim, honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in range(3))
+    victim, honest, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in range(3))
     for replica in (1, 2):
-        mate = sim.members[sim.view.holder(replica, 1)]
+        mate = sim.members[sim.view.member_at(replica, 1)]
         sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
     true = sim.contribution(honest, 0)
     copy = sim.contribution(liar, 0, payload=true.contribution.payload)
@@ -111,7 +111,7 @@ def test_who_states_anothers_payload_under_a_false_root_keeps_nobody_from_fetchi
     """The fetch for the false statement may never end, or end in a contradiction: the true one has its own."""
     sim = Simulation(make_rules(rounds=3), replicas=3, seed=3)
     sim.run(lambda: False, 0.3)
-    victim, honest, liar = (sim.members[sim.view.holder(replica, 0)] for replica in range(3))
+    victim, honest, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in range(3))
     true = sim.contribution(honest, 0)
     copy = sim.contribution(liar, 0, payload=true.contribution.payload, payload_root=b"r" * 32)
     asked: list[a.FetchPayload] = []
@@ -123,7 +123,7 @@ def test_who_states_anothers_payload_under_a_false_root_keeps_nobody_from_fetchi
     for event in (refused, e.Done(asked[1], e.PayloadReady(0, true.contribution.payload, FACTS))):
         victim.machine.handle(event, sim.now)
     sim.feed(victim, e.StatementSound(0, true.contribution.hash()))
-    mate = sim.members[sim.view.holder(1, 1)]
+    mate = sim.members[sim.view.member_at(1, 1)]
     sim.feed(victim, e.ContributionSeen(sim.contribution(mate, 0), mate.account, "peer"))
     assert victim.machine.known_round(0)[0] == 1
 
@@ -132,7 +132,7 @@ def test_made_up_work_of_one_stage_of_a_replica_is_not_counted() -> None:
     """Else one member of each replica, each in another stage, would be alone in the first seals and have all votes."""
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=3)
     sim.run(lambda: False, 0.3)
-    fakers = [sim.members[sim.view.holder(replica, stage)] for replica, stage in ((0, 0), (1, 1))]
+    fakers = [sim.members[sim.view.member_at(replica, stage)] for replica, stage in ((0, 0), (1, 1))]
     for faker in fakers:
         sim.kill(faker.account)  # it trains nothing, so its mates cannot either
     made_up = [sim.contribution(faker, 0) for faker in fakers]
@@ -225,7 +225,7 @@ def test_a_proposal_whose_records_are_not_those_of_the_statements_is_refused() -
 def test_a_neighbour_that_names_a_far_round_holds_nobody_up_when_it_is_gone() -> None:
     sim = Simulation(make_rules(rounds=12), replicas=2, seed=5)
     sim.run(lambda: False, 0.3)
-    victim = sim.members[sim.view.holder(0, 0)]
+    victim = sim.members[sim.view.member_at(0, 0)]
     sim.feed(victim, e.NeighbourWants("next", 2**32 - 1, True))
     assert victim.machine.next_round() <= sim.rules.delay + 2
     assert sim.run(lambda: sim.view.finished, 400)
@@ -245,7 +245,7 @@ def signed_again(key: bytes, digest: bytes) -> bytes:
 def test_a_member_that_signs_one_contribution_in_two_ways_stops_nobody() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=3, seed=4)
     sim.run(lambda: False, 0.3)
-    liar = sim.members[sim.view.holder(1, 0)]
+    liar = sim.members[sim.view.member_at(1, 0)]
     one = sim.contribution(liar, 0)
     other = SignedContribution(one.contribution, signed_again(liar.key, one.contribution.digest(DOMAIN)))
     other.verify(DOMAIN)
@@ -260,7 +260,7 @@ def test_a_reorg_that_puts_another_seal_in_place_takes_the_version_back() -> Non
     sim = Simulation(make_rules(rounds=4), replicas=2, seed=1)
     before = sim.view.copy()
     assert sim.run(lambda: sim.view.next_round(0) >= 1 and all(m.machine.version for m in sim.alive()), 60)
-    victim = sim.members[sim.view.holder(0, 0)]
+    victim = sim.members[sim.view.member_at(0, 0)]
     sealed = sim.view.sealed[0, 0]
     other = before.copy()
     other.apply(replace(sealed, outcome=replace(sealed.outcome, weights=digest("another"))))
@@ -299,7 +299,7 @@ def test_a_round_is_trained_again_where_the_seals_that_it_follows_from_were_take
     sim = Simulation(adaptive_rules(delay=0), replicas=2, seed=1)
     before = sim.view.copy()
     assert sim.run(lambda: all(m.machine.training == 1 for m in sim.alive()), 60)
-    machine = sim.members[str(sim.view.holder(0, stage if "weights" in outcome else 1))].machine
+    machine = sim.members[str(sim.view.member_at(0, stage if "weights" in outcome else 1))].machine
     trained, other = finished(sim, machine.account, 1), resealed(sim, before, stage, **outcome)
     machine.handle(e.LedgerSeen(other, sim.block), sim.now)
     actions = machine.handle(e.RoundFinished(trained), sim.now)
@@ -314,7 +314,7 @@ def test_a_round_that_another_replica_trained_is_not_stated_for_this_one() -> No
     """A member that was dealt around before it signed: the samples were another replica's."""
     sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
     sim.run(lambda: False, 0.1)
-    machine = sim.members[str(sim.view.holder(1, 0))].machine
+    machine = sim.members[str(sim.view.member_at(1, 0))].machine
     trained = finished(sim, machine.account, 0)
     trained.inputs.replica = 0
     assert not any(isinstance(one, a.Contribute) for one in machine.handle(e.RoundFinished(trained), sim.now))
@@ -325,7 +325,7 @@ def test_a_round_that_a_full_disk_kept_from_being_signed_is_judged_anew_before_i
     sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
     before = sim.view.copy()
     assert sim.run(lambda: all(m.machine.training == 1 for m in sim.alive()), 60)
-    machine = sim.members[str(sim.view.holder(0, 0))].machine
+    machine = sim.members[str(sim.view.member_at(0, 0))].machine
     actions = machine.handle(e.RoundFinished(finished(sim, machine.account, 1)), sim.now)
     (sign,) = (action for action in actions if isinstance(action, a.Contribute))
     machine.handle(e.LedgerSeen(resealed(sim, before, 0, weights=digest("another")), sim.block), sim.now)

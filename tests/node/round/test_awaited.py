@@ -35,7 +35,7 @@ def seconds(sim: Contest) -> float:
 def test_one_of_four_that_never_contributes_slows_nobody_down_and_has_nobody_left_out(player: type[Player]) -> None:
     """While each round waited out the grace for it, a run took 1.5 to 1.9 times as long."""
     honest, sim = seconds(contest()), contest()
-    sim.play(str(sim.view.holder(3, 0)), player)
+    sim.play(str(sim.view.member_at(3, 0)), player)
     assert seconds(sim) <= 1.15 * honest
     assert not sim.lost and not sim.blamed()
     assert all(counted(sim, round) == {0, 1, 2} for round in range(FIRST, FIRST + ROUNDS))
@@ -43,7 +43,7 @@ def test_one_of_four_that_never_contributes_slows_nobody_down_and_has_nobody_lef
 
 def test_who_is_counted_in_every_third_round_is_waited_for_in_the_others_and_has_nobody_left_out() -> None:
     sim = contest()
-    sim.play(str(sim.view.holder(3, 0)), Alternating)
+    sim.play(str(sim.view.member_at(3, 0)), Alternating)
     seconds(sim)
     assert not sim.lost and not sim.blamed()
     every = [counted(sim, round) for round in range(FIRST, FIRST + ROUNDS)]
@@ -57,7 +57,7 @@ def test_a_breaker_of_three_replicas_of_two_stages_loses_its_slot_early_and_few_
     """Deals move it about. When rounds waited out the grace it took 189, 228 and 285 s; when they were short, and
     deals met replicas that had not contributed to theirs yet, 346, 331 and 274 s, with 10 rounds of one's work."""
     sim = contest(seed, replicas=3, stages=2)
-    began, breaker = sim.now, str(sim.view.holder(2, 0))
+    began, breaker = sim.now, str(sim.view.member_at(2, 0))
     sim.play(breaker, Breaker)
     assert sim.run(lambda: breaker in sim.evicted, 240)
     assert sim.now - began < 200
@@ -70,9 +70,9 @@ def test_a_breaker_of_three_replicas_of_two_stages_loses_its_slot_early_and_few_
 def test_who_comes_back_counts_again_in_its_first_round_in_time(player: type[Player] | None) -> None:
     """Nobody waits for it meanwhile; a proposer that leaves out what a quorum has finds no votes."""
     sim = contest(replicas=5)
-    back = str(sim.view.holder(0, 0))
+    back = str(sim.view.member_at(0, 0))
     if player is not None:
-        sim.play(str(sim.view.holder(4, 0)), player)
+        sim.play(str(sim.view.member_at(4, 0)), player)
     sim.kill(back)
     assert sim.run(lambda: sim.view.open_round == 6, 90)
     assert awaited(sim.view, 6) == {1, 2, 3, 4}
@@ -86,7 +86,7 @@ def test_who_comes_back_counts_again_in_its_first_round_in_time(player: type[Pla
 def test_after_rounds_that_only_one_worked_in_it_does_not_go_on_alone() -> None:
     """Only once a quorum's contributions are here is anybody not waited for."""
     sim = contest()
-    others = [sim.members[str(sim.view.holder(replica, 0))] for replica in (1, 2, 3)]
+    others = [sim.members[str(sim.view.member_at(replica, 0))] for replica in (1, 2, 3)]
     for member in others:
         member.breaks = True
     assert sim.run(lambda: awaited(sim.view, 1) == {0}, 120)

@@ -46,7 +46,7 @@ class Game(RuleBasedStateMachine):
     def corrupt(self, replica: int, stage: int, player: type[Player]) -> None:
         """Somebody turns hostile, as long as that makes no more than a third of its stage."""
         stage, replica = stage % self.stages, replica % self.replicas
-        account = self.sim.view.holder(replica, stage)
+        account = self.sim.view.member_at(replica, stage)
         hostile = [one for one in self.sim.players if self.sim.members[one].machine.stage == stage]
         if account is not None and account not in hostile and len(hostile) < self.replicas // 3:
             self.sim.play(account, player)

@@ -144,7 +144,7 @@ class Hostile(SlowLinks):
 
     @property
     def first(self) -> Member:
-        return self.members[str(self.view.holder(0, 0))]
+        return self.members[str(self.view.member_at(0, 0))]
 
 
 class AtOnce(Hostile):
@@ -165,7 +165,7 @@ class Late(Hostile):
 
     def act(self, member: Member, action: a.Action) -> None:
         if self.plays and isinstance(action, a.GossipContribution) and member is self.first:
-            other = self.members[str(self.view.holder(1, 0))].machine
+            other = self.members[str(self.view.member_at(1, 0))].machine
             book = other._known.books.get(action.signed.contribution.round)
             if book is None or book.enough_since is None or self.now < book.enough_since + GRACE - 2:
                 return
@@ -231,7 +231,7 @@ class OneSlower(SlowLinks):
     def act(self, member: Member, action: a.Action) -> None:
         if isinstance(action, a.GossipReport):
             self.missing += action.missing
-        if isinstance(action, a.FetchPayload) and member.account == self.view.holder(0, 0):
+        if isinstance(action, a.FetchPayload) and member.account == self.view.member_at(0, 0):
             self.free_at[member.account] = max(self.now, self.free_at[member.account]) + 5.0
         super().act(member, action)
 

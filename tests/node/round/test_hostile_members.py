@@ -26,7 +26,7 @@ def test_one_breaker_in_each_replica_stops_a_run_for_some_rounds_only(seed: int,
     """Each is of another stage; it says, signs and answers all that it should, starts every round and trains none."""
     sim = Simulation(fast_rules(rounds=60, stages=3, delay=delay), replicas=3, seed=seed, min_replicas=3)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 3, 60)
-    breakers = {str(sim.view.holder(index, index)) for index in range(3)}
+    breakers = {str(sim.view.member_at(index, index)) for index in range(3)}
     for account in breakers:
         sim.members[account].breaks = True
     began = sim.view.next_round(0) + delay + 1  # what is under way may still be counted
@@ -45,7 +45,7 @@ def test_a_breaker_loses_its_slot_and_the_honest_keep_theirs() -> None:
     """It is dealt from replica to replica, counted in none, and asked for work."""
     sim = Simulation(fast_rules(rounds=90, stages=2), replicas=3, seed=1)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
-    breaker = str(sim.view.holder(1, 1))
+    breaker = str(sim.view.member_at(1, 1))
     sim.members[breaker].breaks = True
     assert sim.run(lambda: sim.view.slot_of(breaker) is None, 800)
     assert sim.view.next_round(0) < 60
@@ -55,7 +55,7 @@ def test_a_breaker_loses_its_slot_and_the_honest_keep_theirs() -> None:
 def test_a_member_that_leaves_at_the_moment_of_the_seal_spoils_nothing() -> None:
     sim = Simulation(fast_rules(rounds=6, stages=1, delay=0, straggler_grace=5), replicas=3, seed=2)
     assert sim.run(lambda: (sim.view.open_round or 0) == 2, 60)
-    leaver, sent, transact = str(sim.view.holder(1, 0)), [], sim.transact
+    leaver, sent, transact = str(sim.view.member_at(1, 0)), [], sim.transact
 
     def race(member: Member, action: Any) -> bool:
         seal = getattr(action, "seal", None)
@@ -98,18 +98,18 @@ def test_a_crowd_that_joins_and_signs_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("mute", [False, True], ids=["silent", "hostile"])
-def test_a_stage_whose_holders_do_not_work_is_taken_over_by_newcomers(mute: bool) -> None:
+def test_a_stage_whose_members_do_not_work_is_taken_over_by_newcomers(mute: bool) -> None:
     """`mute`: they answer every accusation and say nothing else; else they are gone. Every slot was taken."""
     sim = Simulation(fast_rules(rounds=8), replicas=2, seed=4, spare=0)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
     for replica in range(2):
-        account = str(sim.view.holder(replica, 1))
+        account = str(sim.view.member_at(replica, 1))
         if mute:
             sim.members[account].mute = sim.members[account].breaks = True
         else:
             sim.kill(account)
     began = sim.now
-    assert sim.run(lambda: not sim.view.holders(1), 60 * sim.rules.round_timeout)
+    assert sim.run(lambda: not sim.view.members_in(1), 60 * sim.rules.round_timeout)
     assert sim.run(lambda: sim.view.free_slot(1, "0x" + "00" * 20, int(sim.now)) is not None, 60)
     newcomers = [sim.join(f"newcomer {index}", 1) for index in range(2)]
     for account in newcomers:
@@ -130,7 +130,7 @@ def test_newcomers_take_a_run_over_whose_every_slot_is_held_by_the_hostile() -> 
     def claim() -> bool:
         for action in claims(sim.view, stranger, 0, sim.now):
             assert sim.transact(Member(bytes(32), SimpleAccount(stranger)), action)  # type: ignore[arg-type]
-        return not sim.view.holders(0)
+        return not sim.view.members_in(0)
 
     assert sim.run(claim, 60 * sim.rules.round_timeout)
     assert sim.run(lambda: sim.view.free_slot(0, stranger, int(sim.now)) is not None, 60)
@@ -148,14 +148,14 @@ class SimpleAccount:
 def test_a_deal_in_the_middle_of_a_round_spoils_nothing_that_is_under_way() -> None:
     """A contribution made before it counts where its maker was."""
     sim = Simulation(fast_rules(rounds=12, stages=1, delay=0), replicas=3, seed=12)
-    idle = str(sim.view.holder(2, 0))
+    idle = str(sim.view.member_at(2, 0))
     sim.members[idle].breaks = True
     made: list[tuple[Contribution, int]] = []
     apply = sim.apply
 
     def noted(event: chain.Event) -> None:
         if isinstance(event, chain.Dealt):
-            own = sim.members[str(sim.view.holder(event.other, 0))].machine.own.get(sim.view.open_round or 0)
+            own = sim.members[str(sim.view.member_at(event.other, 0))].machine.own.get(sim.view.open_round or 0)
             if own is not None:
                 made.append((own.contribution, event.other))
         apply(event)

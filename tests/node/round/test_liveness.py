@@ -24,8 +24,8 @@ def overdue() -> Asking:
     sim = Asking(make_rules(rounds=30), replicas=2, seed=1)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
     for replica in range(2):
-        sim.kill(str(sim.view.holder(replica, 1)))
-    assert sim.run(lambda: not sim.view.holders(1), 120)
+        sim.kill(str(sim.view.member_at(replica, 1)))
+    assert sim.run(lambda: not sim.view.members_in(1), 120)
     sim.run(lambda: False, 100)
     return sim
 
@@ -59,7 +59,7 @@ def test_who_has_left_and_joined_again_is_new() -> None:
 
 
 def dead() -> Asking:
-    """A run of 2x2 whose holders all died after some rounds, hours ago."""
+    """A run of 2x2 whose members all died after some rounds, hours ago."""
     sim = Asking(make_rules(rounds=16), replicas=2, seed=4, train_seconds=2)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 3, 100)
     for account in sim.members:
@@ -70,10 +70,10 @@ def dead() -> Asking:
 
 
 @pytest.mark.parametrize("stages", [(0, 1), (1, 0)])
-def test_one_old_holder_of_each_stage_is_enough_to_go_on(stages: tuple[int, int]) -> None:
+def test_one_old_member_of_each_stage_is_enough_to_go_on(stages: tuple[int, int]) -> None:
     """Of two replicas, too: whoever comes back evicts the rest, and moves down into one replica."""
     sim = dead()
-    back = [str(sim.view.holder(replica, stage)) for replica, stage in enumerate(stages)]
+    back = [str(sim.view.member_at(replica, stage)) for replica, stage in enumerate(stages)]
     for account in back:
         sim.restart(account)
     assert sim.run(lambda: sim.finished, 600)
@@ -91,10 +91,10 @@ def test_newcomers_go_on_from_the_published_versions_where_slots_are_free() -> N
     assert set(sim.view.members()) == set(came), "the dead were asked, and evicted"
 
 
-def test_one_old_holder_frees_the_slots_of_a_full_run_for_newcomers() -> None:
+def test_one_old_member_frees_the_slots_of_a_full_run_for_newcomers() -> None:
     """Who holds no slot may not ask: with every slot taken by the dead, somebody of them has to come back."""
     sim = dead()
-    old = str(sim.view.holder(1, 0))
+    old = str(sim.view.member_at(1, 0))
     sim.restart(old)
     assert sim.run(lambda: set(sim.view.members()) == {old}, 120)
     assert sim.run(lambda: sim.view.slot_of(old) == (0, 0), 60)
@@ -108,12 +108,12 @@ def test_whoever_cannot_be_heard_is_not_asked_for_its_silence() -> None:
     nobody asks those who are only waiting, each in its own stage's hearing."""
     sim = Asking(make_rules(rounds=12, stages=3, delay=0), replicas=2, seed=3)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
-    gone = [str(sim.view.holder(replica, 2)) for replica in range(2)]
+    gone = [str(sim.view.member_at(replica, 2)) for replica in range(2)]
     waiting = set(sim.members) - {*gone}
     for account in gone:
         sim.kill(account)
     died = sim.now
-    assert sim.run(lambda: not sim.view.holders(2), 8 * sim.rules.round_timeout)
+    assert sim.run(lambda: not sim.view.members_in(2), 8 * sim.rules.round_timeout)
     assert all(sim.accused[account] < died + 3 * sim.rules.round_timeout for account in gone)
     assert not waiting & sim.accused.keys()
 
@@ -122,8 +122,8 @@ def test_a_stage_that_nobody_here_hears_is_asked_when_the_round_has_lasted_for_l
     """Of three stages the last two are gone: the first one does not hear the silence of the last."""
     sim = Asking(make_rules(rounds=12, stages=3, delay=0), replicas=1, seed=3)
     assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
-    last = str(sim.view.holder(0, 2))
-    sim.kill(str(sim.view.holder(0, 1)))
+    last = str(sim.view.member_at(0, 2))
+    sim.kill(str(sim.view.member_at(0, 1)))
     sim.kill(last)
     assert sim.run(lambda: last in sim.accused, 9 * sim.rules.round_timeout)
-    assert sim.run(lambda: not sim.view.holders(2), 60)
+    assert sim.run(lambda: not sim.view.members_in(2), 60)

@@ -119,7 +119,7 @@ def test_a_run_that_paused_wastes_no_round_when_it_goes_on() -> None:
 def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=7)
     sim.run(lambda: False, 0.5)
-    victim, liar = sim.members[sim.view.holder(0, 0)], sim.members[sim.view.holder(1, 0)]
+    victim, liar = sim.members[sim.view.member_at(0, 0)], sim.members[sim.view.member_at(1, 0)]
     honest = sim.contribution(liar, 0)
     cases = {
         "wrong_segments": sim.contribution(liar, 0, segments=0),
@@ -145,7 +145,7 @@ def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None
 def test_two_contributions_to_one_round_are_kept_as_evidence_and_the_round_is_unharmed() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=8)
     sim.run(lambda: False, 0.5)
-    liar = sim.members[sim.view.holder(1, 1)]
+    liar = sim.members[sim.view.member_at(1, 1)]
     for member in sim.alive():
         for loss in (1, 2):
             sim.feed(member, e.ContributionSeen(sim.contribution(liar, 0, loss=loss), liar.account, "peer"))
@@ -155,7 +155,7 @@ def test_two_contributions_to_one_round_are_kept_as_evidence_and_the_round_is_un
 
 def test_a_wrong_seal_is_never_signed() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=9)
-    liar = sim.members[sim.view.holder(1, 0)]
+    liar = sim.members[sim.view.member_at(1, 0)]
     real_act = sim.act
 
     def act(member, action):  # type: ignore[no-untyped-def]
@@ -169,7 +169,7 @@ def test_a_wrong_seal_is_never_signed() -> None:
     sim.act = act  # type: ignore[method-assign]
     sim.run(lambda: False, 60)
     assert (0, 0) not in sim.seals, "a quorum of two cannot be had for two different seals"
-    assert "wrong_seal" in sim.members[sim.view.holder(0, 0)].rejected + liar.rejected
+    assert "wrong_seal" in sim.members[sim.view.member_at(0, 0)].rejected + liar.rejected
 
 
 def test_nobody_trains_before_the_start_time_and_no_round_is_shorter_than_the_least() -> None:
@@ -218,8 +218,8 @@ def test_with_a_delay_the_next_rounds_samples_are_asked_for_while_this_one_train
     assert set(range(2, 8)) <= set(early)
 
 
-def test_the_order_of_proposers_is_computed_once_for_the_same_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every event asks for it, and a hash for each holder took most of a large stage's time."""
+def test_the_order_of_proposers_is_computed_once_for_the_same_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event asks for it, and a hash for each member took most of a large stage's time."""
     sim, hashed = Simulation(make_rules(stages=1), replicas=4, seed=31), []
     keccak = round_rules.keccak
     monkeypatch.setattr(round_rules, "keccak", lambda data: hashed.append(data) or keccak(data))

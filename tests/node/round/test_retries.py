@@ -80,8 +80,8 @@ def test_a_seal_is_sent_once_however_long_the_view_takes_to_show_it(confirmation
 
 
 def failing_replica(sim: Simulation, reason: str = "the loss is nan", local: bool = False) -> list[float]:
-    """Every round that a holder of replica 0 starts fails at once; when the starts were."""
-    bad, starts, act = {sim.view.holder(0, stage) for stage in range(sim.rules.stages)}, [], sim.act
+    """Every round that a member of replica 0 starts fails at once; when the starts were."""
+    bad, starts, act = {sim.view.member_at(0, stage) for stage in range(sim.rules.stages)}, [], sim.act
 
     def failing(member: Member, action: a.Action) -> None:
         if member.account not in bad or not isinstance(action, a.StartRound):
@@ -101,8 +101,8 @@ def test_a_round_that_always_fails_is_started_less_and_less_often() -> None:
     sim = Simulation(rules, replicas=2, seed=1)
     starts = failing_replica(sim)
     sim.run(lambda: False, 17)
-    assert 4 <= len(starts) <= 14, "by two holders; it was 46"
-    member = sim.members[str(sim.view.holder(0, 0))]
+    assert 4 <= len(starts) <= 14, "by two members; it was 46"
+    member = sim.members[str(sim.view.member_at(0, 0))]
     assert [one.action for one in member.machine.failing(sim.now)] == ["StartRound"]
     assert "rounds failed in a row" in str(member.machine.waiting_for(sim.now))
     del sim.act  # from now on rounds succeed
@@ -113,7 +113,7 @@ def test_a_round_that_always_fails_is_started_less_and_less_often() -> None:
 
 def test_trouble_of_this_machine_stops_its_work_and_is_said_until_it_is_over() -> None:
     sim = Simulation(make_rules(rounds=12), replicas=2, seed=2)
-    victim = sim.members[str(sim.view.holder(0, 0))]
+    victim = sim.members[str(sim.view.member_at(0, 0))]
     full, started, act = [True], [], sim.act
 
     def disk_full(member: Member, action: a.Action) -> None:
@@ -139,7 +139,7 @@ def test_trouble_of_this_machine_stops_its_work_and_is_said_until_it_is_over() -
 
 def test_a_training_process_that_dies_ends_its_round_and_no_other_is_started_before_it_is_back() -> None:
     sim = Simulation(make_rules(rounds=8), replicas=2, seed=3, train_seconds=2)
-    victim = sim.members[str(sim.view.holder(0, 1))]
+    victim = sim.members[str(sim.view.member_at(0, 1))]
     assert sim.run(lambda: victim.training is not None, 30)
     victim.training = None
     sim.disconnect(victim.account)
@@ -155,7 +155,7 @@ def test_a_training_process_that_dies_ends_its_round_and_no_other_is_started_bef
 def test_evidence_is_kept_when_the_disk_takes_it_again() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=8)
     sim.run(lambda: False, 0.5)
-    liar, victim = (sim.members[str(sim.view.holder(replica, 1))] for replica in (1, 0))
+    liar, victim = (sim.members[str(sim.view.member_at(replica, 1))] for replica in (1, 0))
     act, full = sim.act, [True]
 
     def disk_full(member: Member, action: a.Action) -> None:

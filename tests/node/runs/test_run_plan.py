@@ -233,14 +233,14 @@ def test_the_disk_is_said_first_and_what_a_common_one_does_not_hold_is_warned_of
     said = plan()
     first = said.stdout.splitlines()[0]
     assert (
-        first.startswith("disk  up to 3.5 TB for a holder of stage 0: ") and "versions of the last 25 rounds" in first
+        first.startswith("disk  up to 3.5 TB for a member of stage 0: ") and "versions of the last 25 rounds" in first
     )
     assert "of disk, more than" not in said.stderr
     found = json.loads(plan("--json").stdout)
     assert found["retention"] == {"payloads": 25, "versions": 3, "every": 10, "checkpoints": 25}
     draft.write_text(draft.read_text() + '[retention]\npayloads = "run"\ncheckpoints = "run"\n')
     (warning,) = [one for one in json.loads(plan("--json").stdout)["warnings"] if "of disk, more than" in one]
-    assert warning.startswith("a holder of stage 0 takes up to 276.4 TB of disk, more than 4.0 TB, which are common; ")
+    assert warning.startswith("a member of stage 0 takes up to 276.4 TB of disk, more than 4.0 TB, which are common; ")
     assert warning.endswith(
         "156.8 TB of it for payloads: a smaller retention.payloads (now of the whole run) or more stages take less"
     )
@@ -268,7 +268,7 @@ def test_the_free_disk_is_that_of_the_data_folder_and_of_no_other_machine(
     folder.mkdir()
     draft.write_text((DOCS / "107b.toml").read_text())
     here = dlx("run", "plan", "--manifest", draft, "--device", "cpu", "--datadir", folder).stderr
-    assert f"the disk of {folder} has 1.0 GB free, less than the holder of stage 0 takes" in here
+    assert f"the disk of {folder} has 1.0 GB free, less than the member of stage 0 takes" in here
     assert looked == [folder]
     other = dlx("run", "plan", "--manifest", draft, "--device", "h200", "--ranks", "8", "--datadir", folder).stderr
     assert "free, less than" not in other

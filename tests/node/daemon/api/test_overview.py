@@ -112,7 +112,7 @@ def test_an_action_that_fails_is_named_with_its_reason() -> None:
 
 def test_a_training_process_that_does_not_start_has_a_reason_before_any_slot_is_open() -> None:
     node, trainer = overview(seen()), Trainer()
-    node.assignment.session, node.slot._trainer = None, trainer
+    node.assignment.session, node.assignment._trainer = None, trainer
     assert not node.status().failing
     trainer.trouble = "killed by signal 9 (3 times in a row)"
     assert node.status().failing == ("the training process: killed by signal 9 (3 times in a row)",)

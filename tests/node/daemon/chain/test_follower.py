@@ -183,7 +183,7 @@ def test_another_chain_takes_a_person() -> None:
     assert raised.group_contains(Failure, match="check --rpc-url")
 
 
-def test_the_peers_of_a_run_are_its_holders_and_its_creator():
+def test_the_peers_of_a_run_are_its_members_and_its_creator():
     member, stranger = f"0x{2:040x}", f"0x{3:040x}"
     where = ("/ip4/203.0.113.7/tcp/1",)
     nodes = NodeTable()

@@ -1,4 +1,4 @@
-"""What a holder shows of its own work: the drawn segment's files are public, and the rest is gone."""
+"""What a member shows of its own work: the drawn segment's files are public, and the rest is gone."""
 
 import hashlib
 from dataclasses import replace
@@ -42,11 +42,11 @@ def draw_of(view: RunView, round: int, share: float) -> RoundDraw:
     return RoundDraw(0.0, drawn_of(seals, digest("block", round), share, 3), 1, digest("block", round), ())
 
 
-class Holder:
+class Member:
     """Of stage 1 in replica 0, with files of rounds that it trained."""
 
     def __init__(self, folder: Path, view: RunView, ahead: float = 0.0) -> None:
-        self.view, self.account, self.ahead = view, str(view.holder(0, 1)), ahead
+        self.view, self.account, self.ahead = view, str(view.member_at(0, 1)), ahead
         self.store = BlobStore(folder / "blobs")
         self.slot = Undecided(folder / "run" / "stage-1" / "slot")
         self.traces: dict[int, Trace] = {}
@@ -107,73 +107,73 @@ def _made(context: Any, view: Any) -> Custody:
 
 @pytest.mark.parametrize("ahead", [0.0, 0.5])
 def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view: RunView, ahead: float) -> None:
-    holder = Holder(tmp_path, view, ahead)
+    member = Member(tmp_path, view, ahead)
     for round in (3, 4, 5, 6):  # of 3 the last segment is drawn, of 6 the first
-        holder.train(round)
-    holder.know((3, 1.0), (4, 0.0), (6, 1.0))
-    assert holder.served(3) and holder.served(6) and not holder.served(4)
-    assert holder.slot.rounds() == [5], "its draw is not known yet"
-    assert holder.custody.held.drawn == 2 and holder.custody.held.undecided > 0
-    holder.store.evict(Kind.VERSION)
-    holder.store.evict(Kind.PAYLOAD)
-    assert holder.served(3), "nothing gives it away as long as it is of the window"
+        member.train(round)
+    member.know((3, 1.0), (4, 0.0), (6, 1.0))
+    assert member.served(3) and member.served(6) and not member.served(4)
+    assert member.slot.rounds() == [5], "its draw is not known yet"
+    assert member.custody.held.drawn == 2 and member.custody.held.undecided > 0
+    member.store.evict(Kind.VERSION)
+    member.store.evict(Kind.PAYLOAD)
+    assert member.served(3), "nothing gives it away as long as it is of the window"
 
 
 def test_what_is_out_of_the_window_is_served_no_more(tmp_path: Path, view: RunView) -> None:
-    holder = Holder(tmp_path, view)
+    member = Member(tmp_path, view)
     for round in (1, 2, 3):
-        holder.train(round)
-    holder.know((1, 1.0), (3, 1.0))
-    assert not holder.served(1), "8 rounds are sealed, the window has 1"
-    assert holder.served(3), "whoever sees the chain a little later still asks for it"
-    assert holder.slot.rounds() == [], "of round 2 nothing was asked in time"
+        member.train(round)
+    member.know((1, 1.0), (3, 1.0))
+    assert not member.served(1), "8 rounds are sealed, the window has 1"
+    assert member.served(3), "whoever sees the chain a little later still asks for it"
+    assert member.slot.rounds() == [], "of round 2 nothing was asked in time"
 
 
 def test_payload_statement_and_trace_of_drawn_work_stay_as_long(tmp_path: Path, view: RunView) -> None:
     """Also where the manifest keeps payloads for fewer rounds, or the node has left the stage."""
-    holder = Holder(tmp_path, view)
-    holder.train(4)
-    (mine,) = [one for one in draw_of(view, 4, 1.0).drawn if one.account == holder.account]
+    member = Member(tmp_path, view)
+    member.train(4)
+    (mine,) = [one for one in draw_of(view, 4, 1.0).drawn if one.account == member.account]
     said = [mine.statement, digest("payload"), digest("trace")]
     for name in said:
-        holder.store.path(name).write_bytes(b"as published")
-        holder.store.note(name, Kind.PAYLOAD)
-    holder.know((4, 1.0))
-    holder.store.evict(Kind.PAYLOAD)
-    assert all(holder.store.path(name).exists() for name in said)
+        member.store.path(name).write_bytes(b"as published")
+        member.store.note(name, Kind.PAYLOAD)
+    member.know((4, 1.0))
+    member.store.evict(Kind.PAYLOAD)
+    assert all(member.store.path(name).exists() for name in said)
 
 
 def test_earlier_statements_that_say_of_which_plan_the_last_payload_is_stay_with_drawn_work(
     tmp_path: Path, view: RunView
 ) -> None:
     """Without them its residual could not be told, and its maker would be the one who hides it."""
-    holder = Holder(tmp_path, view)
-    holder.train(4)
+    member = Member(tmp_path, view)
+    member.train(4)
     before = contribution(round=3)
     said = replace(contribution(round=4), previous=before.hash())
     for one in (before, said):
-        holder.store.path(one.hash()).write_bytes(one.encode())
-        holder.store.note(one.hash(), Kind.PAYLOAD)
+        member.store.path(one.hash()).write_bytes(one.encode())
+        member.store.note(one.hash(), Kind.PAYLOAD)
     draw = draw_of(view, 4, 1.0)
-    drawn = tuple(replace(one, statement=said.hash()) if one.account == holder.account else one for one in draw.drawn)
-    holder.custody._settle(view, {4: replace(draw, drawn=drawn)})
-    holder.store.evict(Kind.PAYLOAD)
-    assert all(holder.store.path(one.hash()).exists() for one in (before, said))
+    drawn = tuple(replace(one, statement=said.hash()) if one.account == member.account else one for one in draw.drawn)
+    member.custody._settle(view, {4: replace(draw, drawn=drawn)})
+    member.store.evict(Kind.PAYLOAD)
+    assert all(member.store.path(one.hash()).exists() for one in (before, said))
 
 
 def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:
-    holder = Holder(tmp_path, view)
-    holder.train(4)
-    holder.know((4, 1.0))
-    holder.again(tmp_path)
-    holder.know((4, 1.0))
-    assert holder.served(4) and holder.custody.held.drawn == 1
+    member = Member(tmp_path, view)
+    member.train(4)
+    member.know((4, 1.0))
+    member.again(tmp_path)
+    member.know((4, 1.0))
+    assert member.served(4) and member.custody.held.drawn == 1
 
 
 def test_members_of_the_stage_keep_the_version_that_drawn_work_began_with(tmp_path: Path, view: RunView) -> None:
-    holder = Holder(tmp_path, view)
+    member = Member(tmp_path, view)
     bases = {round: view.weights(1, base_version(RULES, round)) for round in (3, 5)}
-    holder.know((3, 1.0), (5, 0.0))
-    owners = holder.store.owners("custody/")
+    member.know((3, 1.0), (5, 0.0))
+    owners = member.store.owners("custody/")
     assert [owner for owner in owners if "/base/" in owner] == [f"custody/{RUN.hex()[:16]}/base/1/3"]
     assert bases[3] != bases[5]

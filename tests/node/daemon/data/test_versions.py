@@ -41,7 +41,7 @@ class FakeView:
     def next_round(self, stage: int) -> int:
         return self.rounds
 
-    def holders(self, stage: int) -> tuple[str, ...]:
+    def members_in(self, stage: int) -> tuple[str, ...]:
         return ("0x1", "0x2")
 
     def source(self, version: int) -> int:
@@ -87,7 +87,7 @@ class Peers:
     ) -> Path:  # fmt: skip
         if not self.store.has(hash_):
             if tree is not None:
-                assert providers == ["peer 0x1", "peer 0x2"], "the stage's holders"
+                assert providers == ["peer 0x1", "peer 0x2"], "the stage's members"
                 self.by_parts[hash_] = tree
                 if self.parts is not None:
                     raise self.parts
@@ -234,7 +234,7 @@ def test_without_the_payloads_or_the_version_before_it_is_fetched_by_its_hash(tm
 
 
 @pytest.mark.parametrize("empty", [set(), {2, 3}])
-def test_a_version_comes_in_parts_from_its_stages_holders(tmp_path: Path, empty: set[int]) -> None:
+def test_a_version_comes_in_parts_from_its_stages_members(tmp_path: Path, empty: set[int]) -> None:
     view = FakeView(4, empty=empty)
     version = 2 if empty else 4
     blobs = [version_bytes(version), version_bytes(version, "momentum")]
@@ -244,7 +244,7 @@ def test_a_version_comes_in_parts_from_its_stages_holders(tmp_path: Path, empty:
     assert asked == {made.weights: Tree(100, made.weights_root), made.momentum: Tree(100, made.momentum_root)}
 
 
-def test_a_version_that_no_holder_gives_comes_from_anybody_and_the_first_has_no_root(tmp_path: Path) -> None:
+def test_a_version_that_no_member_gives_comes_from_anybody_and_the_first_has_no_root(tmp_path: Path) -> None:
     versions = make(tmp_path / "a", [version_bytes(4), version_bytes(4, "momentum")])
     versions.exchange.parts = BlobNotFound("nobody has it")  # type: ignore[attr-defined]
     trio.run(versions.adopt, FakeView(4), 4)

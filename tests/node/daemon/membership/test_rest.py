@@ -199,7 +199,7 @@ def test_a_node_rests_while_its_machine_is_wanted(tmp_path: Path, monkeypatch: p
 
 def test_a_member_that_leaves_begins_no_round() -> None:
     sim = Simulation(make_rules(rounds=12, stages=1, delay=0), replicas=3, seed=2)
-    leaving = sim.members[str(sim.view.holder(0, 0))].machine
+    leaving = sim.members[str(sim.view.member_at(0, 0))].machine
     assert sim.run(lambda: sim.view.open_round == 3 and leaving.training is None, 200)
     leaving.leaves, last = True, leaving.last_trained
     assert sim.run(lambda: sim.view.open_round == 5, 400), "the others go on"
@@ -214,7 +214,7 @@ def test_a_resting_member_is_counted_in_every_round_with_the_fewest_steps_and_no
     sim = Simulation(rules, replicas=2, seed=2)
     sent, transact = [], sim.transact
     sim.transact = lambda member, action: sent.append(action) or transact(member, action)  # type: ignore[method-assign]
-    resting = sim.members[str(sim.view.holder(0, stages - 1))]
+    resting = sim.members[str(sim.view.member_at(0, stages - 1))]
     slot = sim.view.slot_of(resting.account)
     assert sim.run(lambda: sim.view.open_round == 3, 200)
     resting.machine.rests = True

@@ -32,8 +32,8 @@ def attestation(member: Member, seal: bytes, round: int = 0) -> bytes:
     return encoded(member, a.GossipAttestation(round, seal, sign(seal, member.key)))
 
 
-def holder(sim: Simulation, replica: int, stage: int) -> Member:
-    return sim.members[str(sim.view.holder(replica, stage))]
+def member(sim: Simulation, replica: int, stage: int) -> Member:
+    return sim.members[str(sim.view.member_at(replica, stage))]
 
 
 def put(shelf: Shelf, sim: Simulation, *records: bytes) -> None:
@@ -50,7 +50,7 @@ def asked(
 
 
 def test_whoever_asks_gets_what_it_lacks_of_the_round_and_stage(sim: Simulation) -> None:
-    shelf, ours, mate, other = Shelf(0), holder(sim, 0, 0), holder(sim, 1, 0), holder(sim, 0, 1)
+    shelf, ours, mate, other = Shelf(0), member(sim, 0, 0), member(sim, 1, 0), member(sim, 0, 1)
     vote = attestation(mate, digest("seal"))
     made, theirs, later = contribution(sim, ours), contribution(sim, other), contribution(sim, ours, 1)
     put(shelf, sim, vote, made, theirs, later, made)
@@ -63,7 +63,7 @@ def test_whoever_asks_gets_what_it_lacks_of_the_round_and_stage(sim: Simulation)
 
 
 def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(sim: Simulation) -> None:
-    shelf, ours, other = Shelf(0), holder(sim, 0, 0), holder(sim, 0, 1)
+    shelf, ours, other = Shelf(0), member(sim, 0, 0), member(sim, 0, 1)
     stranger = replace(ours, key=digest("a stranger's key"))
     put(
         shelf, sim, attestation(stranger, digest("seal")), attestation(other, digest("seal")),
@@ -73,7 +73,7 @@ def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(
 
 
 def test_nobody_fills_it(sim: Simulation) -> None:
-    shelf, ours = Shelf(0), holder(sim, 0, 0)
+    shelf, ours = Shelf(0), member(sim, 0, 0)
     made = [contribution(sim, ours, loss=index) for index in range(5)]
     votes = [attestation(ours, digest("seal", index)) for index in range(20)]
     put(shelf, sim, *made, *votes)
@@ -81,7 +81,7 @@ def test_nobody_fills_it(sim: Simulation) -> None:
 
 
 def test_of_reports_the_latest_is_kept_in_whatever_order_they_come(sim: Simulation) -> None:
-    ours = holder(sim, 0, 0)
+    ours = member(sim, 0, 0)
     reports = [encoded(ours, a.GossipReport(0, (digest("payload"),) * index, ()), MADE + index) for index in range(3)]
     for order in (reports, reports[::-1]):
         shelf = Shelf(0)
@@ -92,15 +92,15 @@ def test_of_reports_the_latest_is_kept_in_whatever_order_they_come(sim: Simulati
 def test_it_asks_for_its_own_round_and_for_contributions_that_the_others_lack(sim: Simulation) -> None:
     shelf = Shelf(0)
     assert shelf.wanted(sim.view) == [(0, 0, True)], "nobody has trained yet"
-    put(shelf, sim, contribution(sim, holder(sim, 1, 0)), contribution(sim, holder(sim, 0, 1)))
+    put(shelf, sim, contribution(sim, member(sim, 1, 0)), contribution(sim, member(sim, 0, 1)))
     assert shelf.wanted(sim.view) == [(0, 0, True), (1, 0, False)]
-    put(shelf, sim, contribution(sim, holder(sim, 1, 1)))
+    put(shelf, sim, contribution(sim, member(sim, 1, 1)))
     assert shelf.wanted(sim.view) == [(0, 0, True)], "the replica's other stage has made its own"
 
 
 def test_what_the_run_is_through_with_is_forgotten(sim: Simulation) -> None:
     shelf = Shelf(0)
-    put(shelf, sim, made := contribution(sim, holder(sim, 0, 0)))
+    put(shelf, sim, made := contribution(sim, member(sim, 0, 0)))
     assert sim.run(lambda: sim.view.next_round(0) == 1, 60)
     if sim.view.open_round == 0:
         shelf.forget(sim.view)

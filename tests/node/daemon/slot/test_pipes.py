@@ -46,10 +46,10 @@ class FakePipe:
 
 
 class Neighbourhood:
-    """The pipes of the holder of `stage` of 3 in replica 1, and what they tell their session."""
+    """The pipes of the member of `stage` of 3 in replica 1, and what they tell their session."""
 
     def __init__(self, stage: int) -> None:
-        self.holders = {other: (ACCOUNTS[other], PEERS[other]) for other in ACCOUNTS}
+        self.members = {other: (ACCOUNTS[other], PEERS[other]) for other in ACCOUNTS}
         self.told: list[tuple[object, ...]] = []
         self.dialled: list[str] = []
         self.alive: PipeAlive | None = None
@@ -58,7 +58,7 @@ class Neighbourhood:
             self,  # type: ignore[arg-type]
             wire.PipeHello(RUN, 1, stage, bytes.fromhex(ACCOUNTS[stage][2:])),
             3,
-            self.holders.get,
+            self.members.get,
             lambda link: {"activation": Incoming((5,), "gradient", 1)},
             lambda link: self.told.append(("open", link)),
             lambda link, want: self.told.append(("want", link, want)),
@@ -91,14 +91,14 @@ class Neighbourhood:
         (None, PEERS[0], (RUN, 1, 0, ACCOUNTS[0])),
         ("another run or replica", PEERS[0], (b"S" * 32, 1, 0, ACCOUNTS[0])),
         ("another run or replica", PEERS[0], (RUN, 0, 0, ACCOUNTS[0])),
-        ("not the holder of the previous stage", PEERS[2], (RUN, 1, 2, ACCOUNTS[2])),  # that one is dialled
-        ("not the holder of the previous stage", PEERS[1], (RUN, 1, 1, ACCOUNTS[1])),
-        ("not the holder of the previous stage", PEERS[0], (RUN, 1, 0, ACCOUNTS[2])),
-        ("not the holder of the previous stage", PEERS[2], (RUN, 1, 0, ACCOUNTS[0])),  # the account, not its peer id
-        ("not the holder of the previous stage", PEERS[0], (RUN, 1, 65535, ACCOUNTS[0])),
+        ("not the member of the previous stage", PEERS[2], (RUN, 1, 2, ACCOUNTS[2])),  # that one is dialled
+        ("not the member of the previous stage", PEERS[1], (RUN, 1, 1, ACCOUNTS[1])),
+        ("not the member of the previous stage", PEERS[0], (RUN, 1, 0, ACCOUNTS[2])),
+        ("not the member of the previous stage", PEERS[2], (RUN, 1, 0, ACCOUNTS[0])),  # the account, not its peer id
+        ("not the member of the previous stage", PEERS[0], (RUN, 1, 65535, ACCOUNTS[0])),
     ],
 )
-def test_only_the_holder_of_the_previous_stage_may_open_a_pipe(reason: str | None, peer: str, hello: tuple) -> None:
+def test_only_the_member_of_the_previous_stage_may_open_a_pipe(reason: str | None, peer: str, hello: tuple) -> None:
     run, replica, stage, account = hello
     asked = wire.PipeHello(run, replica, stage, bytes.fromhex(account[2:]))
     assert Neighbourhood(1).pipes.refusal(peer, asked) == reason
@@ -106,7 +106,7 @@ def test_only_the_holder_of_the_previous_stage_may_open_a_pipe(reason: str | Non
 
 def test_a_free_slot_has_no_pipe() -> None:
     here = Neighbourhood(1)
-    del here.holders[0]
+    del here.members[0]
     assert here.pipes.refusal(PEERS[0], wire.PipeHello(RUN, 1, 0, bytes.fromhex(ACCOUNTS[0][2:])))
 
 
@@ -249,7 +249,7 @@ def test_the_next_stage_is_dialled_until_it_answers_and_left_when_its_slot_chang
         here.pipes.check()
         await wait_all_tasks_blocked()
         assert not pipe.closed
-        here.holders[1] = (ACCOUNTS[2], PEERS[2])
+        here.members[1] = (ACCOUNTS[2], PEERS[2])
         here.pipes.check()
         await wait_all_tasks_blocked()
         assert pipe.closed and here.told[-1] == ("gone", "next")

@@ -75,7 +75,7 @@ class _Sealed(dict[Any, Any]):
 def _statements() -> tuple[Contribution, Contribution]:
     """Of rounds 1 and 2."""
     sim = Simulation(RULES, replicas=1, seed=1)
-    member = sim.members[sim.view.holder(0, 0)]  # type: ignore[index]
+    member = sim.members[sim.view.member_at(0, 0)]  # type: ignore[index]
     first = replace(sim.contribution(member, 0).contribution, round=1, optimiser_after=digest("o"), change=digest("c"))
     second = replace(
         first, round=2, previous=first.hash(), payload=digest("payload"), base_weights=BASE, weights_before=START,

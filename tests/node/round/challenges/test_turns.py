@@ -58,7 +58,7 @@ def test_all_stages_of_a_drawn_replica_are_drawn_with_one_segment(run: tuple[Run
     drawn = drawn_of(seals, digest("block"), 1.0, 2)
     assert [(one.replica, one.stage) for one in drawn] == [(r, s) for r in range(4) for s in range(2)]
     assert len({(one.replica, one.segment) for one in drawn}) == 4
-    assert all(view.holder(one.replica, one.stage) == one.account for one in drawn)
+    assert all(view.member_at(one.replica, one.stage) == one.account for one in drawn)
     assert draw_block(seals, 2) == max(seal.at.block for seal in seals) + 2
     assert seals_of(view, 5) is None, "not sealed yet"
 
@@ -66,7 +66,7 @@ def test_all_stages_of_a_drawn_replica_are_drawn_with_one_segment(run: tuple[Run
 def test_nobody_checks_work_of_its_own_replica(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
     view, _ = run
     for stage in range(2):
-        mate = view.holder(case.drawn.replica, stage)
+        mate = view.member_at(case.drawn.replica, stage)
         assert mate is not None and not turns.may_check(view, case.drawn, mate)
     assert not turns.may_check(view, case.drawn, "0x" + "11" * 20), "nor who holds no slot"
     assert len(order(view, case)) == 6
@@ -93,7 +93,7 @@ def test_the_next_checker_takes_over_where_nothing_was_heard(
 def test_what_nobody_checked_says_for_what_it_waits(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
     view, _ = run
     first, second, *_ = order(view, case)
-    mate = view.holder(case.drawn.replica, 0)
+    mate = view.member_at(case.drawn.replica, 0)
     assert mate is not None
 
     def said(account: str, now: float = 100, case: Case = case, has_budget: bool = True) -> str | None:

@@ -58,7 +58,7 @@ def test_a_censor_leaves_nobody_out(seed: int) -> None:
     attester signs any correct list after the grace, that takes a quarter of the rounds."""
     rules = make_rules(rounds=12, stages=1, delay=0, straggler_grace=4, proposal_timeout=1, round_timeout=8)
     sim = Contest(rules, replicas=4, seed=seed, min_replicas=2)
-    sim.play(str(sim.view.holder(1, 0)), Censor)
+    sim.play(str(sim.view.member_at(1, 0)), Censor)
     assert sim.run(lambda: sim.finished, 200)
     assert len(sim.owed) == 12 and not sim.lost
     assert not sim.blamed()

@@ -78,7 +78,7 @@ def test_who_is_a_little_late_does_all_steps_where_the_next_round_trains_meanwhi
         assert pace.steps(6, STEPS, ("me", "other"), 153.5) == steps
 
 
-def test_what_a_slots_former_holder_did_moves_nobody() -> None:
+def test_what_a_slots_former_member_did_moves_nobody() -> None:
     pace = _seen(0, 0.1)
     pace.opened(5, 150.0)
     assert pace.steps(5, STEPS, ("me", "other"), 150.0) == fewest_steps(STEPS)
@@ -207,7 +207,7 @@ def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do
 def test_a_stage_that_starts_again_in_the_middle_of_a_round_takes_up_its_replicas_pace() -> None:
     sim = Uneven(make_rules(stages=3, delay=1, **UNEVEN), 2, {1: 4.0}, train_seconds=40.0)
     assert sim.run(lambda: sim.view.open_round == 4, 300)
-    account = str(sim.view.holder(1, 1))
+    account = str(sim.view.member_at(1, 1))
     assert sim.run(lambda: sim.members[account].training is not None, 60)
     sim.run(lambda: False, 10)
     sim.kill(account)
@@ -252,7 +252,7 @@ def test_a_mate_that_names_few_steps_spoils_its_own_replicas_and_nothing_else(na
     """As it could by being slow; it is counted for as few itself, and for no fewer than count."""
     sim = Naming(_short(stages=3), 3, {}, train_seconds=10.0)
     sim.named = named
-    machine = sim.members[str(sim.view.holder(0, 2))].machine
+    machine = sim.members[str(sim.view.member_at(0, 2))].machine
     machine._pace.steps = lambda *known: fewest_steps(STEPS)  # type: ignore[method-assign]
     assert sim.run(lambda: sim.view.open_round == 6, 100)
     for stage in range(3):
@@ -286,7 +286,7 @@ def test_who_states_fewer_steps_than_count_or_more_than_there_are_is_refused(sta
     sim.stated = stated
     assert sim.run(lambda: sim.view.open_round == 2, 100)
     assert _sealed_steps(sim, 0, 0) == [0, 0] and all(_sealed_steps(sim, 0, 1))
-    honest = [member for account, member in sim.members.items() if account != sim.view.holder(0, 0)]
+    honest = [member for account, member in sim.members.items() if account != sim.view.member_at(0, 0)]
     assert all("wrong_steps" in member.rejected for member in honest)
 
 
@@ -313,7 +313,7 @@ class Hasty(Uneven):
 def test_made_up_work_that_is_never_counted_makes_nobody_hurry() -> None:
     """It is never drawn either: who states it would pay nothing for holding the others to a sixteenth."""
     sim = Hasty(_short(stages=1), 2, {0: 0.01}, train_seconds=10.0)
-    sim.liar, honest = str(sim.view.holder(0, 0)), str(sim.view.holder(1, 0))
+    sim.liar, honest = str(sim.view.member_at(0, 0)), str(sim.view.member_at(1, 0))
     assert sim.run(lambda: sim.view.open_round == 6, 400)
     seals = [sim.view.sealed[0, round] for round in range(6)]
     made = [{who: it.inner_steps for who, it in zip(one.accounts, one.records, strict=True)} for one in seals]
@@ -351,11 +351,11 @@ def test_who_makes_up_work_that_is_counted_gains_a_share_until_it_is_convicted_a
     """Of two replicas it holds the other to a sixteenth: what it says was drawn, and costs it the slot."""
     sim = Uneven(_short(stages=1), 2, {0: 0.01}, train_seconds=10.0)
     assert sim.run(lambda: sim.view.open_round == 7, 400)
-    liar, began = str(sim.view.holder(0, 0)), sim.view.open_round
+    liar, began = str(sim.view.member_at(0, 0)), sim.view.open_round
     assert {*_sealed_steps(sim, 0, 1)[2:]} == {fewest_steps(STEPS)}, "no fewer count, whatever it does"
     statement = sim.view.sealed[0, 5].records[0].statement
     sim.kill(liar)
     sim.apply(chain.Convicted(RUN, liar, 0, 5, statement, b"", sim.at()))
     sim.restart(sim.join("newcomer", 0))
     assert sim.run(lambda: sim.view.open_round == began + 5, 400)
-    assert {*_sealed_steps(sim, 0, 1)[began + 1 :]} == {STEPS}, "its slot's next holder is not taken for it"
+    assert {*_sealed_steps(sim, 0, 1)[began + 1 :]} == {STEPS}, "its slot's next member is not taken for it"

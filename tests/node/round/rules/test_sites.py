@@ -32,7 +32,7 @@ def enlist(made: RunView, *accounts: str, site: str = SITE, stage: int = ANY_STA
 
 
 def slot(made: RunView, replica: int, *accounts: str) -> None:
-    held = {account for stage, account in enumerate(accounts) if made.holder(replica, stage) == account}
+    held = {account for stage, account in enumerate(accounts) if made.member_at(replica, stage) == account}
     made.apply(SiteSeated(RUN, SITE, replica, accounts, AT))
     for stage, account in enumerate(accounts):
         if account not in held:
