@@ -53,7 +53,7 @@ _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
-_KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
+_KEEPS_SLOT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
 _TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
 
@@ -390,7 +390,7 @@ class LedgerClient:
         def check(block: int | str) -> None:  # raises Reverted before gas is spent
             abi.call(to, function, *args, block=block, **by)
 
-        pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, check)
+        pending = self._sender.send(to, data, most, function in _KEEPS_SLOT, check)
         try:
             receipt = self._sender.wait(pending, self._timeout)
         except Pointless as error:

@@ -101,7 +101,7 @@ class Membership:
         raise NoSlot(f"the ledger gives no slot: {refused}{claimed}")
 
     async def _join_site(self, site: Site, stage: int = ANY_STAGE) -> None:
-        """Enlist, wait for the other machines, and have all seated by whose turn it is. Raises LedgerError."""
+        """Enlist, wait for the other machines, and have all placed by whose turn it is. Raises LedgerError."""
         began: dict[TakeSlots, float] = {}
         try:
             while self.slot is None:

@@ -1,0 +1,73 @@
+"""One word a thing: a synonym of a term of docs/glossary.md appears nowhere in code, commands, documents or the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = "node training p2p ledger ground src tests benchmarks deploy docs".split()
+SUFFIXES = {".py", ".md", ".ipynb", ".toml", ".yml", ".html", ".css", ".js", ".svg", ".sh", ".service"}
+MOST_ENTRIES = 20
+
+
+class Synonym(NamedTuple):
+    """A word that is refused (a pattern of whole words), what to say instead, and uses that are names of others."""
+
+    refused: str
+    instead: str
+    exempt: str = r"(?!)"
+
+
+# The contracts' names are on the chain: SiteSeated, NoFreeSeat, holderOf, and the bitmap `seated` of its stageOf.
+SYNONYMS = (
+    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated"),
+    Synonym(r"holders?", "member", r"COPYRIGHT HOLDERS"),
+    Synonym(r"pseudo ?gradients?|outer gradients?", "pseudo-gradient"),
+    Synonym(r"(?:rpc|full|archive|blockchain) nodes?", "chain node"),
+    Synonym(r"volunteers?", "contributor"),
+    Synonym(r"(?:coordinator|aggregator)s?", "proposer"),
+    Synonym(r"(?:validator|juror)s?", "member", r"validators"),  # gossipsub calls its own checks so
+)
+
+# Made from what is looked at here (the man pages), copied from others, or this list itself.
+EXEMPT = ("docs/man", "docs/vectors", "tests/docs/test_words.py")
+
+
+def files() -> Iterator[Path]:
+    for path in [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]:
+        if path.suffix in SUFFIXES and not path.relative_to(ROOT).as_posix().startswith(EXEMPT):
+            yield path
+
+
+def found(synonym: Synonym, text: str) -> Iterator[int]:
+    """The lines that say it."""
+    allowed = {match.span() for match in re.finditer(rf"\b(?:{synonym.exempt})\b", text)}
+    for match in re.finditer(rf"\b(?:{synonym.refused})\b", text, re.IGNORECASE):
+        if not any(start <= match.start() and match.end() <= end for start, end in allowed):
+            yield text.count("\n", 0, match.start()) + 1
+
+
+@pytest.mark.parametrize("synonym", SYNONYMS, ids=lambda synonym: synonym.instead)
+def test_a_thing_has_one_word(synonym: Synonym) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in files()
+        for line in found(synonym, path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == [], f'say "{synonym.instead}"'
+
+
+def test_synonyms_are_found_and_the_contracts_names_are_not() -> None:
+    seat, holder = SYNONYMS[0], SYNONYMS[1]
+    assert list(found(seat, "a slot\nits Seat\nSiteSeated(run)\nNoFreeSeat, stage.seated")) == [2]
+    assert list(found(holder, "placeholder\nholderOf(run)\nthe holder of it")) == [3]
+
+
+def test_the_glossary_stays_short() -> None:
+    rows = re.findall(r"^\| (?!term)(\w[^|]*) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows)) <= MOST_ENTRIES
