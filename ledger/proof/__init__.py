@@ -2,5 +2,5 @@
 
 A block's hash is that of its header, which names the block before, the root of its receipts and the bloom of their
 logs. So from the hash of one block follow all headers before it, which of them may have logs of a run, and those logs,
-none left out. docs/protocol.md has the steps.
+none left out. docs/protocol/proof.md has the steps.
 """

@@ -1,1 +1,1 @@
-"""The round protocol of docs/design.md, section 4, as pure functions and one state machine: events in, actions out."""
+"""The rules of docs/protocol/rounds.md as pure functions and one state machine: events in, actions out."""

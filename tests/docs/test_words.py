@@ -1,4 +1,4 @@
-"""One word a thing: a synonym of a term of docs/glossary.md appears nowhere in code, commands, documents or the page."""
+"""One word a thing: no synonym of a term of docs/glossary.md is in code, commands, documents or on the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = "node training p2p ledger ground src tests benchmarks deploy docs".split()
+FOLDERS = ["node", "training", "p2p", "ledger", "ground", "src", "tests", "benchmarks", "deploy", "docs"]
 SUFFIXES = {".py", ".md", ".ipynb", ".toml", ".yml", ".html", ".css", ".js", ".svg", ".sh", ".service"}
 MOST_ENTRIES = 20
 

@@ -1,7 +1,7 @@
 """The examples in docs/vectors: what the code gives for fixed inputs, as JSON that any language reads.
 
 Bytes are lowercase hex; tensors are {"shape", "data"}, the data float32, little-endian. After a change of the protocol
-`python -m tests.vectors.published` in the repository's root writes the files anew; docs/protocol.md has to say what
+`python -m tests.vectors.published` in the repository's root writes the files anew; docs/protocol has to say what
 changed.
 """
 

@@ -1,4 +1,4 @@
-"""A stranger's verifier: written from docs/protocol.md with nothing of ours, Python's standard library and keccak.
+"""A stranger's verifier: written from docs/protocol with nothing of ours, Python's standard library and keccak.
 
 It is slow, and as plain as it can be: what it cannot compute from the page, the page does not say.
 """

@@ -17,7 +17,7 @@ FILES = {path.name: json.loads(path.read_text()) for path in published.FOLDER.gl
 
 def test_the_published_examples_are_of_this_protocol() -> None:
     made = {name: json.loads(published.written(value)) for name, value in published.content().items()}
-    assert made == FILES, "the protocol changed: run python -m tests.vectors.published and say so in docs/protocol.md"
+    assert made == FILES, "the protocol changed: run python -m tests.vectors.published and say so in docs/protocol"
 
 
 def test_a_stranger_signs_the_same_statements() -> None:

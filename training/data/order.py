@@ -1,8 +1,8 @@
 """The run's order of samples: which sample lies at a position, computed by anyone from a few numbers alone.
 
 The order walks through all samples once per epoch. An epoch shuffles the shards, takes them in windows of a few, and
-shuffles the samples inside each window, so that neighbouring positions lie in few shards. docs/protocol.md has the
-bytes. No torch, no numpy.
+shuffles the samples inside each window, so that neighbouring positions lie in few shards.
+docs/protocol/files.md has the bytes. No torch, no numpy.
 """
 
 import hashlib

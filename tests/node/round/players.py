@@ -519,7 +519,7 @@ class Contest(Simulation):
                     self.lost.setdefault((stage, round), []).append(account)
 
     def patience(self) -> float:
-        """How long a round may take at most, in seconds (protocol.md, section 7)."""
+        """How long a round may take at most, in seconds (docs/decisions/0012)."""
         rules, hostile = self.rules, len(self.players)
         return 4 * rules.round_timeout + (3 * hostile + 3) * rules.proposal_timeout
 
