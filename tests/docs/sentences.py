@@ -107,10 +107,8 @@ def _report_words() -> None:
     for path in documents():
         lengths = [each.words for each in sentences(path)]
         if lengths:
-            over = sum(1 for words in lengths if words > MOST_WORDS)
-            print(
-                f"{path.relative_to(ROOT)}: {len(lengths)} sentences, median {statistics.median(lengths):.0f}, {over} over"
-            )
+            middle, over = statistics.median(lengths), sum(1 for words in lengths if words > MOST_WORDS)
+            print(f"{path.relative_to(ROOT)}: {len(lengths)} sentences, median {middle:.0f}, {over} too long")
 
 
 def _report_long() -> int:
