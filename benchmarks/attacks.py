@@ -1,7 +1,7 @@
 """Attacks on a run, a row each: what one costs its author, what it does to the loss, who notices, and what follows.
 
-`python -m benchmarks.attacks [--json FILE]` trains four replicas in one process under each aggregation policy, some of
-which lie (`benchmarks.harm`), and plays each lie by real members of a real run of 4 x 2 nodes on the embedded chain
+`python -m benchmarks.attacks [--json FILE]` trains four replicas in one process under each aggregation policy, of which
+some lie (`benchmarks.harm`). It plays each lie by real members of a real run of 4 x 2 nodes on the embedded chain
 (`tests.attacks.runs`). `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured.
 """
 

@@ -62,7 +62,7 @@ _DILOCOX, _SPARSE, _TERNARY = (PRESETS[name] for name in ("dilocox", "sparse", "
 
 
 class Choice(NamedTuple):
-    """What is searched: samples of a replica's step; the inner rates, as steps of the grid (see `rate`), of the
+    """What is searched: samples of a replica's step. The inner rates, as steps of the grid (see `rate`), of the
     matrices or, where AdamW steps all, its own, and AdamW's beside; and which of `DECAYS` the weights have."""
 
     batch: int

@@ -1,7 +1,7 @@
 """Whether many members of one stage on one machine seal every round, and what a round costs them.
 
 `python -m benchmarks.crowd [--members N] [--rounds N] [--json FILE]` runs a devnet of so many nodes, each of which has
-the whole of a tiny model, and prints for each round when it was sealed, how many it counts, and CPU seconds so far.
+the whole of a tiny model. It prints for each round when it was sealed, how many it counts, and CPU seconds so far.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Whether a node stays as it is through many rounds: memory, open files and disk, round after round.
 
 `python -m benchmarks.endurance [--rounds N] [--json FILE]` runs a devnet of one node and the smallest rounds that there
-can be, prints what the node holds as it goes on, and at the end by how much each grew per round over the last half.
+can be. It prints what the node holds as it goes on, and at the end by how much each grew per round over the last half.
 """
 
 import contextlib

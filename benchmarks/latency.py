@@ -2,8 +2,8 @@
 everybody begins the next round with what the seal made.
 
 `python -m benchmarks.latency [--replicas N] [--rounds N] [--json FILE]`. A devnet of real processes, one stage, the
-demo's model with a delay of 0. Each node notes when it reaches which phase (`benchmarks.blob_notes`), by one clock.
-For each phase the table has when the first and the last member reached it, the medians of the rounds, and below it what
+demo's model with a delay of 0. Each node notes when it reaches which phase (`benchmarks.blob_notes`), by one clock. For
+each phase the table has when the first and the last member reached it, the medians of the rounds. Below it stands what
 the sender of a seal asks of the chain node before its transaction is sent. On a busy machine believe the counts.
 """
 

@@ -1,7 +1,7 @@
 """What a decentralised run costs beside bare loops: the same model and steps on the same cores, measured in one run.
 
 `python -m benchmarks.overhead [--replicas N] [--stages N] [--inner-steps N] [--json FILE]`. As many bare loops as
-replicas at once, a process each, train the demo's model with plain torch; then the nodes (with their chain, libp2p and
+replicas at once, a process each, train the demo's model with plain torch. Then the nodes (with their chain, libp2p and
 level 3) train it through the whole protocol; then the bare loops once more. The ratio is that of processor seconds for
 each token, which other work on the machine hardly changes; tokens per second mean something on a quiet machine alone.
 """

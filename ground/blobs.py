@@ -88,8 +88,8 @@ def write_blob(folder: Path, chunks: Iterable[Chunk]) -> bytes:
 def read_blob(path: Path, limit: int) -> bytes:
     """The bytes of the blob at `path`, whose name is the hex of its sha256.
 
-    Raises Damaged when it is missing or its bytes do not match its name, BlobError when it is longer than `limit` bytes
-    (which are all that is kept of it), OSError for trouble that is not the blob's.
+    Raises Damaged when it is missing or its bytes do not match its name. Raises BlobError when it is longer than
+    `limit` bytes (which are all that is kept of it), OSError for trouble that is not the blob's.
     """
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
 """Files whose sha256 this process knows, because it wrote or hashed them: gigabytes need not be hashed twice.
 
 Known is a file's content under an inode, size and time of change: another name for it is known as well, and what was
-put in its place is not. A disk may lose bits, and a file be written to and its time set back: so what is known is
+put in its place is not. A disk may lose bits, and a file be written to and its time set back. So what is known is
 believed for an hour, which is longer than a file is usually read again and again.
 """
 

@@ -1,7 +1,7 @@
 """For MkDocs: pages made of what the repository has already, and links as they lead inside the site.
 
 README.md and its like, the man pages, the settings and the notebooks are read where they lie, so that nothing is
-written twice; a link to what is no page of the site (a folder, the licence) becomes its name.
+written twice. A link to what is no page of the site (a folder, the licence) becomes its name.
 """
 
 from __future__ import annotations

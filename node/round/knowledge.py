@@ -80,7 +80,7 @@ class Knowledge:
 
     def is_whole(self, statement: Contribution) -> bool:
         """Whether every other stage of the replica was seen to contribute as many inner steps to the round too, or was
-        counted with them: a replica finishes a round together, so whoever contributes alone has made it up. We know
+        counted with them. A replica finishes a round together, so whoever contributes alone has made it up. We know
         that we have not. And we take the word of members of whom one is honest: what a mate stated may be past judging
         when it reaches us."""
         if statement.account == self._account:

@@ -7,7 +7,7 @@ each question, one proposal timeout after the other.
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
   more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own members, for nobody can prove which of them breaks
-  it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
+  it, once all that the round waits for is here. Who is dealt before it has contributed to a round misses it. The dead
   among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are asked, by
   members whose own are not: only being counted keeps them their slots, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
@@ -114,9 +114,9 @@ class Liveness:
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
         """Whether the member of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
-        in a round that is open for more than one, when everybody has to; or for two; or, whoever it is, the round is
-        open so long that what was heard of it may be somebody's repetition. Who has just joined is given as long from
-        there."""
+        in a round that is open for more than one, when everybody has to. Or it has for two. Or, whoever it is, the
+        round is open so long that what was heard of it may be somebody's repetition. Who has just joined is given as
+        long from there."""
         slot, timeout = view.slot_of(account), self._rules.round_timeout
         if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
@@ -190,7 +190,7 @@ class Liveness:
 
 
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Transaction]:
-    """What an account without a slot can do to get one (of `stage`, or of any) where none is free: ask who has
+    """What an account without a slot can do to get one (of `stage`, or of any) where none is free. Ask who has
     forfeited theirs, the lowest replica first, and evict who could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
     evictable = [member for _, member in held if view.may_evict(member, int(now))]

@@ -29,7 +29,7 @@ MEASURED_ROUNDS = 3  # own ones, whose exchange is being timed
 class RoundMachine:
     """The protocol's state for `account`, which holds a slot of `stage`.
 
-    `version` is the newest V[s,.] on disk and `oldest` the oldest in an unbroken line to it (None: nothing yet);
+    `version` is the newest V[s,.] on disk and `oldest` the oldest in an unbroken line to it (None: nothing yet).
     `last_trained` and `own` (round -> own contribution to this stage, whatever replica it was of) come from disk too.
     """
 

@@ -1,6 +1,6 @@
 """Closing a round of one stage: fetch what was contributed, propose a seal, attest others', send the first complete.
 
-What nobody can recompute exactly (multipliers of a policy) is the proposer's to choose; an attester takes any choice
+What nobody can recompute exactly (multipliers of a policy) is the proposer's to choose. An attester takes any choice
 within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
@@ -226,7 +226,7 @@ class Sealing:
 
     def _foresee(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float, out: list[a.Action]) -> None:
         """While nobody who is waited for may be left out and nothing is anybody's choice, all would propose the same
-        seal: who is not in turn computes it as soon as it could propose it, and signs without waiting for the
+        seal. Who is not in turn computes it as soon as it could propose it, and signs without waiting for the
         proposal."""
         rules, view, round, ready_since = self._rules, self._known.view, book.round, book.ready_since
         if book.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):

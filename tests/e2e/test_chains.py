@@ -1,4 +1,4 @@
-"""Real nodes on each chain there is, whose URLs fail in every way and whose blocks are taken back: every round is
+"""Real nodes on each chain there is, whose URLs fail in every way and whose blocks are taken back. Every round is
 sealed, nothing is paid twice, and the nodes say what is wrong while it lasts."""
 
 from __future__ import annotations

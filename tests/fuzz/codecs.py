@@ -25,8 +25,8 @@ PLANS = [
 
 
 def one_input(data: bytes) -> None:
-    """The first byte chooses a codec, the second how the others become a payload: as they are, cut or filled up with
-    zeros to the right size, or as changes (place, place, byte) of a payload that the codec made."""
+    """The first byte chooses a codec, the second how the others become a payload. They are taken as they are, cut or
+    filled up with zeros to the right size, or as changes (place, place, byte) of a payload that the codec made."""
     if len(data) < 2:
         return
     chosen, plan = PLANS[data[0] % len(PLANS)]

@@ -15,9 +15,9 @@ _STEPS = 5  # of Newton-Schulz, as inner/muon.py takes them
 
 
 class Flops(Struct, frozen=True):
-    """Floating-point operations of one token, forward and backward: 6 for each weight of a matrix that it meets (a
-    looked-up embedding takes none, and of a layer's experts it meets those that it is sent to) and those of attention,
-    in which a token sees half of its sample on average."""
+    """Floating-point operations of one token, forward and backward. They are 6 for each weight of a matrix that it
+    meets (a looked-up embedding takes none, and of a layer's experts it meets those that it is sent to). Added are
+    those of attention, in which a token sees half of its sample on average."""
 
     first: int  # before the layers
     layer: int

@@ -37,9 +37,9 @@ def version_bytes(recipe: Recipe, parameters: int) -> int:
 
 
 def with_retention(draft: Draft) -> Draft:
-    """The draft with numbers, or all of the run, in place of what it keeps by "size": all where that takes at most
-    `MOST` of the disk of every stage's member, or of the last so many rounds as that takes; and at least those that a
-    check of drawn work and the run's average look back on. By the draft alone, so that whoever reads it comes to the
+    """The draft with numbers, or all of the run, in place of what it keeps by "size". That is all where all takes at
+    most `MOST` of the disk of every stage's member, or the last so many rounds as that takes. It is at least those that
+    a check of drawn work and the run's average look back on. By the draft alone, so that whoever reads it comes to the
     same."""
     sizes = []
     for stage in range(len(draft.stages)):

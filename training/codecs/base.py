@@ -1,7 +1,7 @@
 """What every codec shares: a payload is the tensors' parts in the order of their names, each of a size known before.
 
-A part is encoded, checked and decoded alone, in blocks that stay in the processor's cache and may be shared by threads:
-so whoever sums payloads needs neither a whole payload nor a whole decoded tensor in memory.
+A part is encoded, checked and decoded alone, in blocks that stay in the processor's cache and may be shared by threads.
+So whoever sums payloads needs neither a whole payload nor a whole decoded tensor in memory.
 """
 
 from __future__ import annotations

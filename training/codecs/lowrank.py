@@ -3,13 +3,13 @@
 A matrix [m, n] that `factored` accepts becomes r = the plan's rank components. Component j has m codes of P, n codes of
 Q, each -7..7, and one exponent; the matrix is the sum over j of 2^exponent[j] * P[:, j] * Q[:, j]^T. Its part holds the
 r exponents (signed bytes), then the codes, component by component, P before Q, as two's complement nibbles, two a byte,
-the earlier one in the low half; the last half byte is zero where their number is odd. In a tensor of experts [e, m, n]
+the earlier one in the low half. The last half byte is zero where their number is odd. In a tensor of experts [e, m, n]
 each is such a matrix: the parts follow one another.
 
 Each component has one form: of P and of Q some code is odd, and P's first code that is not zero is positive. Components
 come with falling exponents, those of equal exponent with rising bytes (a code is a byte there), zero ones last.
 
-Decoding is exact, so no machine can disagree about it: a product of codes has 6 bits, and as the exponents of one
+Decoding is exact, so no machine can disagree about it. A product of codes has 6 bits, and as the exponents of one
 matrix lie close enough together, every sum of r products, in whatever order, fits the 53 bits of a float64. It is
 rounded once, to float32.
 """

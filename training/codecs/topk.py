@@ -1,16 +1,16 @@
 """topk: of each chunk of 4,096 values the k = the plan's rank largest, two bits each (SparseLoCo, arXiv 2508.15706).
 
 A tensor is flattened and cut into chunks; a last, shorter one of length l keeps ceil(k * l / 4096) values. Their places
-inside a chunk, ascending, are coded as Elias and Fano did: the low b = floor(log2(4096 / k)) bits as they are, the
+inside a chunk, ascending, are coded as Elias and Fano did. The low b = floor(log2(4096 / k)) bits as they are, the
 others as marks in a row of bits, one at (place >> b) + i for place i. All counted that is a twentieth more than Rice
-codes of the gaps would take, and always the same: payloads of a plan have one size, no chunk has to be looked for, and
+codes of the gaps would take, and always the same. Payloads of a plan have one size, no chunk has to be looked for, and
 no place costs more to decode than another.
 
-Layout of a tensor's part: for each chunk its two magnitudes, low and high (little-endian fp16); then each chunk's
+Layout of a tensor's part: for each chunk its two magnitudes, low and high (little-endian fp16). Then each chunk's
 marks, whole bytes; then the low bits of all places; then two bits for each kept value: bit 0 chooses the high
 magnitude, bit 1 is the sign. Numbers fill bytes from the lowest bits up; what a last byte has left over is zero.
 
-Low is below high. Where a chunk needs only one magnitude, or has fewer than k values to send, low is zero; it then
+Low is below high. Where a chunk needs only one magnitude, or has fewer than k values to send, low is zero. It then
 lists, as low and positive, the first places that hold nothing, and a chunk of zeros has both magnitudes zero.
 """
 

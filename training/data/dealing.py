@@ -1,6 +1,6 @@
 """Who trains on which positions of the run's order of samples: a fold over what the seals of stage 0 counted.
 
-A round deals to every replica that there may be, whether it is there or not; what its seal does not count is free
+A round deals to every replica that there may be, whether it is there or not. What its seal does not count is free
 again, and so is the end of a lot whose replica did fewer steps. So absent and slow replicas cost nothing, and every
 position is counted once. Pure arithmetic over half-open intervals.
 """

@@ -18,9 +18,9 @@ OF_MATRICES: Mapping[str, Callable[..., torch.optim.Optimizer]] = {"muon": Muon,
 class Optimisers:
     """Those that step these parameters, a whole model's or a stage's, all float32; fresh until a state is loaded.
 
-    `state` holds their live tensors, always the same ones, into which another state may be copied: of the layers'
-    matrices `muon.momentum.<name>`, or `shampoo.momentum.<name>`, `shampoo.rows.<name>` and `shampoo.columns.<name>`;
-    and of what AdamW steps `exp_avg.<name>`, `exp_avg_sq.<name>` and one `step` of shape [1].
+    `state` holds their live tensors, always the same ones, into which another state may be copied. They are, of the
+    layers' matrices, `muon.momentum.<name>`, or `shampoo.momentum.<name>`, `shampoo.rows.<name>` and
+    `shampoo.columns.<name>`; and of what AdamW steps `exp_avg.<name>`, `exp_avg_sq.<name>` and one `step` of shape [1].
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from dlx.training.recipe.recipe import Inner
 def factor(inner: Inner, index: int, total_steps: int) -> float:
     """The factor at the run's inner step `index` of `total_steps`; past the end it stays where it ended.
 
-    A linear warm-up from 1/n to 1 over the first n steps; then `cosine`, down to `final` at the end, or `wsd` (warm-up,
+    A linear warm-up from 1/n to 1 over the first n steps. Then `cosine`, down to `final` at the end, or `wsd` (warm-up,
     stable, decay): 1 until the last fraction `decay` of the run, then a straight line down to `final`.
 
     Examples:

@@ -1,7 +1,7 @@
 """KL-Shampoo over matrices: the momentum, whitened by the covariances of the gradients' rows and of their columns.
 
 Each covariance is one of gradients that the other has whitened (arXiv 2509.03378), so no second moment of single values
-is needed. What whitens changes slowly, so a step is nearly in proportion to the gradients, and a mean of steps that
+is needed. What whitens changes slowly, so a step is nearly in proportion to the gradients. A mean of steps that
 replicas took loses less than with Muon, which brings every direction of a momentum to one length.
 
 The roots are taken by products of matrices alone (Newton-Schulz, as in Higham's "Functions of Matrices", 6.7, scaled):
@@ -115,7 +115,7 @@ def root_scales(size: int) -> tuple[float, ...]:
     """Of the steps, three products each, from the least eigenvalue that the damping leaves until all are one.
 
     A step takes the root x of each eigenvalue to scale * x * (3 - (scale * x)**2) / 2. This scale gives the least and
-    the largest, 1, the same value, which no x between is below: so the least grows up to 2.6 times a step (Chen and
+    the largest, 1, the same value, which no x between is below. So the least grows up to 2.6 times a step (Chen and
     Chow, "A Stable Scaling of Newton-Schulz", 2014) where it grew 1.5 times without.
     """
     least, scales = math.sqrt(_DAMPING / math.sqrt(size) / (1 + _DAMPING)), list[float]()

@@ -35,7 +35,7 @@ class StageModel(nn.Module):
 
     Parameters have the unsplit model's names and no values yet: load or initialise them before use. They stay float32,
     and so does what goes in and out; inside, with precision bfloat16, matrix products are taken in bfloat16.
-    `placement` (settled) has the device, and what a layer keeps for the backward pass: all; with checkpoint `layers`
+    `placement` (settled) has the device, and what a layer keeps for the backward pass: all. With checkpoint `layers`
     its input alone, which takes about a third more time; with `selective` the results of products of matrices and of
     attention too. The rest is computed once more, in float32 to the same bits. With `compile` the layers are compiled
     once for all at their first use; where that fails they run as they are. On "meta" nothing takes memory.
@@ -118,7 +118,7 @@ class StageModel(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """Token ids int64 [n, length] on the first stage, else hidden states float32 [n, length, hidden], to hidden
-        states; on the last stage to the mean cross-entropy in nats, a scalar, against labels int64 [n, length], or
+        states. On the last stage to the mean cross-entropy in nats, a scalar, against labels int64 [n, length], or
         without labels to logits float32 [n, length, vocabulary]. Attention is causal; the length is at most the run's
         sequence length."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):

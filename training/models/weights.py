@@ -1,11 +1,11 @@
 """Canonical safetensors files: one byte string for one set of named float32 tensors.
 
-The layout is the one safetensors 0.8 writes (names in code point order, header padded with spaces to 8 bytes, no
-metadata but in the file of a Hugging Face folder, where transformers 4 looks for the format). It is written down here
-so that no later version of the library can change a run's hashes; every reader of safetensors can load the files, and
-`sha256sum` gives the weights hash.
+The layout is the one safetensors 0.8 writes: names in code point order, the header padded with spaces to 8 bytes. There
+is no metadata but in the file of a Hugging Face folder, where transformers 4 looks for the format. The layout is
+written down here so that no later version of the library can change a run's hashes; every reader of safetensors can
+load the files, and `sha256sum` gives the weights hash.
 
-A stage's state need never be in memory twice: files are read (`Stored`) and written (`Writer`) one tensor after the
+A stage's state need never be in memory twice. Files are read (`Stored`) and written (`Writer`) one tensor after the
 other, in the order of the names, and a mapping may make its tensors when it is asked for them (`Lazy`). Written from
 tensors or arrays alike, and read as either: who audits has no torch.
 """

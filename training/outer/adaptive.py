@@ -20,8 +20,8 @@ def ends_window(adaptive: Adaptive, round: int) -> bool:
 
 
 def next_rank(rungs: Sequence[int], rank: int, kept: Collection[int], wanted: float) -> int:
-    """One rung up where payloads of `rank` keep less than the wanted part of their updates' energy; one down where the
-    lower rung keeps the wanted part too, whatever the update: of the directions that a payload has the best are the
+    """One rung up where payloads of `rank` keep less than the wanted part of their updates' energy. One down where the
+    lower rung keeps the wanted part too, whatever the update. Of the directions that a payload has the best are the
     last to go, so the energy falls by no larger part than the rank does. So between two ranks it never goes to and fro
     for the same update and the same tensors.
 

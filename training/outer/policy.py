@@ -1,13 +1,13 @@
 """The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
-`clip` scales every contribution down to the norm of an inner step that is the (lower) median of all steps taken: a
+`clip` scales every contribution down to the norm of an inner step that is the (lower) median of all steps taken. A
 replica that took a quarter of the steps has moved a quarter as far, or somewhat more, and is no measure for one that
-took them all. `clip+cosine` also drops those that pull
-against the others: one at a time, the one whose cosine with the weighted, clipped sum of the others is lowest, as long
-as that is below the threshold and fewer than half are dropped. One at a time, because one bad contribution turns the
-sum that good ones are held against. So most always remain, and of two nobody is dropped.
+took them all. `clip+cosine` also drops those that pull against the others. One at a time it drops the one whose cosine
+with the weighted, clipped sum of the others is lowest, as long as that is below the threshold and fewer than half are
+dropped. One at a time, because one bad contribution turns the sum that good ones are held against. So most always
+remain, and of two nobody is dropped.
 
-Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits: the proposer
+Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits. The proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
 
 All of it follows from the payloads' inner products, so they are decoded once (see `products`); and the network process
@@ -31,9 +31,9 @@ Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload wit
 
 @dataclass(frozen=True)
 class Measured:
-    """What decides about the multipliers of one seal: the factor, at most 1, that scales each contribution down to the
-    median, and those that pull against the others (index, cosine when its turn came), in the order in which they are
-    dropped. The last ones may lie within the band above the threshold."""
+    """What decides about the multipliers of one seal. It is the factor, at most 1, that scales each contribution down
+    to the median. It is also those that pull against the others (index, cosine when its turn came), in the order in
+    which they are dropped. The last ones may lie within the band above the threshold."""
 
     factors: tuple[float, ...]
     outliers: tuple[tuple[int, float], ...] = ()

@@ -1,6 +1,6 @@
 """The outer step: the next version of a stage's weights, bit for bit the same on every machine (see `arithmetic`).
 
-It streams: of version, momentum and sum only a piece of a tensor is in memory, payloads are decoded where they lie and
+It streams: of version, momentum and sum only a piece of a tensor is in memory. Payloads are decoded where they lie and
 added block by block, and the new files are hashed and written while the next piece is computed. So it takes the same
 memory whatever the size of the stage.
 """
@@ -76,8 +76,8 @@ def apply_round(
     torch, one on which the self-test found the same bits; None: in main memory, on so many `threads`.
 
     Every input's bytes are hashed, unless this process has done so; what fails leaves no file. Raises Damaged for an
-    input that is missing or not what its name says; WeightsError, BlobError or CodecError for one that is, and still is
-    not what the manifest says; OuterError for weights that no seal can have; OSError for a full disk.
+    input that is missing or not what its name says. Raises WeightsError, BlobError or CodecError for one that is, and
+    still is not what the manifest says; OuterError for weights that no seal can have; OSError for a full disk.
     """
     shapes = stage_shapes(manifest, stage)
     # With a delay the slot reads its base once more; a momentum is nobody else's.
@@ -160,9 +160,9 @@ def parts(steps: Sequence[int], multipliers: Sequence[int]) -> list[float]:
     """Each contribution's part of g, a float32: steps_i^2 x multiplier_i x longest / (32768 x sum(steps_j^3)), over
     those whose multiplier is above 0; multiplier / (32768 x n) among n equals.
 
-    Where each has moved as far as it took steps, g is as long as what the longest of them did: a slow replica adds what
+    Where each has moved as far as it took steps, g is as long as what the longest of them did. A slow replica adds what
     it found and shortens no round, as weights by steps alone would (FedAvg; compare FedNova, arXiv 2007.07481). Short
-    rounds say less a step than long ones, so their say falls faster than their steps: with squares in place of the
+    rounds say less a step than long ones, so their say falls faster than their steps. With squares in place of the
     cubes three replicas of half the speed cost AdamW 3% of the loss (docs/uneven.md). What the policy has dropped takes
     nothing from the others. Raises OuterError for numbers that no seal can have.
 

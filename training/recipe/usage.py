@@ -118,7 +118,7 @@ def canonical_bytes(usage: Usage) -> bytes:
 
 def read_usage(folder: Path) -> tuple[Usage, list[str]]:
     """That of a Hugging Face folder, of unknown origin, and a line for each setting that is left behind because it
-    cannot be meant; what it has no file for stays empty, and keys that are none of ours are left behind in silence.
+    cannot be meant. What it has no file for stays empty, and keys that are none of ours are left behind in silence.
 
     Raises ManifestError in one line, which names the file, for what is no JSON, no text or too long.
     """

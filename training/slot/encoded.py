@@ -1,7 +1,7 @@
 """A round's change, made and encoded by a tensor's owner: where the files are, or on another machine of the site.
 
-Rank 0 sends an owner on another machine what the change is made of, and gets change and payload back: about 8 bytes of
-a value there and 4.5 back, for which the machine's own network has to be faster than the codec.
+Rank 0 sends an owner on another machine what the change is made of, and gets change and payload back. That is about 8
+bytes of a value there and 4.5 back, for which the machine's own network has to be faster than the codec.
 """
 
 import os

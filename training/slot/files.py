@@ -1,9 +1,9 @@
-"""What a slot keeps in its directory: `slot.json`, beside it the optimiser state that the next round starts from, and
-the last change with its payload, which give the residual (canonical files and a blob, named by their sha256), and in
-`rounds/` what audits may ask for (see slot.undecided).
+"""What a slot keeps in its directory: `slot.json`, the optimiser state that the next round starts from, and the last
+change with its payload. The two give the residual, and are canonical files and a blob, named by their sha256. In
+`rounds/` is what audits may ask for (see slot.undecided).
 
-With weights of W bytes, an optimiser state of O (AdamW: 2 W, Muon: W and a little, Shampoo: several W), n segments a
-round and a segment's received tensors of B, a round takes n (W + O + B) + W there, and each is kept until its draw is
+Weights have W bytes, an optimiser state has O (AdamW: 2 W, Muon: W and a little, Shampoo: several W). With n segments a
+round and a segment's received tensors of B, a round takes n (W + O + B) + W there. Each round is kept until its draw is
 known.
 """
 

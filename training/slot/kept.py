@@ -2,7 +2,7 @@
 
 Each contribution states it of u, what its encoder was given: the change with the residual and all that came back into
 it. Of the change alone a codec may keep little and still fall behind nothing, or much while the residual grows from
-round to round; of u it is the part by which error feedback catches up. Of the tensors that a rank shortens, no others:
+round to round. Of u it is the part by which error feedback catches up. Of the tensors that a rank shortens, no others:
 what else a codec leaves out no rank mends. Everybody who has change and payload finds it, and so does who audits.
 """
 
@@ -23,7 +23,7 @@ TOLERANCE = 1  # units: float64 sums in another order may round the other way
 
 def kept(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
     """The part of the squared norm that decoding the payload takes away of the change's tensors that it has as factors,
-    UNIT = 1.0: all where there are none or they are zero, nothing where it leaves more than there was. Raises
+    UNIT = 1.0. It is all where there are none or they are zero, nothing where it leaves more than there was. Raises
     CodecError."""
 
     def squares(name: str) -> tuple[float, float]:

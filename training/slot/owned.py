@@ -1,7 +1,7 @@
 """What each rank of a shared stage does at a segment's and at a round's end with the tensors that it owns.
 
-A tensor comes whole to its owner, which writes it, or encodes its change, at its places in files that rank 0 has made:
-so the bytes are those of one process, whatever the number of ranks. States are written by the ranks of rank 0's machine
+A tensor comes whole to its owner, which writes it, or encodes its change, at its places in files that rank 0 has made.
+So the bytes are those of one process, whatever the number of ranks. States are written by the ranks of rank 0's machine
 alone, which has the files; a change is encoded by the ranks of all machines (see `encoded`).
 """
 

@@ -1,7 +1,7 @@
 """The slot of a stage that ranks share, on rank 0, which has the pipes, the data and `slot.json`.
 
 Where all ranks are on one machine each reads its own rows of a round's start. At a segment's and a round's end each
-writes or encodes the tensors that it owns (see `owned`), into files that are made here; a file's sha256 is one
+writes or encodes the tensors that it owns (see `owned`), into files that are made here. A file's sha256 is one
 sequence, so it is taken here too, as far as the file is whole while the owners go on.
 """
 

@@ -1,6 +1,6 @@
 """Level 3 of the audit: was a drawn contribution trained? One stage's work is checked alone, from files by hash.
 
-Its payload must be the encoding of the change that it committed to, and its drawn segment, trained again from its own
+Its payload must be the encoding of the change that it committed to. Its drawn segment, trained again from its own
 committed start and the tensors that it recorded, must end where it says (the last one: give that change) and give the
 tensors that its neighbours recorded. So blame is exact: whoever was fed junk replays as honest.
 """

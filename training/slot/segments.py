@@ -1,6 +1,6 @@
 """The segments of a round: its inner steps cut where it commits to weights and optimiser state, as a replay takes them.
 
-Honest replays drift from the claim with every step, so a segment is short; the states at the ends of all of them are on
+Honest replays drift from the claim with every step, so a segment is short. The states at the ends of all of them are on
 disk until one is drawn, so it is not shorter than the thresholds of a replay need (docs/auditor.md).
 """
 

@@ -1,9 +1,9 @@
 """One slot's training state: optimiser moments, last change, own payloads; the rule that turns a round into a payload.
 
-Beside the inner loop's weights, gradients and state nothing of the stage's size is in memory: the start is made of the
-base version's file whenever a tensor of it is needed, the residual of the last change and its payload, and the
-gradients are gone before the round's end needs a few tensors' room. Its work is done by threads: change, payload and
-optimiser state are hashed and written while the change is encoded.
+Beside the inner loop's weights, gradients and state nothing of the stage's size is in memory. The start is made of the
+base version's file whenever a tensor of it is needed, the residual of the last change and its payload. The gradients
+are gone before the round's end needs a few tensors' room. Its work is done by threads: change, payload and optimiser
+state are hashed and written while the change is encoded.
 
 A trained round becomes the slot's state in one rename, of `slot.json`, after everything it names is on disk. Whatever
 happens before that (a broken pipe, a kill, a full disk) leaves the state of the round before, from which the next
@@ -99,14 +99,14 @@ class Slot:
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[int, float | None], None] = lambda done, loss: None,
     ) -> Trained:
-        """Train one round and make it the slot's state; a round that is finished already is returned as it was, unless
+        """Train one round and make it the slot's state. A round that is finished already is returned as it was, unless
         the chain has taken back what it began with: then it is trained anew, from zero.
 
         `previous` and `next` lead to the stage neighbours. `on_step(steps done in this round, loss in nats)` is called
         after each inner step. Raises PipeBroken (Stopped after `stop()`), TrainingError, CodecError for a result that
         has no payload, Damaged for the base version or an own payload that it needs, WeightsError for a base version
-        that is no such stage's, SlotError for a round older than `last` or a stored state that was damaged meanwhile,
-        OSError for a full disk; each leaves the slot's state as it was.
+        that is no such stage's. Raises SlotError for a round older than `last` or a stored state that was damaged
+        meanwhile, OSError for a full disk. Each leaves the slot's state as it was.
         """
         if not self._is_as_on_disk:
             self._restore()

@@ -190,7 +190,7 @@ def handed_over(trace: Trace, segment: int, before: Before, ahead: float) -> dic
     """What is public of a contribution whose `segment` was drawn: role -> name of the file. Raises IndexError.
 
     The weights at the round's start are not among it, which anybody can compute, nor those at its end, which follow
-    from the change and from what the round before has left; where the manifest's `ahead` is above 0 the start too
+    from the change and from what the round before has left. Where the manifest's `ahead` is above 0 the start too
     follows from that, so it is there whatever is drawn. Of a state of zeros there is no file.
     """
     last = len(trace.boundaries) - 1
@@ -214,8 +214,9 @@ def handed_over(trace: Trace, segment: int, before: Before, ahead: float) -> dic
 
 
 def agreement(boundaries: Iterable[tuple[bytes, bytes]], norms: Iterable[tuple[float, float, float]]) -> bytes:
-    """What two neighbours must have in common at the end of a round, 32 bytes: of each segment the tensors that went
-    forth and back (sha256), of each step the sum of squares that went forth, and norm and loss that came back."""
+    """What two neighbours must have in common at the end of a round, as 32 bytes. They cover of each segment the
+    tensors that went forth and back (sha256), of each step the sum of squares that went forth, and norm and loss that
+    came back."""
     digest = hashlib.sha256()
     for forth, back in boundaries:
         digest.update(forth + back)

@@ -138,7 +138,7 @@ def conviction_delay(view: RunView, case: Case, account: str, proposal_timeout: 
 
 
 def has_worked_since(view: RunView, drawn: Drawn, asked: float, round_timeout: float) -> bool:
-    """Whether the contribution's maker was there long after it was `asked` in vain, as a seal of its stage shows: who
+    """Whether the contribution's maker was there long after it was `asked` in vain, as a seal of its stage shows. Who
     is down serves nothing, and may lose its slot for that alone, but not for good."""
     rounds = range(max(drawn.round + 1, view.sealed.oldest(drawn.stage)), view.next_round(drawn.stage))
     seals = (view.sealed[drawn.stage, round] for round in rounds)

@@ -1,7 +1,7 @@
 """Does a statement follow from what its account stated before, and from the stage's seals?
 
-Nearly everything that a statement says of its start can be recomputed: which payload of its own is in the start and
-which ones are folded back follows from round numbers and seals, the states before are those after the account's
+Nearly everything that a statement says of its start can be recomputed. Which payload of its own is in the start and
+which ones are folded back follows from round numbers and seals. The states before are those after the account's
 previous contribution, and the weights before are the base version less that payload. Where a run's starts have a part
 of the slots' residuals too, only the files of a drawn contribution give the weights before, and level 3 compares them.
 Attesters and auditors ask the same.

@@ -59,7 +59,7 @@ class Grace:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """When an attester looks at a proposal that leaves out a replica, in Unix seconds: the grace is over for that
+    """When an attester looks at a proposal that leaves out a replica, in Unix seconds. The grace is over for that
     replica at `graced`, the proposal came at `proposed`; `patience` is how long (s) a report may take."""
 
     now: float

@@ -1,11 +1,11 @@
 """How many of a round's inner steps a replica has time for, so that it ends when the others do.
 
-The reference is the lower median of the times at which the replicas would be done with all steps, own one included: so
+The reference is the lower median of the times at which the replicas would be done with all steps, own one included. So
 at most the faster half waits, who began late is no slower for that, and whoever wants to pull all others down or to
 hold them up has to be half of the replicas. What is compared is what this member saw: when a round could begin, and
 when the contribution of a replica's member of its own stage came. Nobody's word for its own time counts, because
-nothing could refute it; who contributes earlier than it can have trained signs what a replay convicts it of once it is
-counted, what a seal left out moves nobody, and what an account did goes with it.
+nothing could refute it. Who contributes earlier than it can have trained signs what a replay convicts it of once it is
+counted. What a seal left out moves nobody, and what an account did goes with it.
 """
 
 import statistics
@@ -68,8 +68,9 @@ def reference(ends: Mapping[str, End]) -> str:
 
 
 def steps_within(inner_steps: int, speed: Speed, seconds: float, blur: float = BLUR_SECONDS, late: float = 0.0) -> int:
-    """The most inner steps of a round that fit in so many seconds, which may be wrong by `blur`: at least the fewest
-    that count, all where they nearly fit, or take only so many seconds more that it is no matter (`late`)."""
+    """The most inner steps of a round that fit in so many seconds, which may be wrong by `blur`. They are at least the
+    fewest that count, and all where they nearly fit, or take only so many seconds more that it is no matter
+    (`late`)."""
     if speed.seconds(inner_steps) <= seconds + max((SLACK - 1) * seconds + blur, late):
         return inner_steps
     fitting = int((seconds - speed.fixed) / speed.step)
@@ -150,7 +151,7 @@ class Pace:
         return [lap for lap in found if lap is not None]
 
     def _lap(self, account: str, round: int, also_before: bool) -> Lap | None:
-        """With the round before where that kept it from beginning: with a delay both may have been trained before
+        """With the round before where that kept it from beginning. With a delay both may have been trained before
         either was contributed, and who holds back every other one would seem twice as fast as it is. `also_before`:
         that one counts for work too."""
         (ended, steps), opened = self._came[round][account], self._opened[round]

@@ -105,7 +105,7 @@ def seals_needed(terms: Terms) -> int:
 
 
 def has_round(terms: Terms, view: RunView, round: int) -> bool:
-    """Whether the run has this round, as far as it can be known yet: it ends with the round that reaches the manifest's
+    """Whether the run has this round, as far as it can be known yet. It ends with the round that reaches the manifest's
     inner steps, where the plan adapts, and at the manifest's rounds in any case."""
     if terms.adaptive is None or round >= terms.rounds:
         return round < terms.rounds
@@ -134,7 +134,8 @@ def may_plan(terms: Terms, view: RunView, stage: int, round: int) -> bool:
 
 def next_plan(terms: Terms, view: RunView, stage: int, round: int, parts: Collection[int]) -> Plan:
     """The plan that a seal of `round` gives: what went before, but at the end of a window one rung closer to what was
-    measured: timings by earlier seals, and `parts`, what the contributions that this one counts state to have kept."""
+    measured. That is timings by earlier seals, and `parts`, what the contributions that this one counts state to have
+    kept."""
     before = kept_plan(terms, view, stage, round)
     if terms.adaptive is None or not adaptive.ends_window(terms.adaptive, round):
         return before

@@ -64,7 +64,7 @@ class PayloadFacts:
 @dataclass(frozen=True, slots=True)
 class OuterResult:
     """What our own arithmetic gives: hashes of V[s,t+1] and its outer momentum and the Merkle roots over the 4 KiB
-    leaves of the two files; zeros for a momentum that there is not, and all four for an empty seal."""
+    leaves of the two files. Zeros for a momentum that there is not, and all four for an empty seal."""
 
     weights: bytes
     momentum: bytes

@@ -1,7 +1,7 @@
 """A run in one process: real round machines and real signatures over a fake network, trainer and ledger.
 
-The fake network loses, repeats and reorders as a random generator says; the fake ledger takes what the contract would
-take, as a view of the ledger has it, and emits the real events; training gives bytes that depend on (account, round)
+The fake network loses, repeats and reorders as a random generator says. The fake ledger takes what the contract would
+take, as a view of the ledger has it, and emits the real events. Training gives bytes that depend on (account, round)
 alone.
 """
 

@@ -54,7 +54,7 @@ def test_who_is_counted_in_every_third_round_is_waited_for_in_the_others_and_has
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_breaker_of_three_replicas_of_two_stages_loses_its_slot_early_and_few_rounds_their_work(seed: int) -> None:
-    """Deals move it about. When rounds waited out the grace it took 189, 228 and 285 s; when they were short, and
+    """Deals move it about. When rounds waited out the grace it took 189, 228 and 285 s. When they were short, and
     deals met replicas that had not contributed to theirs yet, 346, 331 and 274 s, with 10 rounds of one's work."""
     sim = contest(seed, replicas=3, stages=2)
     began, breaker = sim.now, str(sim.view.member_at(2, 0))

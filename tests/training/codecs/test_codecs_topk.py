@@ -17,8 +17,8 @@ FILLED = list(range(32))
 
 
 def _payload(magnitudes: list[int], places: list[int], codes: list[int], count: int = 4096) -> bytes:
-    """One tensor's payload: fp16 magnitudes by their bits, low and high of each chunk; ascending places of 32 values in
-    a chunk, of fewer in a last one, 7 bits of each as they are; codes 0..3."""
+    """One tensor's payload: fp16 magnitudes by their bits, low and high of each chunk. Then ascending places of 32
+    values in a chunk, of fewer in a last one, 7 bits of each as they are; codes 0..3."""
     marks, lows = b"", sum((place & 127) << (7 * at) for at, place in enumerate(places))
     for first in range(0, len(places), 32):
         chunk, length = places[first : first + 32], min(4096, count - 128 * first)
