@@ -32,6 +32,8 @@ check: $(VENV)/.dev contracts-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.docs.sentences
+	$(BIN)/pytest --quiet tests/docs/test_sentences.py tests/docs/test_words.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -104,9 +104,9 @@ class Slot:
 
         `previous` and `next` lead to the stage neighbours. `on_step(steps done in this round, loss in nats)` is called
         after each inner step. Raises PipeBroken (Stopped after `stop()`), TrainingError, CodecError for a result that
-        has no payload, Damaged for the base version or an own payload that it needs, WeightsError for a base version
-        that is no such stage's. Raises SlotError for a round older than `last` or a stored state that was damaged
-        meanwhile, OSError for a full disk. Each leaves the slot's state as it was.
+        has no payload. Raises Damaged for the base version or an own payload that it needs, WeightsError for a base
+        version that is no such stage's. Raises SlotError for a round older than `last` or a stored state that was
+        damaged meanwhile, OSError for a full disk. Each leaves the slot's state as it was.
         """
         if not self._is_as_on_disk:
             self._restore()
