@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
+MERMAID := build/mermaid/package/dist/mermaid.min.js
 SLITHER := .venv-slither
 TRANSFORMERS4 := .transformers4
 
@@ -107,7 +108,7 @@ man: $(VENV)/.installed
 	$(BIN)/python -m dlx.node.cli.manual docs/man
 
 # The documentation as a site: build/site/index.html.
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(MERMAID)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # What it says to do: every command of the tutorials, the notebooks; and the site in a browser.
@@ -145,6 +146,12 @@ $(SLITHER)/.installed: requirements/slither.txt
 $(TRANSFORMERS4)/.installed: requirements/transformers4.txt | $(VENV)/bin/python
 	rm -rf $(TRANSFORMERS4)
 	$(PIP) install --quiet --no-deps --target $(TRANSFORMERS4) --requirement $<
+	@touch $@
+
+# What draws the documents' diagrams on the site; GitHub has its own. By its pin and without its dependencies.
+$(MERMAID):
+	mkdir -p build/mermaid
+	cd build/mermaid && npm pack --silent mermaid@11.12.2 && tar -xzf mermaid-11.12.2.tgz package/dist/mermaid.min.js package/LICENSE
 	@touch $@
 
 contracts/node_modules/.installed: contracts/package.json contracts/package-lock.json

@@ -17,6 +17,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
+MERMAID = ROOT / "build" / "mermaid" / "package" / "dist" / "mermaid.min.js"  # as `make docs` had it
+SCRIPT = "site/mermaid.min.js"
 TOP = {"README.md": "index.md"} | {
     name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 }
@@ -34,6 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
             made[file.src_uri.replace(".ipynb", ".md")] = notebook(book, posixpath.basename(file.src_uri))
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, SCRIPT, abs_src_path=str(MERMAID)))
     return files
 
 
@@ -59,7 +62,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{before}{target}{anchor}{end}"
 
     text = _LIST.sub(r"\1\n", _LINK.sub(led, markdown))
-    return re.sub(r"\[([^]\[]*)\]\{[^}]*\}", r"\1", text)
+    text = re.sub(r"\[([^]\[]*)\]\{[^}]*\}", r"\1", text)
+    if "\n```mermaid\n" in text:  # the theme would have each reader fetch the script from another host
+        text += f'\n\n<script src="{"../" * here.count("/")}{SCRIPT}"></script>\n'
+    return text
 
 
 def commands(folder: Path) -> Iterator[str]:
