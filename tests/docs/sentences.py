@@ -21,7 +21,6 @@ CODE = ("node", "training", "p2p", "ledger", "ground", "src", "tests", "benchmar
 EXEMPT = (
     "CHANGELOG.md",
     "docs/convergence",
-    "docs/operator.md",
     "ledger/",
     "node/checkpoints/",
     "node/cli/",

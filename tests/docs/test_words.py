@@ -23,9 +23,10 @@ class Synonym(NamedTuple):
     exempt: str = r"(?!)"
 
 
-# The contracts' names are on the chain: SiteSeated, NoFreeSeat, holderOf, and the bitmap `seated` of its stageOf.
+# The contracts' names are on the chain: SiteSeated, NoFreeSeat, holderOf, and the bitmap `seated` of its stageOf. A
+# machine's own seat is logind's.
 SYNONYMS = (
-    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated"),
+    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated|show-seat|seat0"),
     Synonym(r"holders?", "member", r"COPYRIGHT HOLDERS"),
     Synonym(r"pseudo ?gradients?|outer gradients?", "pseudo-gradient"),
     Synonym(r"(?:rpc|full|archive|blockchain) nodes?", "chain node"),
