@@ -35,7 +35,7 @@ check: $(VENV)/.dev contracts-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.docs.sentences
-	$(BIN)/pytest --quiet tests/docs/test_sentences.py tests/docs/test_words.py
+	$(BIN)/pytest --quiet tests/docs/test_sentences.py tests/docs/test_words.py tests/docs/test_names.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
