@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import statistics
 import sys
@@ -82,9 +83,16 @@ def of_python(text: str) -> Iterator[Sentence]:
                 yield from (Sentence(begun + sentence.line - 1, sentence.text) for sentence in of_markdown(prose))
 
 
+def of_notebook(text: str) -> Iterator[Sentence]:
+    """Of its cells in Markdown, each by its place among the cells."""
+    for number, cell in enumerate(json.loads(text)["cells"], 1):
+        if cell["cell_type"] == "markdown":
+            yield from (Sentence(number, sentence.text) for sentence in of_markdown("".join(cell["source"])))
+
+
 def documents() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
-    yield from sorted((ROOT / "docs").rglob("*.md"))
+    yield from sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".ipynb"))
 
 
 def sources() -> Iterator[Path]:
@@ -92,7 +100,7 @@ def sources() -> Iterator[Path]:
 
 
 def sentences(path: Path) -> list[Sentence]:
-    read = of_python if path.suffix == ".py" else of_markdown
+    read = {".py": of_python, ".md": of_markdown, ".ipynb": of_notebook}[path.suffix]
     return [sentence for sentence in read(path.read_text(encoding="utf-8")) if sentence.words]
 
 
