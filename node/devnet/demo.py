@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,27 +119,20 @@ def await_checks(devnet: Devnet, seen: Observed) -> None:
 
 def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
     """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
-    from dlx.node.audit import audit
-    from dlx.node.audit.sources.places import Places, open_sources
-    from dlx.node.checkpoints.pull import pull
+    from dlx.node.audit.request import AuditRequest
+    from dlx.node.audit.run import audit
+    from dlx.node.audit.sources.places import Places
+    from dlx.node.checkpoints.pull import pull_run
 
     view, root = seen.view, devnet.root
-    folder = DataDir(root)
-    with (
-        open_ledger(devnet.settings, folder) as client,
-        open_sources(client, view.run, Places(nodes=tuple(folder.blob_folders)), report) as sources,
-        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
-    ):
+    folder, checkpoint = DataDir(root), root / "checkpoint"
+    places = Places(nodes=tuple(folder.blob_folders))
+    with open_ledger(devnet.settings, folder) as client:
         report("auditing the whole history")
-        audited = audit(client, view.run, sources, Path(work))
+        audited = audit(client, AuditRequest(view.run, places), say=report)
         report("pulling the final checkpoint")
-        checkpoint = root / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
-
-        def wrong(digest: bytes, where: str) -> None:
-            report(f"{where} has wrong bytes for {digest.hex()[:16]}: not kept")
-
-        pull(client.domain, view, None, checkpoint, sources, wrong, _quiet)
+        pull_run(client, view, None, checkpoint, places, lambda line: None, report)
     stages, rounds = devnet.record.stages, len(seen.sealed_at)
     losses = [view.sealed[stages - 1, round].mean_loss / MICRO for round in range(rounds)]
     tokens = sum(view.sealed[0, round].steps for round in range(rounds)) * view.config.tokens_per_step
@@ -262,10 +254,6 @@ def _manifest(devnet: Devnet) -> tuple[Any, Path]:
 
     path, blobs = manifest_file(devnet)
     return parse(path.read_bytes()), blobs
-
-
-def _quiet(line: str) -> None:
-    pass
 
 
 @contextmanager

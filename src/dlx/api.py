@@ -232,7 +232,7 @@ class Run:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
         What is wrong with the run is no exception: `report.failed` says whether anything is, `report.established`
-        whether all that was asked for holds, `report.verdict` what of record, outer steps and training each;
+        whether all that was asked for holds, `report.verdict` what of ledger, outer steps and training each;
         `report.checks` has every check that did not pass, `report.text()` and `report.json()` all of it. Needs room for
         three versions of each stage in the folder for temporary files.
 
@@ -242,17 +242,18 @@ class Run:
         Examples:
             >>> report = run.audit()
             >>> report.established, str(report.verdict)
-            (True, 'record PASS, outer steps PASS, training: not checked')
+            (True, 'ledger PASS, outer steps PASS, training: not checked')
         """
         with explained():
             from dlx.ledger.proof.history import parse_pin
-            from dlx.node.audit import audit_run
+            from dlx.node.audit.request import AuditRequest
+            from dlx.node.audit.run import audit
 
             try:
                 pin = None if head is None else parse_pin(head)
             except ValueError as error:
                 raise UsageFailure(f"head: {error}") from None
-            return audit_run(self._client, self._run, self._places, progress, progress, pin)
+            return audit(self._client, AuditRequest(self._run, self._places, pin), progress, progress)
 
     def load(self, round: int | None = None, *, folder: str | Path | None = None) -> Any:
         """The version as a `transformers` model (float32, on the CPU, in evaluation mode).

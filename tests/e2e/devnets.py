@@ -28,7 +28,7 @@ from tests.ports import lasting_port
 REPLICAS, STAGES = 2, 2
 BLOCK_TIME = 0.2  # seconds
 MANY = 200  # rounds: what has not happened by then, while rounds were sealed, does not happen
-PASSED = {"record": "PASS", "outer_steps": "PASS", "training": "not checked"}  # an audit's verdict
+PASSED = {"ledger": "PASS", "outer_steps": "PASS", "training": "not checked"}  # an audit's verdict
 
 _DRAFT = """\
 name = "e2e"

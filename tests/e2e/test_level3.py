@@ -59,7 +59,7 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         report = audit(devnet, *where)
         training = "4 of 4 replica-rounds, 4 of 4 segments replayed, all honest"
         assert report["verdict"]["training"] == training and report["established"], report
-        assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
+        assert report["verdict"]["ledger"] == report["verdict"]["outer_steps"] == "PASS", report
         rows = {row["check"]: row for row in report["table"] if row["level"] == 3}
         assert rows["training"]["PASS"] == 8 and rows["members' verdicts"]["PASS"] == 8, "and they agree"
         alone = audit(devnet, "--rounds", 1, "--replica", 0, *where)["training"]

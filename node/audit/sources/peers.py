@@ -20,7 +20,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit.sources.blobs import Attempt, Wrong
+from dlx.node.audit.sources.blobs import Attempt, WrongCopy
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire
@@ -91,7 +91,7 @@ class Peers:
             path = trio.from_thread.run(self._fetch, digest, limit, trio_token=self._token)
         except BlobError:
             path = None
-        wrong = tuple(Wrong(f"peer {peer}", "gave other bytes") for peer in dict.fromkeys(self._wrong))
+        wrong = tuple(WrongCopy(f"peer {peer}", "gave other bytes") for peer in dict.fromkeys(self._wrong))
         if path is None:
             return Attempt(None, wrong)
         target = into / digest.hex()

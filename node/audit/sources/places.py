@@ -26,7 +26,7 @@ class Places:
     bootstrap: tuple[str, ...] = ()  # multiaddrs (with /p2p/...) of more peers
 
 
-def heard_verdicts(
+def member_verdicts(
     client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
 ) -> list[ReportedVerdict]:
     """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""

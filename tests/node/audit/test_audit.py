@@ -40,9 +40,11 @@ from dlx.ledger.typed import (
     conviction_entries,
 )
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.node.audit import Check, Folder, Report, Training, audit
-from dlx.node.audit.data import audit_data
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.manifest import audit_data
+from dlx.node.audit.report import Check, Report, Training
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.run import audit_from
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary
@@ -71,7 +73,7 @@ def run_audit(tmp_path: Path) -> Callable[..., Report]:
         sources = [Folder(path, own=True) for path in own or []] + [Folder(path, own=False) for path in peers or []]
         work = tmp_path / "work"
         work.mkdir()
-        report = audit(client or history.client(), history.run, sources, work)
+        report = audit_from(sources, work, client or history.client(), AuditRequest(history.run))
         # Disk stays bounded: the newest version of each stage with its momentum, and the manifest.
         assert len(list(work.iterdir())) <= 2 * 2 + 1
         json.dumps(report.json())
@@ -104,7 +106,7 @@ def test_an_honest_history_passes_every_check(
     report = run_audit(honest_history, own=[folder])
     assert _words(report) == "PASS", report.text()
     assert {check.check for check in made} == {
-        *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
+        *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "completeness"),
         *(
             "manifest",
             "genesis",
@@ -319,7 +321,7 @@ def test_a_folder_is_never_listed(
         monkeypatch.setattr(os, name, refuse)
     sources, work = [Folder(folder, own=True)], folder.parent / "work"
     work.mkdir()
-    assert _words(audit(honest_history.client(), honest_history.run, sources, work)) == "PASS"
+    assert _words(audit_from(sources, work, honest_history.client(), AuditRequest(honest_history.run))) == "PASS"
 
 
 # The data.
@@ -481,7 +483,7 @@ def test_payloads_that_come_twice_are_named(
     history = history_network.run("copies", Mischief(statement=copy))
     report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
     found = {(c.stage, c.round): c.detail for c in report.checks if c.check == "repeated payload"}
-    assert not report.failed and report.verdict.record == "WARN" and set(found) == {(0, 1), (1, 2)}
+    assert not report.failed and report.verdict.ledger == "WARN" and set(found) == {(0, 1), (1, 2)}
     accounts = {slot: account for account, slot in history.slots.items()}
     assert found[0, 1] == (
         f"two accounts, one payload: {accounts[1, 0]} was counted with that of {accounts[0, 0]} in round 1"
@@ -760,7 +762,7 @@ def test_a_missing_seal_fails(
 
     with _doctored(honest_history, without) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    missing = [c for c in report.checks if (c.check, c.verdict) == ("record", "FAIL")]
+    missing = [c for c in report.checks if (c.check, c.verdict) == ("completeness", "FAIL")]
     assert [(c.stage, c.round) for c in missing][:1] == [(0, round)]
 
 
@@ -793,7 +795,7 @@ def test_foreign_bytecode_fails(
 
 def test_an_unknown_run_is_no_finding_but_a_mistake(honest_history: History, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="knows no run"):
-        audit(honest_history.client(), bytes(32), [], tmp_path)
+        audit_from([], tmp_path, honest_history.client(), AuditRequest(bytes(32)))
 
 
 def test_the_text_names_every_line_that_is_not_pass() -> None:
@@ -802,13 +804,13 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
     report.add(2, "payload", "WARN", "gone", round=3, stage=1, hash=b"\xab" * 32)
     text = report.text()
     assert f"WARN payload round 3 stage 1 {'ab' * 32}: gone" in text
-    assert text.endswith("verdict: record PASS, outer steps WARN, training: not checked")
+    assert text.endswith("verdict: ledger PASS, outer steps WARN, training: not checked")
     assert report.counts() == {"PASS": 1, "FAIL": 0, "WARN": 1, "SKIP": 0}
 
 
 def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     report = Report(bytes(32))
-    assert str(report.verdict) == "record not checked, outer steps not checked, training: not checked"
+    assert str(report.verdict) == "ledger not checked, outer steps not checked, training: not checked"
     report.training = Training(chosen=0)
     assert report.verdict.training == "nothing replayed", (
         "which is more than not to have looked, and less than a number"
@@ -859,7 +861,7 @@ def test_a_report_stays_small_however_much_is_wrong() -> None:
 
 def _words(report: Report) -> str:
     """The worst of both levels, neither of which was left out."""
-    parts = report.verdict.record, report.verdict.outer_steps
+    parts = report.verdict.ledger, report.verdict.outer_steps
     assert report.verdict.training == "not checked"
     return "FAIL" if "FAIL" in parts else "WARN" if "WARN" in parts else "PASS" if parts == ("PASS", "PASS") else "?"
 
@@ -959,5 +961,6 @@ def _proxy(upstream: str, change: Callable[[str, list[Any], Any], Any]) -> Itera
 
 def test_progress_is_told(honest_history: History, folder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    audit(honest_history.client(), honest_history.run, [Folder(folder, True)], tmp_path, lines.append)
+    request = AuditRequest(honest_history.run)
+    audit_from([Folder(folder, True)], tmp_path, honest_history.client(), request, lines.append)
     assert any("] 67% replay: round 2, stage 1, of 3 rounds" in line for line in lines)

@@ -20,7 +20,9 @@ from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit import Report, audit
+from dlx.node.audit.report import Report
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.run import audit_from
 from dlx.node.audit.sources.peers import Peers
 from dlx.node.cli.app import main
 from dlx.node.cli.auditing import audit as audit_command
@@ -35,7 +37,7 @@ from tests.liars import Unchecked
 pytest_plugins = ["tests.history_builder"]
 
 Serve = Callable[[Path], Host]
-_PASSED = "record PASS, outer steps PASS, training: not checked"
+_PASSED = "ledger PASS, outer steps PASS, training: not checked"
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_a_payload_that_every_peer_gives_wrong_is_gone(honest_history: History, 
 
 def test_without_any_peer_what_rests_on_blobs_is_not_established(honest_history: History, tmp_path: Path) -> None:
     report = _audit(honest_history, [], tmp_path)
-    assert (report.verdict.record, report.verdict.outer_steps) == ("PASS", "WARN")
+    assert (report.verdict.ledger, report.verdict.outer_steps) == ("PASS", "WARN")
 
 
 def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
     assert audited.exit_code == 0, audited.output
     report = json.loads(audited.stdout)
     assert report["run"] == "0x" + honest_history.run.hex()
-    assert report["verdict"] == {"record": "PASS", "outer_steps": "PASS", "training": "not checked"}
+    assert report["verdict"] == {"ledger": "PASS", "outer_steps": "PASS", "training": "not checked"}
     assert report["counts"]["PASS"] == sum(row["PASS"] for row in report["table"]) > 0
     assert not report["failed"] and not report["checks"] and report["not_established"]
     assert pulled.exit_code == 0, pulled.output
@@ -153,7 +155,7 @@ def test_what_could_not_be_looked_at_is_no_finding(
 def test_a_fault_of_ours_is_no_finding(
     honest_history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dlx.node.audit.audit_run", lambda *_: {}["a fault"])
+    monkeypatch.setattr("dlx.node.audit.run.audit", lambda *_: {}["a fault"])
     arguments = ["--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url]
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--ledger", honest_history.ledger, "--datadir", str(tmp_path), *arguments])
@@ -172,7 +174,7 @@ def test_a_head_is_pinned_on_the_command_line(honest_history: History, tmp_path:
     _, _, pin = trusting.stdout.splitlines()[0].partition("pin with ")
     proven = CliRunner().invoke(app, [*arguments, *pin.split()])
     assert proven.exit_code == 0 and proven.stdout.startswith("proven to block "), proven.output
-    assert "record PASS, outer steps PASS" in proven.stdout
+    assert "ledger PASS, outer steps PASS" in proven.stdout
     number, _, digest = pin.removeprefix("--head ").partition(":")
     lied = CliRunner().invoke(app, [*arguments, "--head", f"{int(number) - 1}:{digest}"])
     assert lied.exit_code == 1 and "FAIL chain node" in lied.stdout
@@ -187,7 +189,7 @@ def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
     work = tmp_path / "work"
     work.mkdir()
     with Peers(client.domain, history.run, lambda: nodes, []) as peers:
-        return audit(client, history.run, [peers], work)
+        return audit_from([peers], work, client, AuditRequest(history.run))
 
 
 @contextmanager

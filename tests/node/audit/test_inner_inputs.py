@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Contribution
-from dlx.node.audit.inner_inputs import Absent, Inner
+from dlx.node.audit.inner_inputs import InnerInputs, MissingInputs
 from tests.node.home.keys.test_slashing_protection import contribution, digest
 
 
@@ -22,11 +22,11 @@ def _plans(
     def get(name: bytes, limit: int) -> Path:
         found = next((one for one in earlier if one.hash() == name), None)
         if found is None:
-            raise Absent([name])
+            raise MissingInputs([name])
         (folder / name.hex()).write_bytes(found.encode())
         return folder / name.hex()
 
-    inner = Inner.__new__(Inner)
+    inner = InnerInputs.__new__(InnerInputs)
     inner.terms = SimpleNamespace(adaptive=True, ahead=ahead)  # type: ignore[assignment]
     inner._plan = lambda stage, round: f"of round {round}"  # type: ignore[method-assign,assignment,return-value]
     return inner._own_plans(said, segment, get)
@@ -37,7 +37,7 @@ def test_who_hides_of_which_plan_its_last_payload_is_is_missed_and_not_excused(t
     first = contribution(round=3, payload=30)
     said = replace(contribution(round=4), previous=first.hash(), payload_before=first.payload, segments=2)
     assert _plans(said, 1, [first], tmp_path) == {first.payload: "of round 3"}
-    with pytest.raises(Absent) as absent:
+    with pytest.raises(MissingInputs) as absent:
         _plans(said, 1, [], tmp_path)
     assert absent.value.blobs == (first.hash(),)
     assert _plans(said, 0, [], tmp_path) == {}, "only the last segment takes the residual"

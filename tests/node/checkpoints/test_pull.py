@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlx.node.audit import Folder
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure
 from dlx.training.models import weights

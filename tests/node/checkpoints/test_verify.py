@@ -16,10 +16,9 @@ import typer
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit import Folder
-from dlx.node.audit.lineage import audit_lineage, is_here
+from dlx.node.audit.manifest import audit_lineage, is_here
 from dlx.node.audit.report import Report
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.pull import follow, pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.cli.runs.verify import _tell

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlx.node.audit import Folder
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.evaluation import evaluate
 from dlx.node.checkpoints.pull import pull
 from dlx.node.checkpoints.verify import verify

@@ -12,7 +12,7 @@ import pytest
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import fund
 from dlx.ledger.keys import account_of
-from dlx.node.audit import Folder
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.runs.listing import publish, read_sums

@@ -49,7 +49,7 @@ class _site:
     def __init__(self, history: History, token: str | None) -> None:
         client, places = history.client(), Places(nodes=(history.blobs,))
         self._reader = Reader(client, (history.blobs,), f"--rpc-url {history.rpc_url} --ledger {history.ledger}")
-        self._auditing = Auditing(Where((history.rpc_url,), history.ledger, nodes=(str(history.blobs),)))
+        self._auditing = Auditing(Where((history.rpc_url,), history.ledger, places=places))
         self._served = served(Page(self._reader, Guard(token), self._auditing, places))
 
     def __enter__(self) -> httpx.Client:
@@ -183,7 +183,7 @@ def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Cl
         "in place of the button that stops it"
     )
     last = " ".join(re.sub("<[^>]*>", " ", told[-3][1]).split())
-    assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
+    assert "Verdict: ledger PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
     assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
     assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
 
