@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from dlx.ground.errors import DlxError
 from dlx.node.audit.sources.places import Places
@@ -28,6 +28,7 @@ from dlx.node.web.guard import Guard, is_foreign
 from dlx.node.web.reading.chart import AXES, Axis
 from dlx.node.web.reading.reader import RUNS, NotThere, Reader
 from dlx.node.web.render import STATIC, render
+from dlx.node.web.serving import LimitedStream
 
 _LISTENERS = 64  # that are told of seals at a time
 _WAITING = 128  # requests at a time, these included, which ask for little
@@ -133,7 +134,7 @@ class Page:
     async def _seals(self, request: Request) -> Response:
         """A stream with an event for each round that a stage has sealed."""
         run = await self._named(request)
-        return _Events(self._news(run, await self._ask(partial(self._reader.sealed, run))), self._listeners)
+        return _events(self._news(run, await self._ask(partial(self._reader.sealed, run))), self._listeners)
 
     async def _news(self, run: bytes, before: list[int]) -> AsyncIterator[str]:
         tip, silent = b"", 0.0
@@ -186,7 +187,7 @@ class Page:
 
     async def _audit_events(self, request: Request) -> Response:
         run = await self._named(request)
-        return _Events(
+        return _events(
             self._audited(run, request.url.path.removesuffix("/audit/events"), self._guard.may_act(request)),
             self._listeners,
         )
@@ -276,22 +277,10 @@ class Page:
         return HTMLResponse(await self._ask(made), code)
 
 
-class _Events(StreamingResponse):
+def _events(events: AsyncIterator[str], listeners: trio.CapacityLimiter) -> Response:
     """Server-sent events, to so many listeners at a time."""
-
-    def __init__(self, events: AsyncIterator[str], listeners: trio.CapacityLimiter) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        self._listeners = listeners
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._listeners.acquire_on_behalf_of_nowait(self)
-        except trio.WouldBlock:
-            raise HTTPException(503, "too many pages listen for news: reload by hand") from None
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._listeners.release_on_behalf_of(self)
+    full = HTTPException(503, "too many pages listen for news: reload by hand")
+    return LimitedStream(events, "text/event-stream", listeners, full, {"X-Accel-Buffering": "no"})
 
 
 def _event(name: str, data: str) -> str:
