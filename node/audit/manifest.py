@@ -10,7 +10,7 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs
 from dlx.node.home.citation import Citation
 from dlx.node.home.formatting import bar
-from dlx.node.runs.fit import differences
+from dlx.node.runs.find import differences
 from dlx.training.data.shards import (
     MAX_MANIFEST_BYTES,
     DataError,

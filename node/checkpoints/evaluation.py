@@ -56,9 +56,9 @@ def evaluate_run(
 
     with (
         tempfile.TemporaryDirectory(prefix="dlx-evaluate-") as work,
-        open_sources(client, view.run, places, say, show) as all,
+        open_sources(client, view.run, places, say, show) as sources,
     ):
-        return evaluate(client.domain, view, version, Path(work), all, tasks, samples, device, wrong, show)
+        return evaluate(client.domain, view, version, Path(work), sources, tasks, samples, device, wrong, show)
 
 
 def evaluate(
@@ -85,11 +85,11 @@ def evaluate(
     mean = found["average"] and {"versions": found["average"], "model": found["model"]}
     if mean and tasks is None:
         found = pull(domain, view, found["version"], work / "sealed", sources, on_wrong, progress, averaged=False)
-    kept = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
-    kept["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
+    result = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
+    result["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
     if tasks is not None:
         progress("running the tasks")
-        return kept | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
+        return result | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
     (work / "blobs").mkdir()
     blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
     try:
@@ -110,12 +110,12 @@ def evaluate(
     except EvaluateError as error:
         raise Failure(str(error)) from error
     unit = "byte" if dataset.manifest.tokenizer == "bytes" and dataset.vocab_size == BYTE_VALUES else "token"
-    all_ = [
+    heldout = [
         {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
         | {"tokens": len(chosen) * length}
         for loss in losses
     ]
-    return kept | {"heldout": all_[0], "average": mean and mean | {"heldout": all_[1]}}
+    return result | {"heldout": heldout[0], "average": mean and mean | {"heldout": heldout[1]}}
 
 
 def _fetch(dataset: Dataset, sample: int, length: int, blobs: Blobs) -> None:

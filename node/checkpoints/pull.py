@@ -34,7 +34,7 @@ from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import Usage
 from dlx.training.recipe.usage import parse as parse_usage
 
-_LOOK_SECONDS = 2.0  # between two looks at a run that is followed
+_POLL_SECONDS = 2.0  # between two reads of a run that is followed
 
 
 def pull_run(
@@ -47,7 +47,7 @@ def pull_run(
     say: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
-    """`pull` with blobs from `places` and the run's peers. `show` hears each step, `say` what is worth keeping."""
+    """`pull` with blobs from `places` and the run's peers. `show` is told each step, `say` what is worth keeping."""
 
     def wrong(digest: bytes, where: str) -> None:
         say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
@@ -73,7 +73,7 @@ def follow(
             if not silent:
                 say(f"{error}; it is waited for")
             silent = True
-            pause(_LOOK_SECONDS)
+            pause(_POLL_SECONDS)
             continue
         over = summary(view, folders).state == "finished"
         newest = min(view.next_round(stage) for stage in range(view.config.stages))
@@ -84,7 +84,7 @@ def follow(
         elif over:
             return
         else:
-            pause(_LOOK_SECONDS)
+            pause(_POLL_SECONDS)
 
 
 def pull(
@@ -107,7 +107,7 @@ def pull(
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
-    hears of others. The folder appears complete or not at all. Raises Failure.
+    is told of others. The folder appears complete or not at all. Raises Failure.
     """
     if not view.created:
         raise Failure(
@@ -150,7 +150,9 @@ def pull(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     comparable = whole and mean == members(manifest.average, chosen)
-    others = [one | {"same": one["checkpoint"] == sums if comparable else None} for one in published(view, chosen)]
+    others = [
+        other | {"same": other["checkpoint"] == sums if comparable else None} for other in published(view, chosen)
+    ]
     return found | {"checkpoint": sums, "published": others}
 
 
@@ -193,7 +195,7 @@ class Beside(NamedTuple):
 
 
 def read_beside(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Beside:
-    """`progress` hears what is missing."""
+    """`progress` is told what is missing."""
     vocabulary, usage, whole, named = None, None, True, manifest.data.manifest
     try:
         content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()

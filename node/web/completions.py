@@ -28,10 +28,10 @@ from dlx.node.web.serving import LimitedStream
 if TYPE_CHECKING:
     from dlx.training.models.generate import Sampling, Writer
 
-MOST_BYTES = 1 << 20  # of a request
+MAX_BYTES = 1 << 20  # of a request
 WAITING = 16  # answers at a time, written in turns
 Piece = tuple[str, str | None]  # of an answer; with the last one, why it ends there
-_Text = Annotated[str, Meta(max_length=MOST_BYTES)]
+_Text = Annotated[str, Meta(max_length=MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Stops = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)]
 
@@ -199,8 +199,8 @@ async def _body(request: Request, kind: type[_AnyRequest]) -> _AnyRequest:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > MOST_BYTES:
-            raise Refused(413, f"more than {MOST_BYTES} bytes")
+        if len(data) > MAX_BYTES:
+            raise Refused(413, f"more than {MAX_BYTES} bytes")
     try:
         return msgspec.json.decode(bytes(data), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -47,7 +47,7 @@ def open_sources(
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[Source]]:
-    """The user's own folders, then those that nodes wrote, then the run's peers. `show` hears how far a download is.
+    """The user's own folders, then those that nodes wrote, then the run's peers. `show` is told how far a download is.
 
     Nodes' folders are peers that need no network: a wrong blob there is as little a finding as wrong bytes from afar.
     Raises UsageFailure for an own folder that is none, NotReady for one that may not be looked into.

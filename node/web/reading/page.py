@@ -1,4 +1,4 @@
-"""What the pages show, as plain data: made of index rows, facts and verdicts; no I/O, and no HTML."""
+"""What the pages show, as plain data: made of index rows, totals and verdicts; no I/O, and no HTML."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dlx.ledger.view.seal_log import taken
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.reading.coverage import Coverage
-from dlx.node.web.reading.draws import Drawn
-from dlx.node.web.reading.facts import Facts, Seen, Share
+from dlx.node.web.reading.drawn_work import Drawn
+from dlx.node.web.reading.totals import Counted, Share, Totals
 
-MOST_ROWS, MOST_CELLS = 100, 20_000  # of a window
+MAX_ROWS, MAX_CELLS = 100, 20_000  # of a window
 _BUCKETS = 120  # of the strip that shows the whole run
 _WORST = ("honest", "withheld", "false")
 
@@ -49,7 +49,7 @@ class StageCells(NamedTuple):
     cells: tuple[Cell, ...]
     counted: int
     possible: int
-    said: str  # all of it in words
+    summary: str  # all of it in words
 
 
 class GridRow(NamedTuple):
@@ -91,7 +91,7 @@ class MemberLine(NamedTuple):
 
     account: str
     member: Member | None
-    seen: Seen | None
+    work: Counted | None
 
 
 class RecordLine(NamedTuple):
@@ -127,7 +127,7 @@ class SealPage(NamedTuple):
 
 def window(total: int, slots: int, wanted: int | None) -> Window:
     """The rounds to show of a run: from `wanted` on, or the newest. `slots`: stages x replicas."""
-    size = max(5, min(MOST_ROWS, MOST_CELLS // max(1, slots)))
+    size = max(5, min(MAX_ROWS, MAX_CELLS // max(1, slots)))
     first = max(0, total - size) if wanted is None else min(wanted, max(0, total - 1))
     end = min(first + size, total)
     newer = None if end == total else end
@@ -137,7 +137,7 @@ def window(total: int, slots: int, wanted: int | None) -> Window:
 def grid(
     rows: Iterable[SealRow],
     stages: int,
-    facts: Facts,
+    totals: Totals,
     slots: Coverage,
     opened: Place,
     drawn: Drawn,
@@ -145,8 +145,9 @@ def grid(
 ) -> list[GridRow]:
     """The rounds of `rows`, which come by round and stage, newest first; `opened`: where the first of them opened."""
     findings: dict[tuple[int, int, int], str] = {}
-    for one in verdicts:
-        at, word = (one.report.round, one.report.stage, one.report.replica), one.finding.word
+    for verdict in verdicts:
+        report, word = verdict.report, verdict.finding.word
+        at = report.round, report.stage, report.replica
         findings[at] = max(findings.get(at, word), word, key=_WORST.index)
     columns = replica_columns(rows := list(rows), stages, slots)
     found = []
@@ -163,7 +164,7 @@ def grid(
                 number=number,
                 time=max(row.time for row in seals.values()),
                 loss=last.loss / MICRO if last and last.counted else None,
-                tokens=facts.tokens[number] if number < facts.rounds else 0,
+                tokens=totals.tokens[number] if number < totals.rounds else 0,
                 inner_steps=next((row.inner_steps for row in seals.values() if row.counted), None),
                 sealed=len(seals) == stages,
                 draw_known=round_drawn is not None,
@@ -183,20 +184,23 @@ def replica_columns(rows: Sequence[SealRow], stages: int, slots: Coverage) -> li
     return columns
 
 
-def strip(facts: Facts) -> list[Bucket]:
+def strip(totals: Totals) -> list[Bucket]:
     """The sealed rounds in a row of equal parts."""
-    count = min(_BUCKETS, facts.rounds)
-    ends = [number * facts.rounds // count for number in range(count + 1)] if count else [0]
-    return [Bucket(first, end, facts.share(first, end).part) for first, end in pairwise(ends)]
+    count = min(_BUCKETS, totals.rounds)
+    ends = [number * totals.rounds // count for number in range(count + 1)] if count else [0]
+    return [Bucket(first, end, totals.share(first, end).part) for first, end in pairwise(ends)]
 
 
-def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLine]:
+def member_lines(details: RunDetails, counted: Mapping[str, Counted]) -> list[MemberLine]:
     """Who holds a slot, by replica and stage, then who did, those counted last first."""
-    held_by = {member.account for member in details.members}
-    former = sorted((one for one in seen.items() if one[0] not in held_by), key=lambda one: -one[1].round)
+    present = {member.account for member in details.members}
+    former = sorted(
+        ((account, work) for account, work in counted.items() if account not in present),
+        key=lambda pair: -pair[1].round,
+    )
     return [
-        *(MemberLine(member.account, member, seen.get(member.account)) for member in details.members),
-        *(MemberLine(account, None, one) for account, one in former),
+        *(MemberLine(member.account, member, counted.get(member.account)) for member in details.members),
+        *(MemberLine(account, None, work) for account, work in former),
     ]
 
 
@@ -210,9 +214,9 @@ def seal_page(
     """`weights`: the hashes of weights and momentum after the seal, which an empty one does not name."""
     outcome, plan = sealed.outcome, sealed.outcome.plan
     of_statement: dict[bytes, list[ReportedVerdict]] = defaultdict(list)
-    for one in verdicts:
-        of_statement[one.report.statement].append(one)
-    convicted = {one.statement for one in convictions}
+    for verdict in verdicts:
+        of_statement[verdict.report.statement].append(verdict)
+    convicted = {conviction.statement for conviction in convictions}
     return SealPage(
         stage=sealed.stage,
         digest=sealed.digest.hex(),
@@ -273,10 +277,10 @@ def _stage(
         in_draw = steps is not None and drawn is not None and replica in drawn
         cells.append(Cell(kind, in_draw or finding != "", finding))  # who judges has seen the draw
     possible = (could | sum(1 << replica for replica in did)).bit_count()
-    return StageCells(tuple(cells), seal.counted, possible, _said(seal, cells, did, possible))
+    return StageCells(tuple(cells), seal.counted, possible, _summary(seal, cells, did, possible))
 
 
-def _said(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possible: int) -> str:
+def _summary(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possible: int) -> str:
     found = [f"{seal.counted} of {possible} counted" if seal.counted else "empty seal"]
     late = [str(replica) for replica, cell in enumerate(cells) if cell.kind == "late"]
     if late:

@@ -75,7 +75,7 @@ def found(findings: Callable[..., list[Finding]]) -> Callable[..., dict[str, str
 
 
 def test_a_folder_that_was_pulled_is_what_it_says(folder: Path, found: Callable[..., dict[str, str]]) -> None:
-    fine = dict.fromkeys(("files", "record", "manifest", "weights", "config"), "PASS")
+    fine = dict.fromkeys(("files", "ledger", "manifest", "weights", "config"), "PASS")
     assert found(folder) == fine
     assert found(folder, blobs=False) == fine | {"config": "WARN"}, "its tokenizer and template could be anybody's"
     settings, generation = (
@@ -181,7 +181,7 @@ def test_a_provenance_that_names_no_run_is_a_finding_without_asking_the_chain(
 ) -> None:
     (folder / "provenance.json").write_text(content)
     (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
-    assert said in only["said"] and (only["check"], only["verdict"]) == ("record", "FAIL")
+    assert said in only["said"] and (only["check"], only["verdict"]) == ("ledger", "FAIL")
     assert "FAIL  record" in dlx("verify", folder, code=1).stdout
 
 

@@ -180,7 +180,7 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(writer: Writer, path: str)
         ({"prompt": "a", "temperature": -1}, 400),
         ({"prompt": "a", "max_tokens": CONTEXT}, 400),
         ({"prompt": "a" * CONTEXT}, 400),
-        (b"x" * (module.MOST_BYTES + 1), 413),
+        (b"x" * (module.MAX_BYTES + 1), 413),
         ("[" * 100_000, 400),
     ],
 )

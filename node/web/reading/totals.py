@@ -18,7 +18,7 @@ from dlx.node.web.reading.coverage import Coverage
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes
 
 
-class Seen(NamedTuple):
+class Counted(NamedTuple):
     """What an account did."""
 
     counted: int  # contributions
@@ -38,7 +38,7 @@ class Share(NamedTuple):
         return self.counted / self.possible if self.possible else None
 
 
-class Facts:
+class Totals:
     """Of one run: of the rounds that all stages have sealed. `advance` reads what is new."""
 
     def __init__(self, run: bytes, stages: int, size: PayloadSize | None) -> None:
@@ -65,7 +65,7 @@ class Facts:
                 self._add(group, slots)
                 group = []
 
-    def members(self) -> dict[str, Seen]:
+    def members(self) -> dict[str, Counted]:
         """By account, of everybody who was ever counted."""
         counts: Counter[bytes] = Counter()
         last: dict[bytes, tuple[int, int]] = {}
@@ -73,7 +73,7 @@ class Facts:
             for account in _split(joined):
                 counts[account] += times
                 last[account] = max(last.get(account, (-1, 0)), self._last[joined])
-        return {checksum(account): Seen(count, *last[account]) for account, count in counts.items()}
+        return {checksum(account): Counted(count, *last[account]) for account, count in counts.items()}
 
     def share(self, first: int = 0, end: int | None = None) -> Share:
         """Of the rounds from `first` up to, not including, `end`."""
