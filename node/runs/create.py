@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlx.training.data.prepare import Preparation
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CreatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A created run; hashes in hex."""
 
     run: str  # 0x hex
@@ -55,7 +55,7 @@ def create_run(
     agree: Callable[[str], None],
     progress: Callable[[str], None] = lambda line: None,
     show: Callable[[str], None] = lambda line: None,
-) -> RunRecord:
+) -> CreatedRun:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
     `agree` hears which data will be public, and raises if it must not be; `progress` hears each step, `show` how
     far the data is.
@@ -78,7 +78,7 @@ def create_run(
     if not existed:
         progress("registering the run on the ledger")
         client.create_run(config_of(manifest), manifest.name, genesis_of(manifest))
-    return RunRecord(
+    return CreatedRun(
         run="0x" + run.hex(),
         name=manifest.name,
         creator=client.account,

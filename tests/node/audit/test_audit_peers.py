@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from dlx.node.home.errors import UsageFailure
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.host import Host
+from tests.blob_folders import copied, flip
 from tests.history_builder import History
 from tests.liars import Unchecked
 
@@ -50,9 +50,9 @@ def serve(honest_history: History) -> Iterator[Serve]:
 def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(
     honest_history: History, serve: Serve, tmp_path: Path
 ) -> None:
-    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    bad_folder = copied(honest_history, tmp_path / "bad")
     for digest in honest_history.payloads[0, 1]:
-        _flip(bad_folder, digest)
+        flip(bad_folder, digest)
     good, bad = serve(honest_history.blobs), serve(bad_folder)
     report = _audit(honest_history, [good, bad], tmp_path)
     assert str(report.verdict) == _PASSED, report.text()
@@ -61,9 +61,9 @@ def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(
 
 
 def test_a_payload_that_every_peer_gives_wrong_is_gone(honest_history: History, serve: Serve, tmp_path: Path) -> None:
-    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    bad_folder = copied(honest_history, tmp_path / "bad")
     digest = honest_history.payloads[1, 2][1]
-    _flip(bad_folder, digest)
+    flip(bad_folder, digest)
     bad = serve(bad_folder)
     report = _audit(honest_history, [bad], tmp_path)
     gone = [c for c in report.checks if c.verdict == "WARN"]
@@ -107,7 +107,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
 def test_exit_code_0_only_where_all_is_established(honest_history: History, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(audit_command.command)
-    folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
+    folder = copied(honest_history, tmp_path / "blobs")
     arguments = [
         *("--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url, "--blobs", str(folder)),
         *("--ledger", honest_history.ledger, "--datadir", str(tmp_path)),
@@ -115,7 +115,7 @@ def test_exit_code_0_only_where_all_is_established(honest_history: History, tmp_
     (folder / honest_history.payloads[0, 0][0].hex()).unlink()
     warned = CliRunner().invoke(app, arguments)
     assert warned.exit_code == 4 and "outer steps WARN" in warned.stdout
-    _flip(folder, honest_history.payloads[0, 0][1])
+    flip(folder, honest_history.payloads[0, 0][1])
     failed = CliRunner().invoke(app, arguments)
     assert failed.exit_code == 1 and "outer steps FAIL" in failed.stdout
     foreign = CliRunner().invoke(app, [*arguments, "--ledger", honest_history.registry])
@@ -218,10 +218,3 @@ def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
     finally:
         trio.from_thread.run_sync(scope.cancel, trio_token=tokens[0])
         thread.join(10)
-
-
-def _flip(folder: Path, digest: bytes) -> None:
-    path = folder / digest.hex()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)

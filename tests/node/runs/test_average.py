@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.draft import DraftModel, DraftRetention
 from dlx.training.recipe.recipe import Average
+from tests.blob_folders import copied
 from tests.history_builder import History, Network
 from tests.node.command import dlx
 
@@ -40,7 +40,7 @@ def history(history_network: Network) -> History:
 
 @pytest.fixture
 def blobs(history: History, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(history.blobs, tmp_path / "blobs"))
+    return copied(history, tmp_path / "blobs")
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
 from tests.history_builder import History
 from tests.node.command import dlx
+from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
-from tests.node.web.stated_run import RUN, STEPS, SilentClient, StatedRun
 
 pytest_plugins = ["tests.history_builder"]
 TOKEN = "a token of some length"

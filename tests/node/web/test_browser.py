@@ -20,8 +20,8 @@ from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
 from dlx.node.web.render import write_file
 from tests.ledger.ledger_logs import LEDGER
+from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
-from tests.node.web.stated_run import RUN, STEPS, SilentClient, StatedRun
 
 pytestmark = pytest.mark.slow
 

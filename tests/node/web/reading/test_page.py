@@ -21,7 +21,7 @@ from dlx.node.web.reading.page import percent
 from dlx.node.web.reading.reader import NotThere, Reader, RunPage
 from dlx.node.web.render import STATIC, render
 from tests.ledger.ledger_logs import LEDGER
-from tests.node.web.stated_run import RUN, STEPS, TOKENS, SilentClient, StatedRun, account
+from tests.node.stated_run import RUN, STEPS, TOKENS, SilentClient, StatedRun, account
 
 ALL = {0: STEPS, 1: STEPS}
 
@@ -252,7 +252,7 @@ def test_a_run_that_cannot_be_shown_hides_no_other(stated: StatedRun) -> None:
 
 def test_as_many_tokens_as_a_run_can_count_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, step, rounds = 100_000, (1 << 40) - 1, 41
-    monkeypatch.setattr("tests.node.web.stated_run.STEPS", steps)
+    monkeypatch.setattr("tests.node.stated_run.STEPS", steps)
     stated = StatedRun(1, 2, rounds, tokens_per_step=step)
     for replica in range(2):
         stated.join(replica)

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
@@ -17,8 +17,6 @@ from dlx.ledger.events import Event, EventPosition, Joined, RunCreated, RunOpene
 from dlx.ledger.index import snapshot
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.rebuild import RunReplay
-from dlx.ledger.rpc.headers import Header
-from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Outcome, Plan, Record, RunConfig
 from tests.ledger.ledger_logs import LEDGER, REGISTRY, encoded
 
@@ -135,13 +133,13 @@ def _name(*of: int) -> bytes:
     return bytes(one % 256 for one in of) * 8
 
 
-class SilentRpc(Rpc):
+class SilentRpc:
     """Of a chain node that says nothing."""
 
     def with_patience(self, seconds: float) -> Self:
         return self
 
-    def head(self) -> Header:
+    def head(self) -> NoReturn:
         raise LedgerUnavailable("nobody answers")
 
 
@@ -150,7 +148,7 @@ class SilentClient(LedgerClient):
 
     def __init__(self, stated: StatedRun) -> None:
         super().__init__("http://127.0.0.1:9", LEDGER, chain_id=stated.index.domain.chain_id)
-        self.rpc, self._stated = SilentRpc("http://127.0.0.1:9"), stated
+        self.rpc, self._stated = SilentRpc(), stated
 
     def open_index(self) -> EventIndex:
         return self._stated.index
